@@ -15,7 +15,7 @@
 /* An open file. */
 struct ob_input {
   int number;
-  uint64_t bytes; /* as many as there were when it was opened */
+  uint64_t bytes; /* the file's size when it was opened */
 };
 
 /* The functions below return 0, the system's errno, or one of these. */

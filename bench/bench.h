@@ -282,7 +282,7 @@ struct bench_table {
   const char *benchmark, *device; /* device: NULL, or its name */
   bool emulated;
   enum { BENCH_TEXT, BENCH_JSON, BENCH_CSV } format;
-  bool heads; /* are what is printed now */
+  bool heads; /* are the heads to be printed now */
   bool headed;
   size_t fields; /* of this line so far */
   struct ob_json json;

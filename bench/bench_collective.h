@@ -36,7 +36,7 @@ extern const struct bench_collective bench_collectives[]; /* by onebit_operation
  * its context. */
 struct bench_way {
   struct bench_case *test;
-  struct bench_variant variant;            /* what was asked of the plan */
+  struct bench_variant variant;            /* the requested schedule, wire and bits */
   const struct bench_algorithm *algorithm; /* NULL: it is a plan */
   onebit_plan_t plan;                      /* NULL as well: the library refused */
   char refusal[256];                       /* its message */

@@ -1,5 +1,5 @@
-/* Prints rows of the collectives, OSU's columns first, then ours; and measures what a call cannot
- * be faster than. */
+/* Prints rows of the collectives, OSU's columns first, then ours; and computes lower bounds of
+ * a call's time. */
 #include <math.h>
 
 #include "bench/bench_collective.h"

@@ -252,7 +252,7 @@ static void set_buffers(const struct onebit_plan *plan, const void *sendbuf, voi
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
   for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
     const struct ob_piece *piece = &plan->geometry.layout.piece[k];
-    size_t offset = k * piece->count * size; /* pieces of one buffer are all the same size */
+    size_t offset = k * piece->count * size; /* all pieces of one buffer have the same size */
     plan->inputs[k] = piece->valid ? (const char *)sendbuf + offset : NULL;
     plan->outputs[k] = piece->valid ? (char *)recvbuf + offset : NULL;
   }

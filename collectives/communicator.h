@@ -39,7 +39,7 @@ struct onebit_comm {
       agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;
   atomic_uint users; /* the caller's handle, plans and optimizers: the last one ends it */
-  uint64_t plans;    /* so far, by which they are numbered on all ranks */
+  uint64_t plans;    /* plans made so far, which numbers them equally on all ranks */
   double timeout;    /* seconds of a wait; INFINITY: no limit */
   struct ob_presence presence;
   _Atomic double noticed;                 /* when a wait was last told of on standard error */

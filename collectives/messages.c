@@ -254,7 +254,7 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
 
 void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t status) {
   ob_error(status, "from rank %d: %.200s", rank, onebit_last_error());
-  if (status == ONEBIT_ERROR_MESSAGE) /* also by a thread that moves the plans of others */
+  if (status == ONEBIT_ERROR_MESSAGE) /* a thread that moves others' plans comes here, too */
     __atomic_store_n(plan->refused, true, __ATOMIC_RELAXED);
   ob_steps_fail(plan, status);
 }

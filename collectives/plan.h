@@ -36,7 +36,7 @@ struct ob_plan_shape {
   /* A reduce-scatter or an allgather works on the shares of one list of pieces, cut by size as an
    * allreduce cuts them. A dense allgather then moves values as they are, finite or not. */
   bool of_segments;
-  bool among_hosts; /* other ranks' plans run on processors: messages are cut as theirs are */
+  bool among_hosts; /* others' plans run on processors, whose messages are cut that way */
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
   bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */

@@ -33,7 +33,7 @@
  * (collectives/ladder.h). */
 /* Sums of squares. */
 struct ob_norms {
-  double input;    /* what was added to the residual */
+  double input;    /* the values added to the residual */
   double residual; /* the residual after quantising */
   double value;    /* the compensated values, input and residual before */
   double lower;    /* what half as many bits would leave of those */

@@ -7,10 +7,9 @@
 #include "compression/blocks.h"
 #include "compression/levels.h"
 
-/* Words, of 32 elements, by which the copies are apart from the same place in a page. Large arrays
- * begin on one boundary; where a pass reads one copy and writes the other at the same distance from
- * it, the lines of both want the same set of the first-level cache, and reduce took a fifth longer
- * (docs/measured/processor.md). */
+/* The offset of the second copy, in words of 32 elements. Large arrays begin on a page; if a pass
+ * reads one copy and writes the other at the same offset in it, the lines of both are in the same
+ * set of the first-level cache, and reduce took a fifth longer (docs/measured/processor.md). */
 #define STAGGER 9
 
 static float *allocate_values(const struct ob_residual *residual, int copy) {

@@ -39,7 +39,7 @@ struct ob_cuda_state {
   uint32_t now;            /* which copy of residuals and results is the current one */
   uint32_t flags;          /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
   uint32_t server_flags;   /* OB_FLAG_LARGE, where a scale of the server's new residuals is */
-  uint32_t residual_flags; /* likewise of its current ones: what a call's flags begin with */
+  uint32_t residual_flags; /* likewise of its current residuals: with these a call's flags begin */
   uint32_t stop;           /* the call does not end well: nothing is applied */
   uint32_t refused;        /* a message was: as struct onebit_plan has it */
   float worker_scale, server_scale; /* of this call, where there is one scale */

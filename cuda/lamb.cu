@@ -46,7 +46,7 @@ static __device__ inline double ratio_of(const struct ob_cuda_lamb &lamb,
                              &lamb.limits);
     ratio = coefficient * factor;
   }
-  if (threadIdx.x == 0) { /* since then all threads have met */
+  if (threadIdx.x == 0) { /* now all threads have passed the barrier */
     lamb.coefficients[tensor.number] = coefficient;
     lamb.factors[tensor.number] = factor;
   }

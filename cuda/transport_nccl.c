@@ -89,7 +89,7 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
                                  cudaStream_t stream) {
   NCCL_TRY(state, ncclGroupStart());
   onebit_status_t status = add_to_group(state, batch, stream);
-  ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
+  ncclResult_t ended = ncclGroupEnd(); /* also after an error, since the thread is in the group */
   onebit_status_t finished = ob_nccl_finish(batch->comm, ended, "begin to send to the others");
   return status == ONEBIT_OK ? finished : status;
 }

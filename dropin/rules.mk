@@ -1,4 +1,4 @@
-# The libraries that stand before MPI and NCCL in a program that knows nothing of onebit: included
+# The libraries that are preloaded before MPI and NCCL into unmodified programs: included
 # by the Makefile, which has the objects (PRELOADED and those of MPI and NCCL).
 
 PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/libonebit-nccl.so)

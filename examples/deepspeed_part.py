@@ -38,7 +38,7 @@ def arrays_of(tensors, padding):
 
 
 def write_checkpoint(directory, tensors, steps, profile="deepspeed"):
-    """In a directory that is made where it is not there."""
+    """Writes into a directory, which is created if it does not exist."""
     counts = [np.size(tensor[0]) for tensor in tensors]
     deepspeed = {"default": False, "deepspeed": True}[profile]
     padding = sum(-n % 8 for n in counts) if deepspeed else 0  # of one rank that saves

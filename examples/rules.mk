@@ -14,7 +14,7 @@ $(BUILD)/examples/train_images: $(IMAGES)
 $(BUILD)/examples/train_words: $(call objects,examples/text.c examples/log_bilinear.c)
 $(TRAININGS): $(BUILD)/examples/train_main.o $(TRAINING)
 
-# All but the one that knows nothing of onebit.
+# All except the one that does not use onebit.
 $(filter-out %/train_plain,$(EXAMPLES)): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(OWN_LIBS) $(LIBS)

@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
     status = load(&job);
   if (status == ONEBIT_OK)
     status = train(&job);
-  if (status != ONEBIT_OK) { /* whoever started the job starts it again, from the checkpoint */
+  if (status != ONEBIT_OK) { /* the launcher starts the job again, from the checkpoint */
     fprintf(stderr, "%s: %s\n", onebit_status_string(status), onebit_last_error());
     MPI_Abort(MPI_COMM_WORLD, 1);
   }

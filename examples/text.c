@@ -22,7 +22,7 @@ typedef struct identity {
 
 typedef struct reader {
   text_t *text;
-  identity_t *seen; /* text->files of them */
+  identity_t *seen; /* an entry for each of text->files */
   char *words;
 } reader_t;
 

@@ -52,7 +52,7 @@ static int draw(uint64_t *state, float input[INPUTS]) {
   for (int i = 0; i < INPUTS; i++)
     input[i] = normal(state);
   for (int k = 0; k < CLASSES; k++) {
-    float value = 2 * normal(state); /* a wrong word now and then */
+    float value = 2 * normal(state); /* sometimes a wrong word */
     for (int i = 0; i < INPUTS; i++)
       value += teacher[k][i] * input[i];
     if (value > largest)

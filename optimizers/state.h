@@ -123,7 +123,7 @@ enum ob_content {
   OB_CONTENT_FLOATS,
   OB_CONTENT_PIECES,   /* floats where the bucket's parameters are, piece by piece */
   OB_CONTENT_BFLOATS,  /* bfloat16 */
-  OB_CONTENT_RESIDUAL, /* compensated values: what their scales leave out of them */
+  OB_CONTENT_RESIDUAL, /* compensated values, minus what their scales represent */
   OB_CONTENT_SENT,     /* the same, plus what was sent of them: signs times scales */
   OB_CONTENT_MESSAGES  /* the latest messages that have come: signs times scales */
 };

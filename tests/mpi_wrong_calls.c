@@ -267,7 +267,7 @@ static void miss_the_last(calling *call, bool late_fails) {
     MPI_Send(NULL, 0, MPI_BYTE, last, 0, MPI_COMM_WORLD);
   }
   CHECK(rank != last || !late_fails || code != MPI_SUCCESS, "it finds all well");
-  MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank has heard of it */
+  MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank learns of it */
   CHECK(sum(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
   MPI_Barrier(MPI_COMM_WORLD);
   /* now the last rank has been told */

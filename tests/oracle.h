@@ -123,7 +123,7 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
 /* ---- Weights of gradients (oracle_weigh.c) */
 
 struct oracle_weigher {
-  onebit_optimizer_options_t options; /* with the defaults of what is used here filled in */
+  onebit_optimizer_options_t options; /* including defaults of options that are used here */
   int ranks;
   size_t share; /* not 0: all tensors form one buffer, of which a rank reduces `share` elements */
   double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */

@@ -29,7 +29,7 @@ void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 struct oracle_zero_one {
   onebit_zero_one_adam_options_t options; /* with the defaults filled in */
   struct oracle_zero_one_clock clock;
-  int ranks, workers, each; /* workers: ranks, or hosts with so many ranks each */
+  int ranks, workers, each; /* workers: ranks, or hosts of `each` ranks */
   size_t tensors, total;
   size_t *first, *count; /* of each tensor in the arrays below */
   float *weight_decay, *factor;

@@ -33,7 +33,7 @@ struct trainee {
   int rank;
   void *parameters, *gradients; /* of the case's types */
   onebit_tensor_t tensors[TRAINEE_TENSORS];
-  onebit_optimizer_t optimizer; /* NULL: this build has no such optimizer yet */
+  onebit_optimizer_t optimizer; /* NULL: this build lacks the optimizer */
 };
 
 /* Collective. `start`: parameters are input_value's of this number. */

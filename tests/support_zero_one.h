@@ -14,7 +14,7 @@ struct zero_one_case {
   const struct adam_tensors *tensors;
   bool parts;        /* gradients are reported one by one, from the last on */
   bool still;        /* every 13th element never gets a gradient */
-  bool absent;       /* now and then a rank has no gradient of a tensor */
+  bool absent;       /* sometimes a rank has no gradient of a tensor */
   bool uncompressed; /* every other tensor is */
   /* When not 0, a gradient of poisoned_rank has this value in every other call. Excludes
    * `absent`. */

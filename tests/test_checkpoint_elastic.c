@@ -35,7 +35,7 @@ struct loading_run {
   const struct saved_parts *from;
   struct saved_parts *to;
   int steps;                                            /* to make afterwards */
-  unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* what rank 0 has then */
+  unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* rank 0's parameters at that time */
 };
 
 /* After the steps all ranks have the same parameters, unless they are apart. */

@@ -36,7 +36,7 @@ static void check_names(const struct names *wanted) {
 /* --- Saving and loading */
 
 struct files_run {
-  int steps; /* then it is saved; 0: it is loaded */
+  int steps; /* the step at which it is saved; 0: it is loaded */
   const char *path;
   onebit_status_t status[RANKS];
   char words[RANKS][256];

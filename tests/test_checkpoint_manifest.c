@@ -14,7 +14,7 @@ static const struct checkpoint_case two = {
 
 struct files_run {
   const struct checkpoint_case *what;
-  int steps;           /* then it is saved; 0: it is loaded */
+  int steps;           /* the step at which it is saved; 0: it is loaded */
   const char *path[8]; /* of each rank; NULL: the usual one */
   onebit_status_t wanted[8];
   const char *words[8]; /* where an error is wanted */

@@ -19,7 +19,7 @@ static const struct checkpoint_case two = {
 static struct directories directories;
 
 struct files_run {
-  int steps; /* then it is saved; 0: it is loaded */
+  int steps; /* the step at which it is saved; 0: it is loaded */
   onebit_status_t status[RANKS];
   char words[RANKS][256];
   bool unchanged[RANKS]; /* where loading failed */

@@ -260,7 +260,7 @@ Test(cost, messages_are_those_of_the_nearest_size) {
     ob_cost_choose(&costs, &task, &choice);
     cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.text);
   }
-  task.bits = 8; /* as many bytes: fewer elements */
+  task.bits = 8; /* as many bytes hold fewer elements */
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.chunk, 4 * 65536 / 8, "%s", choice.text);
   task.chunk = 4096;

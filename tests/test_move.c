@@ -340,7 +340,7 @@ struct row {
 
 struct run {
   const struct row *row;
-  int lost_at; /* STEPS: nobody is lost */
+  int lost_at; /* STEPS: no rank is lost */
   int lost, joined_at;
   onebit_comm_t fewer[RANKS], again[RANKS];
   double loss;

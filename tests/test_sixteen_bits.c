@@ -236,7 +236,7 @@ struct grown {
 static void start(struct grown *grown, onebit_comm_t comm) {
   onebit_tensor_t tensor = {grown->parameter, grown->gradient, PARAMETERS, 0, 0, 0};
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  options.warmup_steps = 1000; /* all of them */
+  options.warmup_steps = 1000; /* all steps */
   options.common.parameter_dtype = ONEBIT_FLOAT16;
   for (size_t i = 0; i < PARAMETERS; i++)
     oracle_store(grown->parameter, i, ONEBIT_FLOAT16, i % 2 ? 65000.0f : -65000.0f);

@@ -53,7 +53,7 @@ struct tool {
   const struct tool_option *options;
   const char *notes;    /* paragraphs after the options, or NULL */
   unsigned group;       /* the subcommand's bit, where rows have groups */
-  bool operands;        /* takes arguments that are no options */
+  bool operands;        /* accepts arguments that are not options */
   const void *defaults; /* a struct of values: --help says those of TOOL_COUNT and TOOL_FLOAT that
                            are in their range and not 0. NULL: it says none */
 };

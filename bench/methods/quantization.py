@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def make(model, optimizer, short):
-    # The hook waits in a thread of gloo's for an exchange of its own: one bucket, or none goes on.
+    # The hook waits in a thread of gloo for its own exchange: with several buckets it hangs.
     model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
     return model, optimizer, None

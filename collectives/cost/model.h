@@ -36,7 +36,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
 struct ob_phase {
   double near, far, elements, bytes; /* bytes: to each peer */
   double messages;                   /* to each peer */
-  double near_sends, far_sends;      /* messages to all of them */
+  double near_sends, far_sends;      /* messages to each of them */
 };
 
 struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,

@@ -163,7 +163,7 @@ void ob_host_begin(const struct onebit_plan *plan) {
   const unsigned parity = plan->state->calls & 1;
   plan->flight->host = (struct ob_host_call){
       .base = plan->state->calls * plan->geometry.chunks, .parity = parity, .awaited = -1};
-  ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
+  ob_host_end(plan); /* the previous call may never have been applied: ob_plan_apply */
   atomic_store_explicit(&page->flags[parity], 0, memory_order_relaxed);
   atomic_store_explicit(&page->agreed[parity], plan->flight->call.agreed, memory_order_relaxed);
   plan->state->calls++;

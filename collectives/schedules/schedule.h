@@ -36,7 +36,7 @@ struct ob_schedule_sizes {
 
 struct ob_schedule {
   size_t window; /* slots of messages; 0: one a chunk */
-  bool whole;    /* every message of an allreduce is about everything: there are no servers */
+  bool whole;    /* each message of an allreduce covers all elements: no servers */
 
   /* Fails unless this plan can use the schedule with its options. NULL: every plan can. */
   onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);

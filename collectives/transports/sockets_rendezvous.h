@@ -92,7 +92,7 @@ struct ob_rendezvous {
   uint64_t key[2];
   char (*addresses)[OB_ADDRESS_BYTES];
   struct ob_member *members; /* rank 0's, one a rank */
-  int root;                  /* the others' connection with rank 0; -1: none */
+  int root;                  /* the connection of the other ranks with rank 0; -1: none */
   bool joined;               /* rank 0 has this rank's address */
   struct ob_answer verdict;
   size_t verdict_done;

@@ -6,7 +6,7 @@ SPHINX_VENV  := $(BUILD)/site-venv
 SPHINX       ?= $(SPHINX_VENV)/bin/sphinx-build
 SITE_SOURCES := $(BUILD)/site-sources
 .PHONY: site site-tools
-# All that is missing is said before anything is installed.
+# Everything that is missing is reported before anything is installed.
 site-tools:
 	@$(if $(filter $(SPHINX_VENV)/%,$(SPHINX)),python3 -c 'import ensurepip' 2>/dev/null || missing=python3-venv,\
 	  command -v $(SPHINX) >/dev/null || missing=$(SPHINX)); \

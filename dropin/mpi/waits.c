@@ -108,7 +108,7 @@ int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what) {
     if (ob_queues_in_flight() > 0)
       ob_queues_backoff(idle);
     else
-      sched_yield(); /* as MPI_Wait does */
+      sched_yield(); /* as MPI_Wait also does */
     code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
   }
   if (code != MPI_SUCCESS)

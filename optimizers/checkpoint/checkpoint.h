@@ -41,7 +41,7 @@ struct ob_part_header {
   /* The fields from here to `rank` are the same in all parts of a checkpoint. */
   char kind[16];
   uint32_t library, profile;
-  uint32_t ranks, hosts; /* hosts: of a hierarchical schedule; 0: of no such */
+  uint32_t ranks, hosts; /* hosts: of a hierarchical schedule, or 0 */
   /* The first three of an optimizer, or the others of an outer step. */
   union {
     struct {

@@ -133,7 +133,7 @@ struct ob_sites {
   int asked, quorum;           /* asked: 0, by default */
   double patience;
   uint64_t built_bytes;
-  struct ob_site_group *groups; /* outer->groups of them */
+  struct ob_site_group *groups; /* an entry for each of outer->groups */
   size_t depth;                 /* rounds that a server keeps */
   size_t bytes;                 /* of the longest message */
   float *mean, *ahead;          /* scratch of the longest shard */

@@ -53,7 +53,7 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag,
   enum fate fate = strike_message(own, copy, &bytes);
   if (fate == IS_HELD)
     participant_sleep(own->held_until - participant_clock());
-  if (fate == IS_LOST) { /* to nobody */
+  if (fate == IS_LOST) { /* the message is lost */
     free(copy);
     return PMPI_Isend(data, 0, type, MPI_PROC_NULL, tag, comm, request);
   }

@@ -273,7 +273,7 @@ void participant_run(struct participant *participant, connect_function *connect)
   record->hash = job.hash;
   snprintf(record->message, sizeof record->message, "%s", onebit_last_error());
   if (left)
-    record->status = ONEBIT_SKIPPED; /* of no concern to anybody */
+    record->status = ONEBIT_SKIPPED; /* none of the others needs to know */
   release(&job);
   atomic_store(&record->state, ENDED);
 }

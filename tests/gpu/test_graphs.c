@@ -15,7 +15,7 @@
 
 #define WARMUP   2
 #define ATTEMPTS (WARMUP + REPLAYS)
-#define SPAN     20 /* parameters are compared after every so many replays */
+#define SPAN     20 /* parameters are compared after this many replays */
 #define SPANS    (REPLAYS / SPAN)
 #define RATE     2e-3f
 
@@ -112,7 +112,7 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 
 static struct rates { float *now, *pinned; /* one; one an attempt */ } no_rates;
 
-/* The calls' argument is then not looked at. */
+/* Returns NaN where the rate is in device memory, since the argument is then ignored. */
 static float argument_of(const struct learner *learner) {
   return learner->what->traits & RATE_THERE ? NAN : RATE;
 }

@@ -65,7 +65,7 @@ struct record {
   onebit_status_t status[TRAINING_RANKS][STEPS];
   onebit_outer_info_t info[TRAINING_RANKS][STEPS];
   float consensus[TRAINING_RANKS][ELEMENTS];
-  char directory[GPU_PATH]; /* for what is saved */
+  char directory[GPU_PATH]; /* for checkpoints */
 };
 
 /* --- A rank's ----------------------------------------------------------------------------------*/

@@ -26,7 +26,7 @@ struct record {
 };
 
 struct walk {
-  struct record *records; /* one a case and rank: what is expected */
+  struct record *records; /* expected results, for each case and rank */
   struct sample sample;
 };
 

@@ -59,7 +59,7 @@ struct training_record {
   onebit_status_t status[TRAINING_MOST_RANKS][TRAINING_MOST];
   onebit_optimizer_info_t info[TRAINING_MOST_RANKS][TRAINING_MOST];
   double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
-  char directory[GPU_PATH];                                 /* for what is saved */
+  char directory[GPU_PATH];                                 /* for checkpoints */
 };
 
 /* A rank's tensors and their optimizer: sizes around a word and a block, and zero; on a device

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
   for (; first < argc && argv[first][0] == '-'; first++)
     if (strcmp(argv[first], "--codec") == 0 && first + 1 < argc)
       setenv("ONEBIT_CODEC", argv[++first], 1);
-    else if (strcmp(argv[first], "--loopback") != 0) /* which says what is always so */
+    else if (strcmp(argv[first], "--loopback") != 0) /* its text describes every run */
       first = argc;
   if (first >= argc) {
     fprintf(stderr, "usage: onebit-replay [--loopback] [--codec NAME] DIR...\n");

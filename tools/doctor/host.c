@@ -125,7 +125,7 @@ void doctor_subtract(const struct doctor_host *before, struct doctor_host *after
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
 
 #define SEND_SECONDS  0.3
-#define RECEIVE_LIMIT 10.0 /* what is in the kernel's buffers drains at 10 Mbit/s in four */
+#define RECEIVE_LIMIT 10.0 /* the data in the kernel's buffers takes four at 10 Mbit/s */
 enum {
   CONNECT_LIMIT = 2, /* seconds, after which a connection that a firewall drops is given up */
   PIECE = 256 << 10  /* the most bytes of one call: a few of the kernel's buffers */

@@ -104,7 +104,7 @@ bool tune_can_write(const char *path);
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
-/* Run the program's modes, and return an exit status; run: everything of an mpirun. */
+/* Run the program's modes, and return an exit status; tune_run runs those under mpirun. */
 int tune_predict(const struct tune_options *options);
 int tune_predict_card(const struct tune_options *options);
 int tune_run(const struct tune_options *options);

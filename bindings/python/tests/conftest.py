@@ -19,7 +19,7 @@ import onebit  # noqa: E402
 
 
 def without_gloo(text):
-    """Gloo of torch 2.9 says on standard output who is connected."""
+    """Gloo of torch 2.9 prints on standard output which ranks are connected."""
     return "".join(line for line in text.splitlines(True) if not line.startswith("[Gloo]"))
 
 

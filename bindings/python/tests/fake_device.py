@@ -24,7 +24,7 @@ _lock = threading.RLock()
 
 
 class Stream:
-    """In place of torch.Stream."""
+    """Replaces torch.Stream."""
 
     def __init__(self, device=None):
         self.waiting = []  # (source, destination) of the copies that are not made yet

@@ -350,7 +350,7 @@ def train_alone(bits=(None, None), steps=30, error_feedback=True, **options):
 
 
 def close_to_plain(rank, size):
-    """Losses, and the bytes of a step: gradients once, parameters twice but for the root's."""
+    """Checks losses, and a step's bytes: gradients once, parameters twice except the root's."""
     plain, (loss, _) = train_alone()[0], train_alone((8, 4))
     without, _ = train_alone((8, 4), error_feedback=False)
     if rank == 0:

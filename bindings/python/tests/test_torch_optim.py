@@ -267,7 +267,7 @@ def test_bits_are_those_of_the_processor(comm, kind, dtype):
 
 @pytest.mark.parametrize("stage", ["auto", "host"])
 def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
-    """Torch's state has no master values: those of before are of no use."""
+    """Torch's state has no master values: the earlier ones are dropped."""
     import torch
 
     import onebit.torch

@@ -316,7 +316,7 @@ def local_failed(rank, size):
 
 
 def local_never(rank, size):
-    """Local steps are not taken where they would be wrong or are not wanted, and the line says why."""
+    """Local steps are not used where they would be wrong or are off, and the line says why."""
     Network.rate = rate_of(20.0)
 
     def check(run, why):
@@ -358,7 +358,7 @@ def local_never(rank, size):
 
 
 def thawed(rank, size):
-    """DistributedDataParallel has no bucket for a layer that is thawed: that is said, once."""
+    """DistributedDataParallel has no bucket for a layer that is thawed: one warning says so."""
     Network.rate, module = rate_of(0.01), network()
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)

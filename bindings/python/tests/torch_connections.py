@@ -86,7 +86,7 @@ def groups(rank, size):
 
 
 def of_another_backend(rank, size):
-    """A group that can exchange nothing by itself: its store is enough."""
+    """A group that cannot exchange anything itself is enough: only its store is used."""
     if "devices" not in inspect.signature(dist.Backend.register_backend).parameters:
         return  # before 2.0 torch has no groups that are made by their own processes alone
 
@@ -197,7 +197,7 @@ def falls_back(rank, size):
 
 
 def timeouts(rank, size):
-    """The process group's, unless something else is said."""
+    """The connections are the process group's by default."""
     short = dist.new_group(timeout=datetime.timedelta(seconds=77))
     default = dist.default_pg_timeout.total_seconds()
     assert [timeout_of(one, None) for one in (short, None)] == [77, default]
@@ -210,7 +210,7 @@ def timeouts(rank, size):
 
 
 def never_comes(rank, size):
-    # Seconds in which all others come, on a busy machine too.
+    # Seconds within which all other ranks arrive, even on a busy machine.
     rendezvous.GRACE_SECONDS, rendezvous.NOTICE_SECONDS = 3.0, 1.0
     for absent in size - 1, 0:
         dist.barrier()

@@ -81,7 +81,7 @@ def hook(rank, size):
 
 
 def widths(rank, size):
-    """By the optimizer, unless it is said; what is exchanged has as many bits."""
+    """The bits depend on the optimizer, unless they are given; exchanges use as many."""
     model = network()
     sgd, plain_sgd = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=m) for m in (0.9, 0))
     adam = torch.optim.AdamW(model.parameters())
@@ -109,7 +109,7 @@ def widths(rank, size):
 
 
 def normalised(rank, size):
-    """In the dense warm-up a result is the mean of what each rank makes of its gradients."""
+    """In the dense warm-up a result is the mean of the values that ranks compute from gradients."""
     state = onebit.torch.HookState(warmup_steps=4, normalise=True, bits=4)
     model, local = wrapped(state), network(torch.float32, 300, 4)
     squares, steps = 0, 0
@@ -157,7 +157,7 @@ def shortest_warmup(rank):
 
 
 def other_types(rank):
-    """A type that bits do not know is as without a hook. This gloo has no bfloat16, nor a model in
+    """A type that cannot be sent in bits is averaged as without a hook. This gloo has no bfloat16, nor a model in
     it: such a bucket is handed to the hook here."""
     state = onebit.torch.HookState(warmup_steps=1)
     bits, plain = (wrapped(one, torch.float64) for one in (state, None))

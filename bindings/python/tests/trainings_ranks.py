@@ -62,7 +62,7 @@ def train(model, optimizers, rank, loss=loss_of, steps=STEPS, after=lambda step:
 
 
 def judged(model, loss=loss_of):
-    """The loss on what was not trained on; all ranks must have the same model."""
+    """Returns the loss on held-out data; all ranks must have the same model."""
     module = getattr(model, "module", model)
     assert alike(torch.cat([one.detach().float().flatten() for one in module.parameters()]))
     with torch.no_grad():
@@ -166,7 +166,7 @@ CASES["beta1_of_0"] = of_optimizer(torch.optim.Adam, lr=3e-3, betas=(0.0, 0.9))
 
 
 class Recommender(nn.Module):
-    """DLRM's shape: rows of tables, of which a batch uses few."""
+    """A model of DLRM's shape: tables of which a batch uses few rows."""
 
     def __init__(self):
         super().__init__()
@@ -560,7 +560,7 @@ def plain(model, optimizer):
 
 
 def run(rank, name):
-    """Losses plain and compressed, how much less was sent than dense, and what was said."""
+    """Returns losses plain and compressed, the traffic saved, and the warnings."""
     wanted, taken = CASES[name](rank, plain), []
 
     def take(model, optimizer, *arguments, **options):
