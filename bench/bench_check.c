@@ -60,7 +60,7 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
                       size_t count, double *values, double *sizes) {
   const onebit_plan_info_t *info = &terms->info;
   for (size_t i = 0; i < count; i++) {
-    size_t sent = first + i - terms->sent_first; /* beyond the count, when before it; so are all */
+    size_t sent = first + i - terms->sent_first; /* these wrap below the first */
     size_t served = first + i - info->server_residual_start;
     size_t residual = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;

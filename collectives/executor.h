@@ -13,7 +13,7 @@
 #include "onebit/plan.h"
 
 struct ob_executor {
-  const char *codec;                 /* the name of what computes; NULL: the plan's codec does */
+  const char *codec;                 /* its name in a plan's info; NULL: the plan's codec's */
   const struct ob_memory *residuals; /* where residuals and sums of runs are */
   const struct ob_memory *messages;  /* where messages are, for the transport */
   bool shares_memory;                /* the ranks of a host add up there (schedules/host.h) */

@@ -223,7 +223,7 @@ struct ob_pass_sink {
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   const float *learning_rates, *weight_decays;
-  const float *rate_factors; /* NULL: 1; by which sums of rates are multiplied */
+  const float *rate_factors; /* factors of the sums of rates; NULL: 1 */
   const float *scalings;     /* NULL: 1 */
   const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;

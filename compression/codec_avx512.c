@@ -171,7 +171,7 @@ static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
 /* ob_code_of, of 8 bits: returns the level with the sign of the ratio, and where it is not 0. */
 static inline __m512i level_of_ratio(V ratio, __mmask16 *some) {
   const V smallest = _mm512_castsi512_ps(_mm512_set1_epi32((0x381 << 20) - (1 << 19))),
-          size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* no sign, of min |x| */
+          size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* 0xa: the least |x| */
   const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(size), _mm512_set1_epi32(1 << 19));
   *some = _mm512_cmp_ps_mask(size, smallest, _CMP_GE_OQ);
   return _mm512_ternarylogic_epi32(

@@ -180,7 +180,7 @@ enum ob_message_flag {
   OB_FLAG_HALF = 32,   /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
   OB_FLAG_WIDTH = 64,  /* and 128: the binary logarithm of the bits an element */
   OB_FLAG_CLIMB = 256, /* in a plan of several widths: the sender wants more bits */
-  OB_FLAG_STAY = 512   /* and it could not do with less */
+  OB_FLAG_STAY = 512   /* likewise: it needs at least as many bits */
 };
 
 #define OB_LADDER_FLAGS (OB_FLAG_CLIMB | OB_FLAG_STAY)

@@ -90,8 +90,8 @@ static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned
       value[i / 4][i % 4] = 0;
 }
 
-/* Computes the server's new state of an element, in place of the old, and in place of the mean the
- * value whose sign it sends. */
+/* Replaces the server's state of an element by its new state, and the mean by the value whose sign
+ * the server sends. */
 template <enum ob_serve_rule rule>
 static __device__ inline void serve(const struct ob_reduce_run &run, unsigned element,
                                     float *residual, float *value) {

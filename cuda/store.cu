@@ -7,8 +7,8 @@
  */
 #include "cuda/location.cuh"
 
-/* The scale as raw words that want signs only: as the conversions leave a sign alone, one of them
- * serves all elements. */
+/* Returns the scale as raw words to which only signs are added: the conversion does not depend on
+ * the sign, so it is made once for all elements. */
 template <onebit_dtype_t dtype> static __device__ inline uint32_t unsigned_word(float scale) {
   if (dtype == ONEBIT_FLOAT32)
     return ob_bits_of(scale);

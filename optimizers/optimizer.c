@@ -146,7 +146,7 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
   return ONEBIT_OK;
 }
 
-/* Checks and allocates what this rank can alone. */
+/* Makes the checks and allocations that need no other rank. */
 static onebit_status_t optimizer_prepare(onebit_optimizer_t optimizer,
                                          const struct ob_recipe *recipe,
                                          const onebit_tensor_t *tensors, size_t ntensors) {

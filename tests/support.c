@@ -288,7 +288,7 @@ static const char *json_string(const char *at) {
   while (at && *at && *at != '"') {
     if ((unsigned char)*at < ' ')
       return NULL;
-    at += *at == '\\' ? 2 : 1; /* what follows a backslash is not looked at */
+    at += *at == '\\' ? 2 : 1; /* skips the character after a backslash */
   }
   return json_word(at, "\"");
 }

@@ -70,8 +70,8 @@ double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts 
  * beside the exchange, whose parts are known: 0.13, 0.14, 0.32 and 0.57 ns.) */
 double ob_cost_of_mean(const struct ob_cost_model *model);
 
-/* Compressing and decoding a segment among `peers` that each reduce a part of it: an exchange, or
- * the part of a hierarchical call that is between hosts. */
+/* Returns the time of compressing and decoding a segment among `peers`, each of which reduces a
+ * part: in an exchange, or between the hosts of a hierarchical call. */
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
                            double segment, double peers, double before, double after);
 

@@ -27,8 +27,8 @@ typedef struct onebit_counters {
   uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by why: onebit_counters_reason */
   uint64_t bytes_sent;                      /* by the compressed calls of this rank */
   uint64_t bytes_dense;                     /* what the same calls had sent in full precision */
-  /* Blocking calls only, and over NCCL those that were timed on their stream; of the tensors that
-   * have been compressed: seconds in their dense calls and in their compressed ones. */
+  /* Seconds in dense and in compressed calls of tensors that have been compressed: of blocking
+   * calls and, over NCCL, of calls that were timed on their stream. */
   double seconds_dense, seconds_compressed;
   /* The same compressed calls, each with the median of its warm-up's dense seconds less its own and
    * less what deciding took. Below zero where compression costs more than it saves. */

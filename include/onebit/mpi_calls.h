@@ -1,22 +1,21 @@
 /*
  * Calls in the shape of MPI's: a program that sums gradients with MPI_Allreduce writes
- * ONEBIT_Allreduce instead, and 8 bits an element travel, with which every optimizer trains as with
- * dense sums; or as few as ONEBIT_BITS says, alike on all ranks: 1 is for sums that go to SGD with
- * momentum, while a program's own Adam trains worse with less than 8 (docs/preload.md). Nothing is
- * created and nothing destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator,
- * made by the first call and gone with MPI_Comm_free or MPI_Finalize.
+ * ONEBIT_Allreduce instead, and 8 bits an element are sent, with which every optimizer trains as
+ * with dense sums. ONEBIT_BITS, equal on all ranks, asks for fewer: 1 is for sums that go to SGD
+ * with momentum, while a program's own Adam trains worse with less than 8 (docs/preload.md). The
+ * program creates and destroys nothing: the plan of a tensor (onebit/plan.h) belongs to the
+ * communicator, is created by the first call, and ends with MPI_Comm_free or MPI_Finalize.
  *
- * Tensors. The residual belongs to a tensor, and a tensor is known by its two buffers, count,
- * type and operation, on each rank for itself: one pair of buffers for each. Before a program's
- * calls on a communicator repeat, each begins with a message of 32 bytes by which the ranks find
- * out which tensor it is of; a rank that gives other buffers than before takes no part in
- * compressing that call: all ranks make it with all values, as MPI does. Once they have seen the
- * same calls twice in the same order (a training step is a loop of less than 4096 calls) the place
- * in that order says it, and no message is needed, whatever the buffers are; where a rank's were
- * the same for eight calls and are others, the error kept so far is given up, since it may be
- * another tensor's. ONEBIT_Forget tells that a buffer will be used for another tensor. Buffers that
- * never return are of no tensor: while 128 have come only once, or 2^28 elements, calls on further
- * ones are made with all values.
+ * Tensors. The residual belongs to a tensor, which each rank identifies by its two buffers, count,
+ * type and operation: every tensor needs a pair of buffers of its own. Until a program's calls on a
+ * communicator repeat, each begins with a message of 32 bytes in which the ranks agree on its
+ * tensor; if a rank passes other buffers than before, all ranks make that call with full values, as
+ * MPI does. Once the ranks have seen the same calls twice in the same order (a training step is a
+ * loop of less than 4096 calls), the position in that order identifies the tensor, with no message,
+ * whatever the buffers are; if a rank's buffers change after eight equal calls, the residual is
+ * dropped, since it may be another tensor's. ONEBIT_Forget announces that a buffer will be used for
+ * another tensor. Buffers that are used only once belong to no tensor: after 128 of them, or 2^28
+ * elements, calls with further new buffers are made with full values.
  *
  * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
  * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one

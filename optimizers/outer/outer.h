@@ -162,7 +162,7 @@ struct onebit_outer {
   const struct ob_outer_exchange *exchange;
   const struct ob_outer_executor *executor;
   struct ob_outer_device *device; /* the executor's own */
-  bool on_host;                   /* the host has copies (ob_outer_to_host), and these */
+  bool on_host;                   /* the host has copies (ob_outer_to_host), below */
   void *array[OB_OUTER_ARRAYS];
   void *home[OB_OUTER_HOME_ARRAYS]; /* arrays in the memory that the parameters are in */
   const struct ob_codec *codec;

@@ -106,7 +106,7 @@ static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0
 
 static void nccl(void) { count(3, ranks_nccl, on_a_stream); }
 
-/* The host only waits where a message leaves. */
+/* The host waits only before it sends a message. */
 static void aware(void) { count(3, ranks_aware, on_a_stream); }
 
 /* Nobody's messages are to be opened, so that it is decided apart. */

@@ -72,8 +72,8 @@ void doctor_find_subnets(struct doctor_facts *facts);
 /* Returns the host's interface in a subnet; NULL: none is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
                                                    int subnet);
-/* The part of the traffic that took a subnet on a host, or with host -1 on all hosts; 0 where the
- * counters did not see the bulk transfer, as with RDMA. */
+/* Returns the part of the traffic that a host sent over a subnet, or with host -1 all hosts; 0 if
+ * the counters did not include the bulk transfer, as with RDMA. */
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 /* Returns the subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);

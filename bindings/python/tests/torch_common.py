@@ -72,7 +72,7 @@ def _run(rank, scenarios, names, size, path, begin, end):
 
 
 def run_scenarios(scenarios, begin=None, end=None, start="fork"):
-    """Runs the cases that the first argument of the program names, on as many ranks as the second says,
+    """Runs the cases that the program's first argument names, on as many ranks as the second says,
     which are processes that meet over gloo, or over the backends that begin() returns; each then
     calls end(names)."""
     with tempfile.TemporaryDirectory() as place:

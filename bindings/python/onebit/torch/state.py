@@ -315,8 +315,8 @@ class _Loaded:
         return np.where(rounded == now, masters, now)
 
     def part(self, rank, ranks, whole):
-        """The part that rank `rank` of `ranks` would have saved. whole: each rank's is known;
-        else what is not its own begins as another rank's, and residuals are left out."""
+        """Returns the part that rank `rank` of `ranks` would have saved. whole: the values of each
+        rank are known; otherwise those of another rank are taken, without residuals."""
         source = rank if rank in self.heads else min(self.heads)
         head, known = self.heads[source], whole or (rank == source)
         elements = int(self.firsts[-1])

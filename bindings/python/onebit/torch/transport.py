@@ -306,7 +306,7 @@ class Nccl:
         if not hasattr(library, "onebit_comm_create_nccl"):
             raise Error(Status.ERROR_UNSUPPORTED, f"{library._name} is built without NCCL")
         try:
-            # Names are looked for in what the library is linked to, too.
+            # The search for names includes the libraries that the library is linked to.
             found = library if hasattr(library, "ncclGetUniqueId") else ctypes.CDLL("libnccl.so.2")
         except OSError as reason:
             raise Error(Status.ERROR_UNSUPPORTED, f"NCCL is not here: {reason}") from None
