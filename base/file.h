@@ -26,7 +26,7 @@ enum { OB_INPUT_IRREGULAR = -1, OB_INPUT_CHANGED = -2 };
  * On failure there is nothing to close. */
 int ob_input_open(struct ob_input *input, int directory, const char *path);
 
-/* Reads exactly so many bytes. */
+/* Reads exactly `bytes` bytes, or fails. */
 int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_t bytes);
 
 void ob_input_close(struct ob_input *input);

@@ -88,8 +88,8 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
                                          struct bench_variant variant, onebit_device_t device);
 onebit_plan_info_t bench_plan_info(onebit_plan_t plan);
 
-/* Sets the numbers of calls: the options', or by default the size's; and what the job's progress
- * says of them. */
+/* Sets the numbers of calls from the options, or by default from the size, and updates the job's
+ * progress. */
 void bench_case_count(struct bench_job *job, const struct bench_case *test,
                       struct bench_rounds *rounds);
 

@@ -230,9 +230,8 @@ static int kernels_allocate(struct bench_passes *passes) {
              : bench_no_memory("elements on the device", passes->count);
 }
 
-/* Fills each slot with a message of random bits, or values: the messages of so many members, and of
- * the real one. Dense ones are all the same: they are long, and no kernel looks at their
- * contents. */
+/* Fills each slot with a message of random bits or values, from each member and from the rank
+ * itself. Dense messages are all equal: they are long, and no kernel depends on their contents. */
 static onebit_status_t kernels_fill_messages(const struct onebit_plan *plan,
                                              unsigned char *incoming, size_t members) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;

@@ -266,7 +266,7 @@ static void rows_fields(struct bench_table *table, const void *context) {
     bench_number(table, "of_best", "Of best", 10, 3, row->of_best);
 }
 
-/* Puts a row without measurements, for what the library refused. */
+/* Puts a row without measurements for a case that the library refused. */
 static void refused_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
   bench_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));

@@ -62,7 +62,8 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
 /* Memory for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_comm_make_names(onebit_comm_t comm);
 
-/* A tag for what the latest agreement was about: the same on all ranks, another after each one. */
+/* Returns a tag for the subject of the latest agreement: the same on all ranks, and a new one after
+ * each agreement. */
 int ob_comm_tag(onebit_comm_t comm);
 
 /* Begins a batch and counts its bytes. */

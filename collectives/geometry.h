@@ -26,7 +26,8 @@ struct ob_geometry {
   bool whole;   /* every message is about everything: one segment, sent as a result */
   bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
-  /* Bits an element: of what ranks send, and of what servers send back (ob_serve_width). */
+  /* Bits an element in messages that ranks send, and in those that servers send back
+   * (ob_serve_width). */
   unsigned width, result_width;
   /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride, base
    * being outgoing (to that member), incoming (from it), or results (its result, to all): two

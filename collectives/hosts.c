@@ -123,7 +123,7 @@ static int open_block(uint64_t name, int flags) {
 /* --- Blocks of killed processes: a process that is killed while its block has a name leaves the
  * name behind. A block is locked for as long as it has a name; the lock ends with the process. */
 
-/* Linux's; elsewhere there is no list to look at. */
+/* Linux lists the blocks here; other systems have no such list. */
 #define BLOCKS "/dev/shm"
 
 static bool is_block(const char *name) {

@@ -61,7 +61,7 @@ static double bound_below(const struct ob_norms *norms) {
   return part < 1 ? part / (1 - part) : INFINITY;
 }
 
-/* Decides at the end of a window what this rank asks for in the next call. */
+/* Decides, at the end of a window, the width for which this rank asks in the next call. */
 static void make_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
@@ -247,8 +247,8 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
 
 /* --- A budget ----------------------------------------------------------------------------------*/
 
-/* The residual over the input in 1, 2, 4 and 8 bits, of normal numbers (docs/ladder.md): what a
- * residual would be in another width than its own, by these. */
+/* Returns the residual over the input in 1, 2, 4 and 8 bits, for normal numbers (docs/ladder.md),
+ * from which the residual in another width is estimated. */
 static double residual_part(unsigned width) {
   return width == 1 ? 0.81 : width == 2 ? 0.37 : width == 4 ? 0.13 : 0.03;
 }

@@ -1,5 +1,5 @@
-/* The places of messages, their way between ranks, reading them, and what a rank knows by them: how
- * the call ends. */
+/* The places of messages, their transfer between ranks, reading them, and the end of a call, which
+ * is decided from their flags. */
 #include "collectives/messages.h"
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-/* Options of a plan: which values are sound, what the defaults are, and which schedule is taken. */
+/* Options of a plan: valid values, defaults, and the choice of the schedule. */
 #include <stdio.h>
 #include <string.h>
 

@@ -130,8 +130,8 @@ onebit_status_t ob_plan_return_residual(onebit_plan_t plan);
 /* The ranks have the same again: forgets that a message was refused. Errors: the executor's. */
 onebit_status_t ob_plan_accept(onebit_plan_t plan);
 
-/* Waits for what is on streams. The status of the first call since the last time that did not end
- * well, an error counting more than a skip. */
+/* Waits for work on streams. Returns the first status since the last time that was not ONEBIT_OK;
+ * an error counts more than a skip. */
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
 
 /* Applies and commits a call that ended well, if it was held, and waits for its outputs unless it

@@ -16,7 +16,7 @@
 struct ob_batch;
 struct ob_presence;
 
-/* Seconds that a transport waits at most before the watch is looked at again. */
+/* The most seconds that a transport waits before the watch is called again. */
 #define OB_WAIT_SLICE 0.02
 
 /* A wait: all zero when something has moved. */
@@ -49,8 +49,8 @@ bool ob_watch_count(struct ob_watch *watch);
 /* Waits for a batch that has begun, no longer than the timeout. `what` is for the error message. */
 onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what);
 
-/* The same where there is no communicator yet: nothing has moved since the last look at what `what`
- * names. ONEBIT_ERROR_TRANSPORT: it took too long. */
+/* Does the same before there is a communicator: the object named by `what` has made no progress
+ * since the last look. ONEBIT_ERROR_TRANSPORT: it took too long. */
 onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what);
 /* Watches a wait for a known rank: "rank 2 to join". */
 onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char *what,

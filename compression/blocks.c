@@ -187,7 +187,7 @@ static float blocks_floor_of(const struct ob_block_step *step, size_t b,
   return ob_moment_floor(times, step->work->codec->add_moments(moments, sample), sample, factors);
 }
 
-/* The moments of the block: what the run reads, and what it writes. */
+/* Sets the moments of the block: those that the run reads, and those that it writes. */
 static void point_to_moments(const struct ob_block_step *step, size_t b,
                              const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_residual *residual = step->residual;
@@ -362,8 +362,8 @@ static float blocks_undo_error(float value, float scale, float added, bool chang
   return ob_is_finite(before) ? before : 0;
 }
 
-/* Finds what the call has added to a block's errors by adding it to zeros. The scratch has a block
- * of zeros, one for the result, and its signs. */
+/* Finds the values that the call has added to a block's residual, by adding them to zeros. The
+ * scratch has a block of zeros, one for the result, and its signs. */
 static void find_added(const struct ob_block_step *step, size_t b, const struct ob_block *block) {
   const struct ob_work *work = step->work;
   const size_t full = work->layout->block;

@@ -81,7 +81,7 @@ constexpr unsigned pairs_a_tile = 8; /* that a lane has */
 
 /* --- Load */
 
-/* Returns whether what the lane has of the tile is finite. */
+/* Returns whether the lane's elements of the tile are finite. */
 template <onebit_dtype_t dtype>
 static __device__ inline bool load_dense(const void *input, float factor,
                                          const struct ob_block &block, bool aligned, unsigned first,
@@ -211,7 +211,7 @@ static __device__ inline void load_four(const uint16_t *input, unsigned first, u
     raw[j / 2] |= (first + j < valid ? (uint32_t)input[first + j] : 0) << j % 2 * 16;
 }
 
-/* Copies what the lane has of a tile. Returns whether it counts as finite. */
+/* Copies the lane's elements of a tile. Returns whether they count as finite. */
 template <onebit_dtype_t dtype>
 static __device__ inline bool put_tile(const uint16_t *input, const struct ob_block &block,
                                        unsigned first, bool aligned, float factor,

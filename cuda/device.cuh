@@ -393,7 +393,7 @@ constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
 /* Up to this number of sums, a block of few threads loads all of them at once. */
 constexpr size_t few_sums = OB_SUM_LANES;
 
-/* The sum by halving of what a thread has. */
+/* Adds a thread's values by halving. */
 template <unsigned count> static __device__ inline double halved(double (&values)[count]) {
   OB_UNROLL
   for (unsigned width = count / 2; width > 0; width /= 2)

@@ -1,4 +1,4 @@
-/* Around what the library does on a device. */
+/* Sets and restores the thread's current device around the library's work. */
 #ifndef OB_CUDA_ENTER_H
 #define OB_CUDA_ENTER_H
 

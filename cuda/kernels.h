@@ -80,11 +80,11 @@ struct ob_cuda_stamp {
 struct ob_cuda_plan {
   struct ob_geometry geometry;
   size_t max_blocks; /* in a message */
-  /* The results in flight always come to results[1]; ob_cuda_conclude copies them to results[0],
-   * where those of the last call are. Else it is the state that says which is which. */
+  /* The results in flight always go to results[1]; ob_cuda_conclude copies them to results[0],
+   * which holds those of the last call. Else the state says which copy is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
-  /* Member m is told of as origin + m * origin_step, which the host makes a rank of. */
+  /* Member m is reported as origin + m * origin_step, which the host converts to a rank. */
   size_t origin, origin_step;
   onebit_scale_t rule;
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
@@ -250,7 +250,7 @@ cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda
 
 /* --- The outer step, once in many local steps */
 
-/* Elements of a fragment, or of a piece of it: NULL what a pass does not take. */
+/* Elements of a fragment, or of a piece of it; NULL for arrays that a pass does not use. */
 struct ob_cuda_outer {
   float *consensus, *momentum, *drift;
   void *parameters;
@@ -274,7 +274,7 @@ cudaError_t ob_cuda_outer_update(struct ob_cuda_outer of, onebit_outer_rule_t ru
 cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
                               float mixing, cudaStream_t stream);
 
-/* The residual of what a plan sends, in that copy, to where the pieces are: float32. */
+/* Copies the residual of the values that a plan sends, of that copy, to the pieces, in float32. */
 cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const *pieces,
                                  cudaStream_t stream);
 

@@ -57,7 +57,7 @@ static onebit_status_t check_device(const struct onebit_optimizer *optimizer) {
                   "optimizer is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
 }
 
-/* Refuses captures of steps that depend on what the host has yet to learn. */
+/* Refuses captures of steps that depend on results that the host does not know yet. */
 static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                                      cudaStream_t stream) {
   if (!ob_cuda_is_capturing(stream))

@@ -287,7 +287,7 @@ static onebit_status_t staged_commit_residual(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The last state that came has what all of the server's kernels met. */
+/* The state received last has the flags of all the server's kernels. */
 static bool server_is_large(const struct onebit_plan *plan) {
   for (size_t slot = 0; slot <= plan->geometry.slots; slot++)
     if (plan->device->staging.seen[slot].server_flags & OB_FLAG_LARGE)

@@ -31,7 +31,7 @@ static __device__ void decide(const struct ob_cuda_plan &plan, const struct ob_c
   state->stop = stamp.failed || state->status != ONEBIT_OK;
 }
 
-/* Number y of the grid looks at the message of the member y + 1 places further. */
+/* Opens messages: row y of the grid opens that of the member y + 1 places further. */
 static __global__ void open_messages(const struct ob_cuda_plan plan,
                                      const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();

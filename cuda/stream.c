@@ -80,7 +80,8 @@ static onebit_status_t stream_follow(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The status of a call without a stream is its own: how those before it ended is looked at now. */
+/* Makes the status of a call without a stream its own: the outcome of earlier calls is read
+ * here. */
 static onebit_status_t stream_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   if (!plan->flight->call.on_stream)

@@ -180,7 +180,7 @@ static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t ch
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* A rank that fails here still sends what the others wait for. */
+/* After a failure this rank still sends the messages that others wait for. */
 bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_cuda_plan *window = &plan->device->host.window;
   cudaStream_t stream = plan->device->stream;

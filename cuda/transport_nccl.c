@@ -163,7 +163,7 @@ static void stage_messages(const struct ob_endpoint *endpoints, size_t count, un
   }
 }
 
-/* The endpoints of what lies on the device instead. */
+/* Points the endpoints to memory of the device instead. */
 static void place_endpoints(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
   for (size_t i = 0; i < count; i++) {
     endpoints[i].data = *at;

@@ -46,8 +46,8 @@ void ob_preload_refuse(const char *why);
  * an exit status of 0 a 1. Processes that are forked from it are left alone. */
 void ob_preload_judge_exit(bool (*went_well)(void));
 
-/* True if the call is too small to be looked at. Counting those costs a load and a store. A
- * negative count of MPI's, an error of the program's, is a very large one here, and found later. */
+/* True if the call is too small to be considered. Counting those costs a load and a store. A
+ * negative count, an error of the program, is a very large one here, and found later. */
 static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
   bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);
   if (small && operation == ONEBIT_ALLREDUCE)

@@ -150,8 +150,8 @@ struct ob_method {
   bool divides;
   enum ob_serve_rule serve_rule; /* the rule by which servers reduce messages */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
-  /* Creates what the optimizer needs besides the buckets, once these are made: collective. NULL:
-   * nothing. */
+  /* Creates further objects of the optimizer after the buckets: collective. NULL: there are
+   * none. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
   /* The plans of a bucket, from the shapes of the usual two: collective. NULL: these. */
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,

@@ -92,7 +92,7 @@ onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *da
 
 /* --- An optimizer moved ------------------------------------------------------------------------*/
 
-/* Checks what this rank knows before any message. */
+/* Makes the checks of this rank that need no message. */
 static onebit_status_t move_check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)

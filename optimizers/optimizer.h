@@ -109,7 +109,7 @@ struct ob_optimizer_executor {
   /* In an open step on streams: puts further work of the step behind the caller's stream, and
    * finish makes the caller's stream wait for the step. NULL: the executor has no streams. */
   onebit_status_t (*follow)(struct onebit_optimizer *optimizer, void *stream);
-  /* The call is about to start: what the executor has to add to it. */
+  /* Adds the executor's part to the call that is about to start. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              struct ob_call *call);
   /* Called when all buckets' exchanges have ended, or are on the stream, before anything is

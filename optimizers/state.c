@@ -320,7 +320,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   }
 }
 
-/* Means over ranks are rounded to what moments are kept in. */
+/* Rounds means over ranks to the type in which moments are stored. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
   const struct ob_memory *memory = ob_plan_memory(section->plan);

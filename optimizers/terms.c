@@ -142,7 +142,7 @@ onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t 
 /* --- Parameters compared: ranks agree on a fingerprint of all tensors together, and only if it
  * differs on one of each tensor. */
 
-/* Bytes that are brought to the host and looked at together. */
+/* The bytes that are copied to the host and checked at once. */
 #define PIECE ((size_t)1 << 18)
 
 /* Tensors in one agreement. */

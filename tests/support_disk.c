@@ -63,7 +63,7 @@ static void find_path(char to[PATH], int directory, const char *name) {
     abort();
 }
 
-/* Keeps what the path names. */
+/* Keeps the file that the path names. */
 static void keep(struct event *event, const char *path) {
   snprintf(event->residual, sizeof event->residual, "%s/%ld", disk.shadow, disk.links++);
   if (link(path, event->residual) != 0)

@@ -57,7 +57,8 @@ void irregular_remove(enum irregular kind, const char *path);
 /* Room for the path of a file in a temporary directory. */
 #define PATH_ROOM 512
 
-/* Makes a directory of its own under $TMPDIR, or /tmp; removes it with what is in it. */
+/* Makes a directory of its own under $TMPDIR, or /tmp; the other function removes it with its
+ * contents. */
 void scratch_create(char path[PATH_ROOM]);
 void scratch_remove(const char *path);
 

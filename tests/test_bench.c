@@ -320,7 +320,8 @@ Test(bench, statistics_of_few_samples) {
   cr_expect_eq(bench_ratio(a, b, 3, scratch).median, 1);
 }
 
-/* Returns what is printed of a measurement that began so many seconds ago; a quarter is done. */
+/* Returns the progress line of a measurement that began this many seconds ago, when a quarter is
+ * done. */
 static const char *progress_after(double seconds, bool open) {
   static char text[1000];
   struct bench_progress progress = {

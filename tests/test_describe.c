@@ -146,8 +146,8 @@ static onebit_plan_t compressed_plan(const struct subject_alone *alone) {
   return alone->optimizer->buckets[alone->optimizer->tensors[0].bucket].bits;
 }
 
-/* Gives tensor `tensor` a residual of so many times its momentum, and the others one as large as
- * theirs. */
+/* Gives tensor `tensor` a residual of `ratio` times its momentum, and the others one of equal
+ * size. */
 static void make_errors(struct subject_alone *alone, size_t tensor, double ratio) {
   onebit_plan_t plan = compressed_plan(alone);
   float *error = allocate((SUBJECT_TENSORS - 1) * SUBJECT_LENGTH, sizeof *error);

@@ -98,7 +98,8 @@ Test(rules, bytes_are_what_a_rank_gives) {
   cr_assert(compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
 }
 
-/* Calls below the least count are never looked at: it must not be above any that is compressed. */
+/* Calls below the least count are ignored: it must not exceed the count of any call that is
+ * compressed. */
 Test(rules, nothing_below_the_least_count_is_compressed) {
   static const char *const texts[] = {
       "",

@@ -112,7 +112,7 @@ static bool is_for(const struct collective_case *what, bool overflows) {
   return what->hosts > 1 && (what->options.scale == ONEBIT_SCALE_RMS || !overflows);
 }
 
-/* `overflows`: what the oracle must say of step 1, where anything is served by someone. */
+/* `overflows`: whether the oracle's step 1 overflows, if any rank serves elements. */
 static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, bool overflows) {
   for (size_t k = 0; k < SPLITS; k++)
     for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -4,7 +4,7 @@
 enum { ELEMENTS = 1 << 20 };
 static const double bits[] = {32, 8, 1};
 
-/* A link, and what this rank's exchanges take longer. */
+/* A link, and by how much this rank's exchanges take longer. */
 struct link {
   double rate, latency, extra; /* bytes a second, seconds */
   size_t calls, elements;      /* of all calls together */

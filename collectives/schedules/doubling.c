@@ -121,7 +121,7 @@ static void doubling_build(struct onebit_plan *plan, bool decided) {
     ob_steps_add(plan, OB_STEP_REDUCE_WHOLE, 0);
 }
 
-/* Whole strides travel, so that what a round moves lies in one piece. */
+/* Whole strides are sent, so that all bytes of a round are contiguous. */
 static void doubling_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   ob_schedule_allgather.sizes(plan, sizes);
   sizes->wire_bytes = (plan->geometry.members - 1) * plan->geometry.stride;

@@ -139,7 +139,7 @@ static void tell_flags(const struct onebit_plan *plan) {
                         memory_order_relaxed);
 }
 
-/* Takes note of what the other ranks of the host know. */
+/* Records the flags that other ranks of the host have received. */
 static void hear_flags(const struct onebit_plan *plan) {
   const struct ob_host *host = &plan->host;
   const unsigned parity = plan->flight->host.parity;

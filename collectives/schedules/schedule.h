@@ -54,7 +54,8 @@ struct ob_schedule {
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                    size_t capacity);
 
-  /* Seconds by the model, but for what a call takes whatever its size. NULL: another row's. */
+  /* Returns the seconds by the model, except those that a call takes at any size. NULL: those of
+   * another row. */
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
 };
 

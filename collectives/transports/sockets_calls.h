@@ -70,7 +70,7 @@ const char *ob_net_reason(int code, char text[OB_NET_REASON]);
 /* Reports a call that has failed by errno: "sockets: accept: Too many open files: ...". */
 onebit_status_t ob_net_failed(const char *call);
 
-/* Raises the number of files that this process may open to what the administrator allows. */
+/* Raises the number of files that this process may open to the limit set by the administrator. */
 void ob_net_raise_limit(void);
 
 /* A hook of tests, called before each call with its name: a result other than 0 is the error with

@@ -12,7 +12,7 @@
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 
-/* Windows of 640 kB each on so many connections fill 500 Mbit/s at 80 ms (5 MB). */
+/* Windows of 640 kB each on this many connections fill 500 Mbit/s at 80 ms (5 MB). */
 /* Connections of two ranks. By TCP's classic rule 8 of them carry less than a link of 40 Mbit/s at
  * 80 ms with 0.1 % lost, 16 fill it; many ranks have few open files each. */
 #define DEFAULT_STREAMS 16

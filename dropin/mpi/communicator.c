@@ -50,7 +50,7 @@ static bool largest_of_ranks(void *context, int64_t *values, int count) {
   return ob_largest(attached->comm, values, count) == MPI_SUCCESS;
 }
 
-/* Allocates first what a rank alone can fail to get: then all ranks learn of it. */
+/* Allocates first the memory that this rank alone can fail to get: then all ranks learn of it. */
 static bool mpi_communicator_allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
   return *attached &&

@@ -181,7 +181,7 @@ static struct presence presence_find(int rank, int size) {
   return result;
 }
 
-/* Withdraws what this rank has published. Local. */
+/* Withdraws the names that this rank has published. Local. */
 static void presence_end(void) {
   struct handlers handlers = hold_errors();
   if (presence.published)

@@ -1,7 +1,5 @@
-/*
- * libonebit-mpi.so: stands before the MPI library of a program that knows nothing of onebit, and
- * compresses those of its collectives that rules allow. All else goes on to MPI as it came.
- */
+/* libonebit-mpi.so: is loaded before the MPI library of an unmodified program, and compresses those
+ * of its collectives that rules allow. All other calls go to MPI unchanged. */
 #ifndef OB_DROPIN_MPI_PRELOAD_H
 #define OB_DROPIN_MPI_PRELOAD_H
 

@@ -25,7 +25,7 @@
 #include "base/memory.h"
 #include "dropin/mpi/communicator.h"
 
-/* An exchange in flight, and what the record will learn of it. */
+/* An exchange in flight, and the data for the record. */
 struct ob_flight {
   struct ob_flight *next;
   MPI_Request request; /* the program's */

@@ -247,7 +247,7 @@ void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream);
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
-/* Forgets a tensor that will be gone. */
+/* Removes the timers of a tensor that is about to be destroyed. */
 void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor);
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 

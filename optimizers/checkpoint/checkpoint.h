@@ -152,7 +152,7 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
 onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
                                      const struct ob_part_section **section);
 
-/* `count` of what the section has, from number `first` on. Only reading a file can fail. */
+/* Copies `count` elements of the section, from number `first` on. Only reading a file can fail. */
 onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
                              uint64_t first, size_t count, void *values);
 

@@ -238,7 +238,8 @@ static onebit_status_t missing_error(enum ob_saved what, uint64_t element) {
                   element, ob_saved_rows[what].name);
 }
 
-/* Adds what one part has of the elements to the sums, and counts it; how many there were. */
+/* Adds one part's values of the elements to the sums, and counts them; returns how many there
+ * were. */
 static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
                                 const struct ob_range *range, bool dry, size_t *found) {
   const uint64_t end = range->first + range->count;

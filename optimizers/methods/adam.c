@@ -201,7 +201,7 @@ static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_
   return ob_step_note(optimizer, ob_plan_test(plan, true));
 }
 
-/* Adds up in the order of the ranks, so that all come to the same sum. */
+/* Adds in the order of the ranks, so that all get the same sum. */
 static void gather_sums(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   wait_for(optimizer, own->sums);

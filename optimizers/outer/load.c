@@ -172,7 +172,7 @@ static onebit_status_t load_parameters(struct loading *loading, struct ob_fragme
   return status;
 }
 
-/* Reads what this rank has of a residual, each element to its place among the values. */
+/* Reads this rank's elements of a residual to their places among the values. */
 static onebit_status_t load_extents(struct loading *loading, const struct ob_fragment *fragment,
                                     enum ob_saved what) {
   for (size_t k = 0; k < fragment->pieces; k++) {

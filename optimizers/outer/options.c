@@ -163,7 +163,8 @@ onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_s
   return count ? exchange->import_residual(fragment, what, scratch) : ONEBIT_OK;
 }
 
-/* The residual of what this rank sends, unless it travels; and the outer momentum. */
+/* Adds the norm of the residual of values that this rank sends, unless an exchange is in flight;
+ * and that of the outer momentum. */
 static onebit_status_t info_add_norms(const struct ob_fragment *fragment, float *values,
                                       onebit_outer_info_t *info) {
   const struct onebit_outer *outer = fragment->outer;

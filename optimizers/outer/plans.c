@@ -59,7 +59,7 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-/* The pointers to where a device finds them; memory for what couples two plans. */
+/* Copies the pointers to the device, and allocates memory by which two plans are coupled. */
 static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const struct ob_memory *memory = outer->executor->memory;

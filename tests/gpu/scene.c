@@ -231,7 +231,7 @@ static unsigned char *messages_on_device(struct scene *scene, unsigned char *mes
   return ON_DEVICE(scene, messages);
 }
 
-/* The plan again, as the kernels are told. */
+/* Describes the plan for the kernels. */
 static void tell_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   size_t max_blocks = scene->device.max_blocks;

@@ -4,7 +4,7 @@
 
 #include "tests/gpu/plans.h"
 
-/* From four ranks on, what each sends to all is passed on in rounds. */
+/* From four ranks on, messages of each rank to all are passed on in rounds. */
 enum { CALLS = 6, KINDS = 7, SIZE = 4 };
 
 /* The last: squares of float32 overflow. The middle one is beyond what a sum is safe of. */
