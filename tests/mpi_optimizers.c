@@ -253,8 +253,8 @@ Test(mpi_checkpoint, fails_together) {
 
 enum { COUNT = 1000, H = 3, DRIFTS = 8 * H };
 
-/* A rank is a site, and each drifts by its own constant: with a quorum of all, where none is left
- * out but all may be late, they end where the mean of all drifts leads. */
+/* Each rank is a site that drifts by its own constant. With a quorum of all sites none is left out,
+ * though all may be late, and they end at the sum of the mean drifts. */
 static void drift(onebit_comm_t between, void *context) {
   const int site = onebit_comm_rank(between), sites = onebit_comm_size(between);
   const int *quorum = context;

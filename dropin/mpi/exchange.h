@@ -245,10 +245,10 @@ void ob_operation_spare(struct ob_operation *operation);
 
 /* ---- waits.c: bounded by ONEBIT_TIMEOUT, as collectives/watch.h has it ---- */
 
-/* Waits for a request of MPI's, and moves the operations in flight meanwhile: other ranks may wait
- * for them before they take part. So no blocking call of MPI will do, and since those do not match
- * nonblocking ones, all ranks make nonblocking ones. Returns an MPI error code; MPI_ERR_OTHER: a
- * rank has not come, which the message of onebit_last_error names where the communicator has a
+/* Waits for a request of MPI's, and moves the operations in flight meanwhile, since other ranks may
+ * wait for these before they take part. A blocking call of MPI would not move them; as it does not
+ * match a nonblocking one either, all ranks make nonblocking calls. Returns an MPI error code;
+ * MPI_ERR_OTHER: a rank did not arrive, which onebit_last_error names if the communicator has a
  * queue. */
 int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
 

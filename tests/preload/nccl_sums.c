@@ -79,7 +79,7 @@ static void feed_back(int captured_from) {
 void feedback(void) { feed_back(STEPS); }
 void graph_feedback(void) { feed_back(STEPS / 2); }
 
-/* Averages of a 16-bit type, whose 0.5 has the bits `half`. */
+/* Averages values of a 16-bit type, in which `half` is 0.5. */
 static void average(const char *what, ncclDataType_t type, uint16_t *mine, int step,
                     uint16_t half) {
   uint16_t *words = (uint16_t *)(void *)host;
