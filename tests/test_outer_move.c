@@ -5,6 +5,8 @@
  */
 #include "optimizers/outer/outer.h"
 #include "tests/support_outer.h"
+#include <sched.h>
+#include <stdatomic.h>
 
 enum { RANKS = 4, STEPS = 11 };
 
@@ -253,7 +255,8 @@ Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
 
 struct loss {
   onebit_outer_options_t options;
-  int size, step; /* before which the last rank ends */
+  int size, step;      /* before which the last rank ends */
+  atomic_int finished; /* ranks that have made the steps before it */
   float x[RANKS][OUTER_ELEMENTS];
 };
 
@@ -283,7 +286,10 @@ static void lose_one(onebit_comm_t comm, void *context) {
   struct outer_trained *it = outer_begin(comm, &loss->options);
   for (int number = 1; number < loss->step; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  atomic_fetch_add(&loss->finished, 1);
   if (it->rank == loss->size - 1) {
+    while (atomic_load(&loss->finished) < loss->size)
+      sched_yield();
     onebit_comm_abort(comm);
     onebit_outer_destroy(it->outer);
   } else {
