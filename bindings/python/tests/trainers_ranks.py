@@ -197,18 +197,21 @@ def lightning_local(rank, size):
     assert len(local.validated) == 1 and alike(bits(module))
 
 
+class Model(nn.Module):
+    """A model as transformers' Trainer wants it."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, points, labels):
+        found = self.network(points)
+        return {"loss": nn.functional.mse_loss(found, labels), "logits": found}
+
+
 def transformers_local(rank, size):
     """An evaluation has the same model on all ranks, and the best one, loaded at the end, stays what it was."""
     import transformers
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network()
-
-        def forward(self, points, labels):
-            found = self.network(points)
-            return {"loss": nn.functional.mse_loss(found, labels), "logits": found}
 
     class Local(LocalSteps, transformers.TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **_):
@@ -237,15 +240,6 @@ def transformers_local(rank, size):
 
 def transformers(rank, size):
     import transformers
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network()
-
-        def forward(self, points, labels):
-            found = self.network(points)
-            return {"loss": nn.functional.mse_loss(found, labels), "logits": found}
 
     random = torch.Generator().manual_seed(5)
     points = torch.randn(STEPS * 16, 20, generator=random)
