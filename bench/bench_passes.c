@@ -64,7 +64,7 @@ static int passes_run_compress(const struct bench_entry *entry) {
 static int passes_run_reduce(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   struct ob_residual *server = &passes->plan->state->server;
-  struct ob_view in[1024]; /* room for the most that --streams allows */
+  struct ob_view in[1024]; /* the largest number that --streams allows */
   passes->work.stream = passes->plan->state->work.stream;
   passes->work.streams = entry->streams;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {

@@ -160,7 +160,7 @@ static void staged_host_destroy(const struct onebit_plan *plan) {
 /* --- Copies ------------------------------------------------------------------------------------*/
 
 /* Copies `count` segments from `segment` on between the window on the device and a rank's block.
- * Both have room for the longest message; bytes past the end of a shorter one have no meaning. */
+ * Both have memory for the longest message; bytes past the end of a shorter one have no meaning. */
 static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *there, size_t rank,
                                size_t segment, size_t count, size_t chunk, bool down) {
   const struct ob_geometry *window = &plan->device->host.window.geometry;

@@ -399,7 +399,7 @@ static void serve_share(const struct oracle_adam *adam, const struct oracle_exch
 }
 
 /* Sends every worker's gradients to the servers, which keep the momentum. In mode STEP the steps
- * are sent back in bits. */
+ * are sent back compressed. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
   float **inputs = oracle_inputs(adam, exchange, own_share, given);

@@ -157,7 +157,7 @@ def shortest_warmup(rank):
 
 
 def other_types(rank):
-    """A type that cannot be sent in bits is averaged as without a hook. This gloo has no bfloat16, nor a model in
+    """A type that cannot be compressed is averaged as without a hook. This gloo has no bfloat16, nor a model in
     it: such a bucket is handed to the hook here."""
     state = onebit.torch.HookState(warmup_steps=1)
     bits, plain = (wrapped(one, torch.float64) for one in (state, None))

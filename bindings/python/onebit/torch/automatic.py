@@ -30,7 +30,7 @@ from onebit.torch.remainder import SavedHook, moments_of, records, save_with, ta
 from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
-# What keeps a training from local steps, with which ranks differ; of several the last that was seen.
+# An obstacle keeps a training from local steps, in which ranks differ; the last one seen is reported.
 _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
     None, "local_steps=False", "not all parameters are of one optimizer that has a form in one bit",
     "find_unused_parameters", "a GradScaler, whose skipped steps would be each rank's own", "join()")
