@@ -1,13 +1,13 @@
 /*
- * onebit-bench SUBCOMMAND [options]: finds the benchmark and gives it its ranks; MPI's processes,
- * and MPI's own dense collectives to compare with, by each of the algorithms that the library has,
- * side by side in one launch.
+ * The main program of onebit-bench: it finds the benchmark and gives it its ranks. Ranks that are
+ * MPI's processes can also time MPI's own dense collectives, with each algorithm that the MPI
+ * library has, in the same launch.
  *
- * Open MPI's coll/tuned looks at its variable coll_tuned_allreduce_algorithm (and its like) when a
- * communicator is made, if coll_tuned_use_dynamic_rules was set before MPI_Init. So: write the
- * variable through MPI's tool interface, duplicate MPI_COMM_WORLD, write the next. Each duplicate
- * keeps its algorithm. Other libraries do not have the variable, and only their own choice is
- * measured.
+ * Open MPI's coll/tuned reads its variable coll_tuned_allreduce_algorithm (and those of other
+ * collectives) when a communicator is created, if coll_tuned_use_dynamic_rules was set before
+ * MPI_Init. So this file writes the variable through MPI's tool interface, duplicates
+ * MPI_COMM_WORLD, and writes the next value. Each duplicate keeps its algorithm. Other libraries do
+ * not have the variable, and only their default algorithm is measured.
  */
 #define _DEFAULT_SOURCE
 #ifdef ONEBIT_HAVE_MPI
@@ -50,8 +50,8 @@ static void bench_mpi_combine(struct bench_team *team, double *values, size_t co
   }
 }
 
-/* Makes MPI's call: the sum, where onebit gives the mean, as an MPI program would. request: NULL,
- * or it does not block. Returns MPI's status. */
+/* Makes MPI's call with MPI_SUM, as an MPI program would, where onebit computes the mean. The call
+ * blocks if `request` is NULL. Returns MPI's status. */
 static int bench_mpi_call(MPI_Comm comm, onebit_operation_t operation, const float *send,
                           float *receive, int n, MPI_Request *request) {
   const MPI_Datatype type = MPI_FLOAT;
@@ -93,15 +93,14 @@ static void bench_mpi_finish_dense(struct bench_team *team, bool wait) {
 
 /* --- Algorithms */
 
-/* The variable that chooses the algorithm; its values are an enumeration of the library's, with
- * names. */
+/* The MPI_T variable that chooses the algorithm; `names` enumerates its values. */
 struct control {
   MPI_T_cvar_handle handle;
   MPI_T_enum names;
   int values;
 };
 
-static bool open_control(struct control *control, onebit_operation_t operation) {
+static bool open_algorithm_control(struct control *control, onebit_operation_t operation) {
   static const char *const names[] = {
       [ONEBIT_ALLREDUCE] = "coll_tuned_allreduce_algorithm",
       [ONEBIT_ALLGATHER] = "coll_tuned_allgather_algorithm",
@@ -121,7 +120,8 @@ static bool open_control(struct control *control, onebit_operation_t operation) 
          MPI_T_cvar_handle_alloc(index, NULL, &control->handle, &count) == MPI_SUCCESS;
 }
 
-static bool name_of(const struct control *control, int number, struct bench_algorithm *algorithm) {
+static bool find_algorithm_name(const struct control *control, int number,
+                                struct bench_algorithm *algorithm) {
   for (int k = 0; k < control->values; k++) {
     char name[64];
     int value, length = sizeof name;
@@ -151,7 +151,7 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
                           onebit_operation_t operation, int number) {
   struct state *state = team->state;
   MPI_Comm *comm = &state->comms[team->algorithm_count];
-  if (!name_of(control, number, &state->algorithms[team->algorithm_count]) ||
+  if (!find_algorithm_name(control, number, &state->algorithms[team->algorithm_count]) ||
       MPI_T_cvar_write(control->handle, &number) != MPI_SUCCESS ||
       MPI_Comm_dup(MPI_COMM_WORLD, comm) != MPI_SUCCESS)
     return false;
@@ -163,7 +163,7 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
   return true;
 }
 
-/* Number 0 is the library's own choice, which is there already. */
+/* Adds every algorithm but number 0, the library's own choice, which the team has already. */
 static bool bench_mpi_add_all(struct bench_team *team, const struct control *control,
                               onebit_operation_t operation) {
   int before;
@@ -174,7 +174,7 @@ static bool bench_mpi_add_all(struct bench_team *team, const struct control *con
   return well;
 }
 
-/* The first line of the version: some libraries tell all about how they were built. */
+/* Returns the first line of the version: some libraries append how they were built. */
 static const char *bench_mpi_library(void) {
   static char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
@@ -194,7 +194,7 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
     return BENCH_OK;
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return BENCH_FAILED;
-  if (open_control(&control, operation)) {
+  if (open_algorithm_control(&control, operation)) {
     status = bench_mpi_add_all(team, &control, operation) ? BENCH_OK : BENCH_FAILED;
     if (status != BENCH_OK && team->rank == 0)
       bench_complain("--mpi-algorithms all: %s refuses one that it names", bench_mpi_library());
@@ -215,11 +215,11 @@ static const struct bench_team_kind kind = {bench_mpi_barrier,     bench_mpi_com
                                             bench_mpi_start_dense, bench_mpi_finish_dense};
 
 /* Calls MPI_Init, and gives the number of ranks that mpirun started. */
-static void bench_mpi_begin(int *argc, char ***argv, const struct bench_options *options, int *rank,
-                            int *size) {
+static void bench_mpi_init(int *argc, char ***argv, const struct bench_options *options, int *rank,
+                           int *size) {
   int provided;
   bool thread;
-  if (options->all_algorithms) /* wants to be told before */
+  if (options->all_algorithms) /* Open MPI reads it in MPI_Init */
     setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
   /* Asks for MPI's locks only where ONEBIT_PROGRESS needs them, since they cost a little. The
    * library complains of a wrong value. */
@@ -233,8 +233,8 @@ static int bench_mpi_run(bench_body *body, const void *context) {
   struct state state = {
       .request = MPI_REQUEST_NULL, .comms = {MPI_COMM_WORLD}, .algorithms = {{0, "default"}}};
   struct bench_team team = {.kind = &kind, .state = &state, .library = bench_mpi_library()};
-  BENCH_TRY(
-      bench_status(onebit_comm_create_mpi(MPI_COMM_WORLD, &team.comm), "onebit_comm_create_mpi"));
+  BENCH_TRY(bench_check_status(onebit_comm_create_mpi(MPI_COMM_WORLD, &team.comm),
+                               "onebit_comm_create_mpi"));
   team.rank = onebit_comm_rank(team.comm);
   team.size = onebit_comm_size(team.comm);
   int status = body(&team, context);
@@ -258,7 +258,7 @@ struct job {
 
 static int bench_run_body(struct bench_team *team, const void *context) {
   const struct job *job = context;
-  return bench_run_on(job->benchmark, &job->options, team);
+  return bench_run_benchmark(job->benchmark, &job->options, team);
 }
 
 /* Runs the benchmark on ranks that this process starts; on the emulated device, which NCCL's ranks
@@ -274,7 +274,8 @@ static int run_own_ranks(const struct job *job) {
 #endif
 }
 
-/* Runs the benchmark, or answers the options, whose outcome is `asked`, on rank 0. */
+/* Runs the benchmark, or on rank 0 prints what the options ask for: `asked` is the result of
+ * parsing them. */
 static int bench_run_job(const struct job *job, enum tool_asked asked, const char *error, int rank,
                          int size, bool mpi) {
   if (asked != TOOL_RUN)
@@ -305,9 +306,9 @@ static int print_usage(FILE *stream, int status) {
   return status;
 }
 
-/* Starts MPI for benchmarks that have ranks, but not before processes are started. */
+/* Starts MPI only for benchmarks that have ranks, and after the options are parsed. */
 int main(int argc, char **argv) {
-  struct job job = {.benchmark = argc > 1 ? bench_find(argv[1]) : NULL};
+  struct job job = {.benchmark = argc > 1 ? bench_find_benchmark(argv[1]) : NULL};
   char error[TOOL_ERROR];
   int rank = 0, size = 1;
   if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
@@ -323,12 +324,12 @@ int main(int argc, char **argv) {
   enum tool_asked asked = bench_options_parse(argc, argv, job.benchmark, &job.options, error);
   bool mpi = job.benchmark->kind & BENCH_RANKED && !job.options.nccl_ranks && !job.options.sockets;
   if (job.options.sockets && getenv("RANK"))
-    rank = atoi(getenv("RANK")); /* who says what is wrong; the library looks at it closely */
-  if (job.options.codec)         /* the library reads its choice from there */
+    rank = atoi(getenv("RANK")); /* decides who prints errors; the library checks the value */
+  if (job.options.codec)         /* the library reads the codec from the environment */
     setenv(ob_knobs[OB_KNOB_CODEC].name, job.options.codec, 1);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi)
-    bench_mpi_begin(&argc, &argv, &job.options, &rank, &size);
+    bench_mpi_init(&argc, &argv, &job.options, &rank, &size);
 #endif
   int status = bench_run_job(&job, asked, error, rank, size, mpi);
 #ifdef ONEBIT_HAVE_MPI

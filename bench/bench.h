@@ -38,11 +38,11 @@ struct bench_table;
 
 /* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
 
-#define BENCH_BY_SIZE    ((size_t)-1) /* iterations, warmups: chosen by the size */
-#define BENCH_BY_TIME    ((size_t)-1) /* tests: chosen by the length of the computation */
+#define BENCH_BY_SIZE    ((size_t)-1) /* the size determines iterations and warmups */
+#define BENCH_BY_TIME    ((size_t)-1) /* the computation's length determines tests */
 #define BENCH_STREAMS    16           /* numbers of streams in one --streams */
 #define BENCH_VARIANTS   12           /* names in one --compare */
-#define BENCH_ALGORITHMS 16           /* of the MPI library's for a collective */
+#define BENCH_ALGORITHMS 16           /* the MPI library's algorithms of a collective */
 
 /* The options of a plan that a comparison varies. */
 struct bench_variant {
@@ -51,7 +51,7 @@ struct bench_variant {
 };
 
 struct bench_options {
-  size_t smallest, largest; /* 0: the benchmark's */
+  size_t smallest, largest; /* 0: the benchmark's default */
   size_t factor;            /* from a size to the next */
   size_t iterations, warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
@@ -63,20 +63,20 @@ struct bench_options {
   onebit_dtype_t dtype;
   onebit_device_t device; /* where the buffers are */
   int threads;
-  int ranks;         /* threads of this process; 0: MPI */
-  bool nccl;         /* the ranks talk over NCCL */
-  int nccl_ranks;    /* processes, to be started; 0: the ranks are there */
-  bool sockets;      /* the ranks talk over connections of the library's own */
-  int connections;   /* of each two ranks; 0: the library's default */
-  double rate;       /* bytes a second of each host's link, headers in; 0: limits do not matter */
-  int cores;         /* all ranks' cores together; 0: each rank has its own */
-  const char *link;  /* NULL: do not look; the interface whose bytes are counted */
+  int ranks;        /* threads of this process; 0: MPI */
+  bool nccl;        /* the ranks talk over NCCL */
+  int nccl_ranks;   /* processes to start; 0: the ranks run already */
+  bool sockets;     /* the ranks talk over connections of the library's own */
+  int connections;  /* between two ranks; 0: the library's default */
+  double rate;      /* bytes a second of each host's link, with headers; 0: no limits are printed */
+  int cores;        /* all ranks' cores together; 0: each rank has its own */
+  const char *link; /* the interface whose bytes are counted; NULL: none */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
   struct bench_variant variant; /* without --compare: the one that is run */
   struct bench_variant compare[BENCH_VARIANTS];
   size_t compare_count;
-  int all_algorithms; /* of the MPI library's; 0: only its own choice */
+  int all_algorithms; /* 1: all algorithms of the MPI library; 0: its default */
 };
 
 /* Reads argv[2..]; `error` gets a message when they cannot be understood. */
@@ -102,16 +102,16 @@ enum {
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
-/* A run prints lines on standard error while it measures: on a terminal one line, which is written
- * over; elsewhere lines, the first after 5 s. Rank 0 alone has one that is `open`. */
+/* The progress lines of a run on standard error: on a terminal one line is overwritten; elsewhere
+ * lines follow each other, the first after 5 s. Only rank 0's is `open`. */
 struct bench_progress {
   bool open, terminal, shown;
-  double start, next; /* of the run; of the next line: seconds */
-  char what[64];      /* is measured */
+  double start, next; /* when the run started; when the next line is due: seconds */
+  char what[64];      /* the description of what is measured */
   double later;       /* duration of what follows, relative to this measurement; 0: unknown */
 };
 
-/* Prints that an entry is measured. `part` of what is measured is done, and took `seconds`. */
+/* Prints the entry that is measured. `part` is the fraction that is finished, after `seconds`. */
 void bench_progress_show(struct bench_progress *progress, const char *entry, double part,
                          double seconds);
 void bench_progress_clear(struct bench_progress *progress); /* before a row is printed */
@@ -133,22 +133,23 @@ typedef int bench_run(struct bench_job *job);
 struct bench_benchmark {
   const char *name, *summary;
   unsigned kind;
-  size_t smallest, largest; /* when -m does not say; smallest 0: only the largest */
+  size_t smallest, largest; /* the defaults of -m; smallest 0: only the largest */
   bench_run *run;
   bench_run *run_cuda; /* runs with buffers on a device; NULL: this benchmark has no such form */
 };
 
 extern const struct bench_benchmark bench_table[];
-const struct bench_benchmark *bench_find(const char *name); /* Returns NULL where there is none. */
+/* Returns NULL where there is no such benchmark. */
+const struct bench_benchmark *bench_find_benchmark(const char *name);
 /* Runs a benchmark with the options' memory and format. */
-int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                 struct bench_team *team);
+int bench_run_benchmark(const struct bench_benchmark *benchmark,
+                        const struct bench_options *options, struct bench_team *team);
 bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_optimizers,
     bench_cuda_collective;
 
 /* Measures each of the options' sizes; returns the worst status. */
 typedef int bench_size(struct bench_job *job, size_t bytes, void *context);
-int bench_each_size(struct bench_job *job, bench_size *measure, void *context);
+int bench_measure_sizes(struct bench_job *job, bench_size *measure, void *context);
 
 /* --- Ranks */
 
@@ -162,15 +163,14 @@ struct bench_team_kind {
   void (*barrier)(struct bench_team *team);
   /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
   void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
-  /* The dense collectives of this kind of ranks, on float32; NULL: there are none to compare with.
-   * `choose` is collective, and fills in the team's algorithms, whose numbers `dense` takes;
-   * returns an exit status. */
+  /* The dense collectives of this kind of ranks, on float32; NULL: there are none. `choose` is
+   * collective and fills in the team's algorithms, whose index `dense` takes; it returns an exit
+   * status. */
   int (*choose)(struct bench_team *team, const struct bench_options *options,
                 onebit_operation_t operation);
   void (*dense)(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                 const float *send, float *receive, size_t count);
-  /* A nonblocking dense call, one at a time; finish_dense tests whether it is finished, or waits
-   * until it is. */
+  /* One nonblocking dense call can be active; finish_dense waits for its end, or only tests it. */
   void (*start_dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
                       float *receive, size_t count);
   void (*finish_dense)(struct bench_team *team, bool wait);
@@ -183,14 +183,14 @@ struct bench_team {
   void *state;
   const struct bench_algorithm *algorithms;
   size_t algorithm_count; /* 0 where there is no dense collective */
-  const char *library;    /* that has it */
+  const char *library;    /* the MPI library's name and version */
 };
 
 /* True on all ranks if `well` is true on all of them. */
 bool bench_team_agree(struct bench_team *team, bool well);
 
 /* Runs the body on threads with a loopback communicator, or on processes with a communicator of one
- * rank each, before which nothing of CUDA may have been called. Returns the largest exit status. */
+ * rank each, before any call of CUDA. Returns the largest exit status. */
 typedef int bench_body(struct bench_team *team, const void *context);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 int bench_team_run_processes(int ranks, bench_body *body, const void *context);
@@ -212,24 +212,25 @@ struct bench_statistics bench_ratio(const double *a, const double *b, size_t cou
 
 /* Fills an array with numbers like those of a gradient: normal, in regions of different magnitude,
  * never all the same and never zeros. Other seeds give other numbers. */
-void bench_fill(float *values, size_t count, uint64_t seed);
+void bench_fill_values(float *values, size_t count, uint64_t seed);
 /* Keeps one core busy with `units` pieces of arithmetic, each about a microsecond long. */
-void bench_compute(size_t units);
-/* The bytes that the interface of this host has sent since it was made, with all headers, by the
- * kernel's counters; not a number when there is no such interface. */
+void bench_compute_units(size_t units);
+/* Returns the bytes, with all headers, that the interface of this host has sent since it was
+ * created, by the kernel's counters; NAN when there is no such interface. */
 double bench_link_sent(const char *interface);
 
-/* The table of memories: their buffers, and their clocks. start and stop surround the timed calls;
- * a device's events give the time when they were over, the host's clock when the calls returned. */
+/* A memory and its clock: start and stop surround the timed calls. A device's events measure until
+ * the calls have ended, the host's clock until they return. */
 struct bench_space {
   const struct ob_memory *memory;
   int (*start)(struct bench_device *device, double *seconds);
-  int (*stop)(struct bench_device *device, double *seconds); /* since start, which gave a mark */
+  /* *seconds is start's before the call, and the time since then after it. */
+  int (*stop)(struct bench_device *device, double *seconds);
 };
 
 extern const struct bench_space bench_space_host, bench_space_cuda;
 
-/* Fills that memory with bench_fill's numbers, in a dtype. Returns an exit status. */
+/* Fills that memory with the numbers of bench_fill_values, in a dtype. Returns an exit status. */
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed);
 
@@ -240,12 +241,12 @@ struct bench_entry {
   bench_timed *run; /* NULL: it was refused */
   void *context;
   const struct bench_pass *pass; /* a sweep over memory, or NULL */
-  size_t streams;                /* whose messages it takes; 0: it takes none */
-  double bytes;                  /* that it must move */
+  size_t streams;                /* the number of ranks whose messages it reads */
+  double bytes;                  /* the bytes that it must move */
   bool waits;                    /* `run` waits for the result: the host's clock times it */
-  double *times;                 /* one a round, seconds; of several ranks, the slowest one's */
+  double *times;                 /* seconds of each round, of the slowest rank */
   struct bench_statistics time;
-  double wire_bytes, link_bytes; /* of one call: the most that a rank, a host's interface sent */
+  double wire_bytes, link_bytes; /* of one call: the largest of any rank, any host */
 };
 
 #define BENCH_ENTRIES (BENCH_STREAMS * 3 + 20)
@@ -254,59 +255,61 @@ struct bench_entry {
 struct bench_rounds {
   struct bench_entry entries[BENCH_ENTRIES];
   size_t count, rounds, warmups;
-  size_t repeats;                  /* in one time */
-  struct bench_team *team;         /* NULL: no ranks. They begin each time together */
+  size_t repeats;                  /* calls in one timed measurement */
+  struct bench_team *team;         /* NULL: no ranks. Ranks start each measurement together */
   const struct bench_space *space; /* NULL: the host's */
   struct bench_device *device;
-  const char *link;                /* whose bytes are counted, or NULL */
+  const char *link;                /* the interface whose bytes are counted, or NULL */
   struct bench_progress *progress; /* NULL: none */
   double *memory, *scratch;
 };
 
-struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
-                                       bench_timed *run, void *context); /* a new one */
+struct bench_entry *bench_rounds_add_entry(struct bench_rounds *rounds, const char *name,
+                                           bench_timed *run, void *context); /* adds an entry */
 /* Times all entries, and makes their statistics. Collective; returns an exit status. */
 int bench_rounds_measure(struct bench_rounds *rounds);
 void bench_rounds_destroy(struct bench_rounds *rounds);
 
-/* Prints "onebit-bench: " and the message to stderr; of the others, returns the exit status. */
+/* Prints "onebit-bench: " and the message to stderr; the functions below also return the exit
+ * status. */
 void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-int bench_no_memory(const char *what, size_t count);
-/* Complains of a status, unless it is ONEBIT_OK: what failed, and the library's message. */
-int bench_status(onebit_status_t status, const char *what);
+int bench_complain_of_memory(const char *what, size_t count);
+/* Prints `what` and the library's message, unless the status is ONEBIT_OK. Returns an exit
+ * status. */
+int bench_check_status(onebit_status_t status, const char *what);
 
-/* --- Rows. A function says the fields of a row one by one; the table makes of them a line of text,
- * a JSON object or a line of CSV, and above the first one the heads of the columns. */
+/* --- Rows. A function puts the fields of a row one by one; the table formats them as a line of
+ * text, a JSON object or a line of CSV, with column heads above the first row. */
 
 struct bench_table {
   const char *benchmark, *device; /* device: NULL, or its name */
   bool emulated;
   enum { BENCH_TEXT, BENCH_JSON, BENCH_CSV } format;
-  bool heads; /* are the heads to be printed now */
+  bool heads; /* heads are printed instead of values */
   bool headed;
-  size_t fields; /* of this line so far */
+  size_t fields; /* number of fields printed in this line */
   struct ob_json json;
 };
 
 typedef void bench_fields(struct bench_table *table, const void *row);
 void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row);
-/* Prints the heads of such a row, which has no measurements yet. */
+/* Prints the column heads; `row` needs no measurements yet. */
 void bench_print_heads(struct bench_table *table, bench_fields *fields, const void *row);
-/* Prints a line of text that begins with "# ", for people only; the next row has its heads above
- * it. */
-void bench_note(struct bench_table *table, const char *format, ...)
+/* Prints a line that begins with "# ", in text format only; heads are printed again before the next
+ * row. */
+void bench_print_note(struct bench_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Puts a field. `key` is its name in JSON and CSV, `head` in text: NULL where it does not appear
- * there. Text is `width` wide, to the right, or with a negative width to the left. A number that is
- * not finite is null, or a -. digits < 0: -digits significant ones. */
-void bench_text(struct bench_table *table, const char *key, const char *head, int width,
-                const char *text);
-void bench_number(struct bench_table *table, const char *key, const char *head, int width,
-                  int digits, double number);
-/* Puts seconds: as microseconds, and in text in the unit of the head. */
-void bench_time(struct bench_table *table, const char *key, const char *head, int width, int digits,
-                double seconds);
-void bench_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */
+/* Puts a field. `key` is its name in JSON and CSV, `head` in text; NULL leaves the field out of
+ * that format. A negative width aligns to the left. A number that is not finite is null, or "-" in
+ * text. digits < 0: -digits significant digits. */
+void bench_put_text(struct bench_table *table, const char *key, const char *head, int width,
+                    const char *text);
+void bench_put_number(struct bench_table *table, const char *key, const char *head, int width,
+                      int digits, double number);
+/* Puts seconds as microseconds, in text in the unit that the head names. */
+void bench_put_time(struct bench_table *table, const char *key, const char *head, int width,
+                    int digits, double seconds);
+void bench_put_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */
 
 #endif

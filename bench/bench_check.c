@@ -18,8 +18,8 @@
 
 #define PART ((size_t)1 << 16) /* elements at a time */
 
-/* Residuals before and after the call, and the places of this rank's input and output in the result
- * of all. */
+/* Residuals before and after the call, and the offsets of this rank's input and output in the
+ * result of all ranks. */
 struct terms {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
@@ -60,7 +60,7 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
                       size_t count, double *values, double *sizes) {
   const onebit_plan_info_t *info = &terms->info;
   for (size_t i = 0; i < count; i++) {
-    size_t sent = first + i - terms->sent_first; /* these wrap below the first */
+    size_t sent = first + i - terms->sent_first; /* these differences wrap around below the first */
     size_t served = first + i - info->server_residual_start;
     size_t residual = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;
@@ -76,13 +76,13 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
   }
 }
 
-/* The error that storing a number in a dtype may add: half a unit in its last place, at most this
- * part of it, and half the smallest float16. */
-static double tolerance(const struct bench_case *test, double size, double result) {
+/* The bound of the error: half a unit in the last place of the stored dtype, at most this part of
+ * the result, and half the smallest float16. */
+static double error_bound(const struct bench_case *test, double size, double result) {
   static const double half[] = {0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0, 0x1p-25};
   onebit_dtype_t dtype = test->options->dtype;
-  /* Bound of the rounding error of a worker's compensation and residual, the sum over ranks and the
-   * server's: fewer than ranks + 8 roundings of terms that are no larger than `size`. */
+  /* The rounding error of a worker's compensation and residual, the sum over ranks and the server's
+   * is bounded by ranks + 8 roundings of terms that are no larger than `size`. */
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
@@ -99,7 +99,7 @@ static bool invariant_holds(struct bench_case *test, const struct terms *terms, 
       if (received >= test->receive_count)
         continue;
       double y = (double)ob_load(test->receive, received, test->options->dtype);
-      right = right && fabs(y - values[i]) <= tolerance(test, sizes[i], values[i]);
+      right = right && fabs(y - values[i]) <= error_bound(test, sizes[i], values[i]);
     }
   }
   return right;
@@ -118,8 +118,8 @@ static bool equal_on_all(struct bench_case *test) {
 
 static int check_case(struct bench_case *test, struct terms *terms, double *scratch, bool *right) {
   onebit_plan_export_residual(test->plan, terms->worker[0], terms->server[0]);
-  BENCH_TRY(bench_status(test->collective->call(test->send, test->receive, test->plan),
-                         test->collective->name));
+  BENCH_TRY(bench_check_status(test->collective->call(test->send, test->receive, test->plan),
+                               test->collective->name));
   onebit_plan_export_residual(test->plan, terms->worker[1], terms->server[1]);
   bool mine = invariant_holds(test, terms, scratch);
   if (!test->collective->scatters)
@@ -132,8 +132,9 @@ int bench_case_check(struct bench_case *test, bool *right) {
   struct terms terms;
   double *scratch = ob_allocate(2 * PART, sizeof(double));
   bool well = create_terms(test, &terms) && scratch;
-  int status = bench_team_agree(test->team, well) ? check_case(test, &terms, scratch, right)
-                                                  : bench_no_memory("parts of residuals", 4);
+  int status = bench_team_agree(test->team, well)
+                   ? check_case(test, &terms, scratch, right)
+                   : bench_complain_of_memory("parts of residuals", 4);
   ob_release(scratch);
   for (int k = 0; k < 2; k++) {
     ob_release(terms.worker[k]);
@@ -142,7 +143,7 @@ int bench_case_check(struct bench_case *test, bool *right) {
   return status;
 }
 
-int bench_case_judge(struct bench_case *test, bool *right) {
+int bench_case_check_all(struct bench_case *test, bool *right) {
   int status = BENCH_OK;
   *right = true;
   for (size_t k = 0; test->options->check && k < test->plan_count && status == BENCH_OK; k++) {

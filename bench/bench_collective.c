@@ -1,4 +1,5 @@
-/* The collectives beside MPI: a case of each size, whose ways are timed by turns. */
+/* The benchmarks of collectives beside MPI's: each size has a case, whose ways are timed by
+ * turns. */
 #include "bench/bench_collective.h"
 
 #include <limits.h>
@@ -45,15 +46,15 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
 struct bench_way *bench_case_add(struct bench_case *test, const char *name, bench_timed *run) {
   struct bench_way *way = &test->ways[test->rounds.count];
   *way = (struct bench_way){.test = test, .computing = NAN, .right = true};
-  bench_rounds_entry(&test->rounds, name, run, way);
+  bench_rounds_add_entry(&test->rounds, name, run, way);
   return way;
 }
 
 static int collective_run_plan(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;
-  return bench_status(test->collective->call(test->send, test->receive, way->plan),
-                      test->collective->name);
+  return bench_check_status(test->collective->call(test->send, test->receive, way->plan),
+                            test->collective->name);
 }
 
 static int collective_run_dense(const struct bench_entry *entry) {
@@ -84,7 +85,7 @@ static int add_plan(struct bench_case *test, struct bench_variant variant) {
   if (!test->plan)
     test->plan = way->plan;
   if (status == ONEBIT_OK || test->team->rank == 0)
-    return bench_status(status, "onebit_plan_create");
+    return bench_check_status(status, "onebit_plan_create");
   return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
 }
 
@@ -136,8 +137,8 @@ static int collective_fill(struct bench_case *test) {
                          : BENCH_OK;
 }
 
-/* Sets up for a size a case that has everything that does not depend on the size. */
-static int set_up(struct bench_case *test, size_t bytes) {
+/* Completes a case for a size: buffers, plans and entries. */
+static int set_up_case(struct bench_case *test, size_t bytes) {
   const struct bench_collective *collective = test->collective;
   size_t ranks = (size_t)test->team->size, elements = bytes / sizeof(float);
   size_t share = elements / ranks ? elements / ranks : 1;
@@ -174,8 +175,8 @@ void bench_case_destroy(struct bench_case *test) {
   memory->release(test->half_send);
 }
 
-/* The default iterations: few enough that a gigabit network is done with all sizes in minutes; on a
- * device as many as for other kernels. */
+/* Returns the iterations. The defaults are few enough for all sizes to take minutes on a gigabit
+ * network. */
 static size_t choose_iterations(const struct bench_case *test, size_t bytes) {
   if (test->options->iterations != BENCH_BY_SIZE)
     return test->options->iterations;
@@ -188,8 +189,8 @@ static size_t choose_warmups(const struct bench_case *test, size_t bytes) {
   return test->device ? 3 : bytes <= 64 << 10 ? 20 : bytes <= 4 << 20 ? 5 : 2;
 }
 
-void bench_case_count(struct bench_job *job, const struct bench_case *test,
-                      struct bench_rounds *rounds) {
+void bench_case_set_iterations(struct bench_job *job, const struct bench_case *test,
+                               struct bench_rounds *rounds) {
   const struct bench_options *options = test->options;
   double here, later = 0;
   rounds->rounds = choose_iterations(test, test->bytes);
@@ -205,9 +206,10 @@ void bench_case_count(struct bench_job *job, const struct bench_case *test,
 
 /* --- Times and rows */
 
-/* Returns the fastest of the entries first .. end - 1 that ran, without automatic ones; NULL:
- * none. */
-static const struct bench_entry *quickest(const struct bench_case *test, size_t first, size_t end) {
+/* Returns the fastest of entries first .. end - 1 that ran, apart from plans with the automatic
+ * schedule; NULL: none. */
+static const struct bench_entry *find_fastest_entry(const struct bench_case *test, size_t first,
+                                                    size_t end) {
   const struct bench_entry *best = NULL;
   for (size_t k = first; k < end; k++) {
     const struct bench_entry *entry = &test->rounds.entries[k];
@@ -220,20 +222,21 @@ static const struct bench_entry *quickest(const struct bench_case *test, size_t 
 }
 
 /* Returns a device's dense entry: the first algorithm of NCCL. */
-static const struct bench_entry *dense_on_device(const struct bench_case *test) {
+static const struct bench_entry *find_device_dense_entry(const struct bench_case *test) {
   return test->plan_count < test->rounds.count ? &test->rounds.entries[test->plan_count] : NULL;
 }
 
 /* Makes row k, whose times are zeros before the rounds are measured. */
-static struct bench_row collective_row_of(const struct bench_case *test, size_t k) {
+static struct bench_row make_collective_row(const struct bench_case *test, size_t k) {
   const struct bench_rounds *rounds = &test->rounds;
   const struct bench_entry *best =
-      test->options->compare_count ? quickest(test, 0, test->plan_count) : NULL;
+      test->options->compare_count ? find_fastest_entry(test, 0, test->plan_count) : NULL;
   struct bench_row row = {.test = test,
                           .way = &test->ways[k],
                           .time = &rounds->entries[k],
-                          .dense = test->device ? dense_on_device(test)
-                                                : quickest(test, test->plan_count, rounds->count),
+                          .dense = test->device
+                                       ? find_device_dense_entry(test)
+                                       : find_fastest_entry(test, test->plan_count, rounds->count),
                           .own = k < test->plan_count};
   if (row.dense && !test->device)
     row.dense_name = test->ways[row.dense - rounds->entries].algorithm->name;
@@ -241,34 +244,34 @@ static struct bench_row collective_row_of(const struct bench_case *test, size_t 
   return row;
 }
 
-/* Prints a row for each plan, or call. A table that compares has one for each of MPI's algorithms,
- * too. */
+/* Prints a row for each plan, or on a device each call. With --compare each of MPI's algorithms has
+ * a row, too. */
 static void collective_report(struct bench_table *table, const struct bench_case *test) {
   bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
   for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
-    struct bench_row row = collective_row_of(test, k);
-    bench_collective_row(table, &row);
+    struct bench_row row = make_collective_row(test, k);
+    bench_collective_print_row(table, &row);
   }
 }
 
-/* Prints what stands above the rows, before the first of them is measured. */
+/* Prints the notes and column heads before the first row is measured. */
 static void print_heads(struct bench_job *job, const struct bench_case *test) {
-  struct bench_row row = collective_row_of(test, 0);
+  struct bench_row row = make_collective_row(test, 0);
   test->calls->note(job, test);
-  bench_collective_heads(job->table, &row);
+  bench_collective_print_heads(job->table, &row);
 }
 
 int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   bool right = true;
-  bench_case_count(job, test, &test->rounds);
+  bench_case_set_iterations(job, test, &test->rounds);
   if (job->team->rank == 0 && job->first)
     print_heads(job, test);
   BENCH_TRY(bench_rounds_measure(&test->rounds));
-  if (test->calls->settle)
-    BENCH_TRY(test->calls->settle(test));
+  if (test->calls->synchronize)
+    BENCH_TRY(test->calls->synchronize(test));
   BENCH_TRY(test->calls->judge(test, &right));
   if (test->options->rate > 0)
-    BENCH_TRY(bench_limits(test));
+    BENCH_TRY(bench_measure_limits(test));
   if (job->team->rank == 0)
     collective_report(job->table, test);
   return right ? BENCH_OK : BENCH_FAILED;
@@ -277,13 +280,12 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
 /* --- All sizes */
 
 static const struct bench_calls blocking = {collective_add_ways, bench_measure_ways, NULL,
-                                            bench_case_judge, bench_collective_note},
+                                            bench_case_check_all, bench_collective_print_notes},
                                 nonblocking = {.add = collective_add_ways,
-                                               .measure = bench_measure_sides};
+                                               .measure = bench_measure_overlap};
 
-static struct bench_case collective_begin(struct bench_team *team,
-                                          const struct bench_options *options,
-                                          const struct bench_collective *collective) {
+static struct bench_case make_case(struct bench_team *team, const struct bench_options *options,
+                                   const struct bench_collective *collective) {
   return (struct bench_case){.team = team,
                              .options = options,
                              .collective = collective,
@@ -296,16 +298,16 @@ static struct bench_case collective_begin(struct bench_team *team,
 int bench_case_create(struct bench_team *team, const struct bench_options *options,
                       const struct bench_collective *collective, size_t bytes,
                       struct bench_case *test) {
-  *test = collective_begin(team, options, collective);
-  return set_up(test, bytes);
+  *test = make_case(team, options, collective);
+  return set_up_case(test, bytes);
 }
 
-struct bench_case bench_case_begin(struct bench_job *job) {
+struct bench_case bench_case_without_size(struct bench_job *job) {
   const struct bench_collective *row = bench_collectives;
   while (strcmp(row->name, job->benchmark->name) != 0 &&
          strcmp(row->nonblocking_name, job->benchmark->name) != 0)
     row++;
-  return collective_begin(job->team, job->options, row);
+  return make_case(job->team, job->options, row);
 }
 
 /* Checks that dense counts fit: MPI's are an int, and so are the places in an allgather's receive
@@ -321,14 +323,14 @@ static bool dense_fits(const struct bench_case *like) {
   return false;
 }
 
-/* Measures a size. A send buffer for all ranks has an element for each: sizes below that are left
- * to the last. Freeing memory of a device waits for it, and other ranks may share it: they must not
- * have started the next size, in which they wait for this rank. */
-int bench_collective_size(struct bench_job *job, size_t bytes, void *like) {
+/* Measures a size. A scattered buffer has at least one element for each rank, so smaller sizes are
+ * skipped, except the last. Freeing device memory waits for the device, which ranks may share: so
+ * all ranks meet in a barrier before the next size. */
+int bench_measure_collective_size(struct bench_job *job, size_t bytes, void *like) {
   struct bench_case test = *(const struct bench_case *)like;
   if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)
     return BENCH_OK;
-  int status = set_up(&test, bytes);
+  int status = set_up_case(&test, bytes);
   if (status == BENCH_OK) {
     status = test.calls->measure(job, &test);
     job->first = false;
@@ -340,13 +342,14 @@ int bench_collective_size(struct bench_job *job, size_t bytes, void *like) {
 }
 
 static int run_on_host(struct bench_job *job, const struct bench_calls *calls) {
-  struct bench_case like = bench_case_begin(job);
+  struct bench_case like = bench_case_without_size(job);
   struct bench_team *team = job->team;
   like.calls = calls;
   if (team->kind->choose && !job->options->no_dense &&
       team->kind->choose(team, job->options, like.collective->operation) != BENCH_OK)
     return BENCH_USAGE;
-  return dense_fits(&like) ? bench_each_size(job, bench_collective_size, &like) : BENCH_USAGE;
+  return dense_fits(&like) ? bench_measure_sizes(job, bench_measure_collective_size, &like)
+                           : BENCH_USAGE;
 }
 
 int bench_run_collective(struct bench_job *job) { return run_on_host(job, &blocking); }

@@ -11,8 +11,8 @@
 
 #include "bench/bench.h"
 
-/* The times of a nonblocking collective: alone, a computation as long as it, and the two
- * together. */
+/* The times of a nonblocking collective: of the communication alone, of a computation that takes as
+ * long, and of both together. */
 enum { BENCH_PURE, BENCH_COMPUTE, BENCH_OVERALL };
 
 /* The part of the communication that the computation hides, in percent, from the three times. */
@@ -32,25 +32,26 @@ struct bench_collective {
 
 extern const struct bench_collective bench_collectives[]; /* by onebit_operation_t */
 
-/* A plan, or a dense algorithm, which take turns. Entry k of the rounds is way k's, and has it as
- * its context. */
+/* A way to run the collective: a plan or a dense algorithm. Entry k of the rounds belongs to way k
+ * and has it as its context. */
 struct bench_way {
   struct bench_case *test;
   struct bench_variant variant;            /* the requested schedule, wire and bits */
   const struct bench_algorithm *algorithm; /* NULL: it is a plan */
-  onebit_plan_t plan;                      /* NULL as well: the library refused */
-  char refusal[256];                       /* its message */
+  onebit_plan_t plan;                      /* NULL with no algorithm: the library refused */
+  char refusal[256];                       /* the library's message */
   double computing; /* seconds that a call's arithmetic takes of all cores, with --rate */
   bool right;
-  bool half; /* NCCL's, of bfloat16 */
+  bool half; /* NCCL's collective runs in bfloat16 */
 };
 
-/* The functions in which memories differ, and measurements beside a computation. */
+/* The functions that differ between host, device and nonblocking benchmarks. */
 struct bench_calls {
-  int (*add)(struct bench_case *test); /* the ways */
+  int (*add)(struct bench_case *test); /* adds the ways */
   int (*measure)(struct bench_job *job, struct bench_case *test);
-  /* Steps of bench_measure_ways: after the rounds, or NULL; for -c; above the rows. */
-  int (*settle)(struct bench_case *test);
+  /* Steps of bench_measure_ways: synchronize, or NULL, follows the rounds; judge checks results
+   * with -c; note prints lines above the rows. */
+  int (*synchronize)(struct bench_case *test);
   int (*judge)(struct bench_case *test, bool *right);
   void (*note)(struct bench_job *job, const struct bench_case *test);
 };
@@ -66,11 +67,11 @@ struct bench_case {
   onebit_comm_t comm;
   struct ncclComm *nccl; /* NULL: another transport */
   size_t bytes, count, send_count, receive_count;
-  onebit_plan_t plan;                /* one of the ways' */
+  onebit_plan_t plan;                /* the plan of one of the ways */
   float *dense_send, *dense_receive; /* dense_receive NULL: no dense collective */
   void *send, *receive;              /* of the options' dtype; `send` may be dense_send */
   void *half_send;                   /* bfloat16, of a device */
-  size_t plan_count;                 /* the ways that are the library's come first */
+  size_t plan_count;                 /* the first ways are the library's */
   struct bench_way ways[BENCH_VARIANTS + BENCH_ALGORITHMS + 1];
   struct bench_rounds rounds;
 };
@@ -90,19 +91,20 @@ onebit_plan_info_t bench_plan_info(onebit_plan_t plan);
 
 /* Sets the numbers of calls from the options, or by default from the size, and updates the job's
  * progress. */
-void bench_case_count(struct bench_job *job, const struct bench_case *test,
-                      struct bench_rounds *rounds);
+void bench_case_set_iterations(struct bench_job *job, const struct bench_case *test,
+                               struct bench_rounds *rounds);
 
 /* Makes one call and checks its result: element by element it must follow from the inputs and the
  * change of the residuals (onebit/plan.h), to rounding, and where all ranks get the same result, it
  * must be the same to the bit. *right, and the exit status, are the same on all ranks. */
 int bench_case_check(struct bench_case *test, bool *right);
 
-/* Does so for every plan of the case, with -c. */
-int bench_case_judge(struct bench_case *test, bool *right);
+/* Checks every plan of the case, with -c. */
+int bench_case_check_all(struct bench_case *test, bool *right);
 
-/* Measures way->computing of every plan; below, the seconds of `bytes` on a link. */
-int bench_limits(struct bench_case *test);
+/* Measures way->computing of every plan. bench_wire_seconds returns the seconds of `bytes` on a
+ * link. */
+int bench_measure_limits(struct bench_case *test);
 double bench_wire_seconds(const struct bench_options *options, double bytes);
 
 /* --- Rows */
@@ -111,30 +113,31 @@ struct bench_row {
   const struct bench_case *test;
   const struct bench_way *way;
   const struct bench_entry *time;
-  const struct bench_entry *dense; /* the best; NULL: there is none */
+  const struct bench_entry *dense; /* the fastest dense entry; NULL: none */
   const char *dense_name;
-  double of_best; /* --compare; not a number: nothing to say */
-  bool own;       /* it is the library's, compressed */
-  /* NULL: the row is blocking, or has no dense entry. Valid once the pure time is known. */
+  double of_best; /* the time relative to the fastest, with --compare; or NAN */
+  bool own;       /* the row is the library's, not MPI's or NCCL's */
+  /* NULL if the row is blocking, or has no dense entry. Valid once the pure time is known. */
   const struct bench_entry *overlap, *dense_overlap;
   size_t tests;
 };
 
-/* The bandwidth in GB/s of float32 as nccl-tests count it: of the larger buffer, and what a link
- * would carry. */
+/* The bandwidths in GB/s of float32 as nccl-tests define them: algbw is of the larger buffer, busbw
+ * of the bytes that a link would carry. */
 double bench_algbw(const struct bench_case *test, double seconds);
 double bench_busbw(const struct bench_case *test, double seconds);
 
-void bench_collective_heads(struct bench_table *table, const struct bench_row *row);
-void bench_collective_row(struct bench_table *table, const struct bench_row *row);
-void bench_collective_note(struct bench_job *job, const struct bench_case *test);
+void bench_collective_print_heads(struct bench_table *table, const struct bench_row *row);
+void bench_collective_print_row(struct bench_table *table, const struct bench_row *row);
+void bench_collective_print_notes(struct bench_job *job, const struct bench_case *test);
 
 /* --- The subcommands' runs */
 
-/* Begins a job's case, with all that does not depend on the size; below, measures one size. */
-struct bench_case bench_case_begin(struct bench_job *job);
-bench_size bench_collective_size;
+/* Returns a job's case without a size; bench_measure_collective_size measures it with one. */
+struct bench_case bench_case_without_size(struct bench_job *job);
+bench_size bench_measure_collective_size;
 int bench_measure_ways(struct bench_job *job, struct bench_case *test);
-int bench_measure_sides(struct bench_job *job, struct bench_case *test); /* and a computation */
+int bench_measure_overlap(struct bench_job *job,
+                          struct bench_case *test); /* beside a computation */
 
 #endif

@@ -59,14 +59,14 @@ void bench_device_close(struct bench_device *device) {
     cudaEventDestroy(device->ended);
 }
 
-void bench_device_note(struct bench_job *job) {
+void bench_device_print_notes(struct bench_job *job) {
   const struct cudaDeviceProp *properties = &job->device->properties;
-  bench_note(job->table, "onebit-bench %s -d cuda, version %s%s", job->benchmark->name,
-             onebit_version(),
-             BENCH_EMULATED ? ": an EMULATED device, whose times mean nothing" : "");
-  bench_note(job->table, "%s, compute capability %d.%d, %.1f GiB", properties->name,
-             properties->major, properties->minor,
-             (double)properties->totalGlobalMem / (double)((size_t)1 << 30));
+  bench_print_note(job->table, "onebit-bench %s -d cuda, version %s%s", job->benchmark->name,
+                   onebit_version(),
+                   BENCH_EMULATED ? ": an EMULATED device, whose times mean nothing" : "");
+  bench_print_note(job->table, "%s, compute capability %d.%d, %.1f GiB", properties->name,
+                   properties->major, properties->minor,
+                   (double)properties->totalGlobalMem / (double)((size_t)1 << 30));
 }
 
 static int cuda_device_start(struct bench_device *device, double *seconds) {
@@ -116,7 +116,7 @@ static void name_own_host(const struct bench_case *like) {
   setenv("NCCL_NET", "Socket", 0);
 }
 
-/* Sends rank 0's id to all, by a sum: the others have zeros. */
+/* Sends rank 0's id to all ranks as a sum, to which the other ranks add zeros. */
 static void send_id(struct bench_team *team, ncclUniqueId *id) {
   double bytes[sizeof *id];
   for (size_t k = 0; k < sizeof *id; k++)
@@ -131,7 +131,7 @@ static int bench_nccl_create_comm(struct bench_case *like, ncclUniqueId id, oneb
   ncclResult_t result = ncclCommInitRank(&like->nccl, like->team->size, id, like->team->rank);
   if (result != ncclSuccess)
     return nccl_failed(result, "ncclCommInitRank");
-  return bench_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
+  return bench_check_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
 }
 
 /* Makes a communicator over NCCL of the ranks of a case. Collective; returns an exit status. */
@@ -196,14 +196,15 @@ static void bench_nccl_add(struct bench_case *test) {
 
 static int run_call(const struct bench_entry *entry) {
   const struct bench_case *test = ((const struct bench_way *)entry->context)->test;
-  return bench_status(test->collective->call(test->send, test->receive, test->plan), entry->name);
+  return bench_check_status(test->collective->call(test->send, test->receive, test->plan),
+                            entry->name);
 }
 
 static int run_stream(const struct bench_entry *entry) {
   const struct bench_case *test = ((const struct bench_way *)entry->context)->test;
-  return bench_status(stream_calls[test->collective->operation](test->send, test->receive,
-                                                                test->plan, test->device->stream),
-                      entry->name);
+  return bench_check_status(stream_calls[test->collective->operation](
+                                test->send, test->receive, test->plan, test->device->stream),
+                            entry->name);
 }
 
 /* Adds the calls of a plan, and NCCL's own. */
@@ -212,8 +213,8 @@ static int cuda_add_ways(struct bench_case *test) {
       bench_case_options(test, test->options->variant, ONEBIT_DEVICE_CUDA);
   struct bench_way *way = bench_case_add(test, "call", run_call);
   test->rounds.entries[0].waits = true;
-  BENCH_TRY(bench_status(onebit_plan_create(test->comm, test->count, &options, &way->plan),
-                         "onebit_plan_create"));
+  BENCH_TRY(bench_check_status(onebit_plan_create(test->comm, test->count, &options, &way->plan),
+                               "onebit_plan_create"));
   test->plan = way->plan;
   bench_case_add(test, "on a stream", run_stream)->plan = test->plan;
   test->plan_count = test->rounds.count;
@@ -224,18 +225,17 @@ static int cuda_add_ways(struct bench_case *test) {
   return BENCH_OK;
 }
 
-static int settle(struct bench_case *test) {
-  return bench_status(onebit_plan_synchronize(test->plan), "the calls on the stream");
+static int cuda_synchronize_plan(struct bench_case *test) {
+  return bench_check_status(onebit_plan_synchronize(test->plan), "the calls on the stream");
 }
 
-/* --- -c: the same calls are made once more by threads of this process on the host, as many as
- * there are ranks, whose numbers every rank can make again (bench_fill). Whatever the schedule,
- * they must agree in every bit. */
+/* --- -c: threads of this process repeat the calls on the host, as many threads as there are ranks,
+ * on the same numbers (bench_fill_values). The results must be equal to the bit. */
 
 struct twin {
   const struct bench_case *test;
-  struct bench_options options; /* with the schedule that the device's plan decided for */
-  void *result;                 /* of the rank that asks */
+  struct bench_options options; /* with the schedule of the device's plan */
+  void *result;                 /* the result of the rank that checks */
 };
 
 static size_t result_bytes(const struct bench_case *test) {
@@ -253,20 +253,21 @@ static int run_twin(struct bench_team *team, const void *context) {
   if (team->rank == twin->test->team->rank)
     memcpy(twin->result, host.receive, result_bytes(&host));
   bench_case_destroy(&host);
-  return bench_status(status, "-c: on the host");
+  return bench_check_status(status, "-c: on the host");
 }
 
 /* Resets the device's residual and result before each call. */
 static int run_device(const struct bench_case *test, void *result) {
   cudaStream_t stream = test->device->stream;
-  BENCH_TRY(bench_status(onebit_plan_reset_residual(test->plan), "onebit_plan_reset_residual"));
+  BENCH_TRY(
+      bench_check_status(onebit_plan_reset_residual(test->plan), "onebit_plan_reset_residual"));
   for (size_t k = 0; k < test->plan_count; k++) {
     BENCH_TRY_CUDA(cudaMemsetAsync(test->receive, 0xff, result_bytes(test), stream));
     BENCH_TRY_CUDA(cudaStreamSynchronize(stream));
     BENCH_TRY(test->rounds.entries[k].run(&test->rounds.entries[k]));
     BENCH_TRY_CUDA(cudaStreamSynchronize(stream));
   }
-  BENCH_TRY(bench_status(onebit_plan_synchronize(test->plan), "-c: on the stream"));
+  BENCH_TRY(bench_check_status(onebit_plan_synchronize(test->plan), "-c: on the stream"));
   BENCH_TRY_CUDA(cudaMemcpy(result, test->receive, result_bytes(test), cudaMemcpyDeviceToHost));
   return BENCH_OK;
 }
@@ -304,22 +305,23 @@ static int cuda_judge(struct bench_case *test, bool *right) {
 
 static void cuda_note(struct bench_job *job, const struct bench_case *test) {
   onebit_plan_info_t info = bench_plan_info(test->plan);
-  bench_device_note(job);
-  bench_note(job->table, "%d ranks over %s, schedule %s, wire %s, %s", test->team->size,
-             info.transport, bench_schedules[info.schedule], bench_wires[info.wire],
-             bench_dtypes[test->options->dtype]);
-  bench_note(job->table, "Size: bytes of a rank's %s as float32. Times: of the slowest rank",
-             test->collective->gathers ? "part" : "send buffer");
+  bench_device_print_notes(job);
+  bench_print_note(job->table, "%d ranks over %s, schedule %s, wire %s, %s", test->team->size,
+                   info.transport, bench_schedules[info.schedule], bench_wires[info.wire],
+                   bench_dtypes[test->options->dtype]);
+  bench_print_note(job->table, "Size: bytes of a rank's %s as float32. Times: of the slowest rank",
+                   test->collective->gathers ? "part" : "send buffer");
 }
 
-static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways, settle, cuda_judge,
-                                              cuda_note};
+static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways,
+                                              cuda_synchronize_plan, cuda_judge, cuda_note};
 
 /* --- The ranks */
 
 /* Returns why the options are refused, or NULL. NCCL needs a GPU for each rank of a process; the
  * emulated device serves all ranks in one. */
-static const char *refusal(const struct bench_options *options, const struct bench_team *team) {
+static const char *find_nccl_refusal(const struct bench_options *options,
+                                     const struct bench_team *team) {
   int count = 0;
   bool threads = options->ranks > 0;
   if (!options->nccl || team->size == 1)
@@ -333,10 +335,10 @@ static const char *refusal(const struct bench_options *options, const struct ben
   return NULL;
 }
 
-/* Runs a collective with -d cuda: one rank by itself; others over NCCL, or as their team does. */
+/* Runs a collective with -d cuda: over NCCL, or over the team's communicator, or with one rank. */
 int bench_cuda_collective(struct bench_job *job) {
-  struct bench_case like = bench_case_begin(job);
-  const char *refused = refusal(job->options, job->team);
+  struct bench_case like = bench_case_without_size(job);
+  const char *refused = find_nccl_refusal(job->options, job->team);
   onebit_comm_t own = NULL;
   int status = BENCH_OK;
   like.calls = &cuda_calls;
@@ -351,10 +353,10 @@ int bench_cuda_collective(struct bench_job *job) {
     status = bench_nccl_create(&like, &own);
 #endif
   if (!job->options->nccl && job->team->size == 1)
-    status = bench_status(onebit_comm_create_self(&own), "onebit_comm_create_self");
+    status = bench_check_status(onebit_comm_create_self(&own), "onebit_comm_create_self");
   like.comm = own ? own : like.comm;
   if (status == BENCH_OK)
-    status = bench_each_size(job, bench_collective_size, &like);
+    status = bench_measure_sizes(job, bench_measure_collective_size, &like);
 #ifdef ONEBIT_HAVE_NCCL
   if (job->options->nccl) {
     bench_nccl_destroy(like.nccl, own);

@@ -1,5 +1,5 @@
-/* Times the kernels of the library, each alone, as passes over memory of a device. Their plans are
- * of one rank, but the kernels are told of more members. */
+/* Times each kernel of the library alone, as a pass over memory of a device. The plans have one
+ * rank, but the kernels are passed a larger number of members. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,14 +22,14 @@ struct bench_kernels {
   struct piece {
     float *parameters;
     void *gradients[DTYPES];
-    float factors[2]; /* its rate's factor, and its weight decay */
+    float factors[2]; /* the factor of the learning rate, and the weight decay */
   } * piece;          /* the only one */
 };
 
 /* --- The kernels, a launch a chunk */
 
-/* The kernels' plan as that of a rank among `members` ranks, each of which has a message for its
- * segment. */
+/* Returns the kernels' plan as if the rank were one of `members` ranks, each of which has sent a
+ * message for its segment. */
 static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
                                       size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
@@ -38,12 +38,12 @@ static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned c
   return kernel;
 }
 
-static struct ob_cuda_pieces pieces_of(const struct bench_passes *passes, void *buffer) {
+static struct ob_cuda_pieces make_pieces(const struct bench_passes *passes, void *buffer) {
   return (struct ob_cuda_pieces){.base = buffer, .step = passes->count * sizeof(float)};
 }
 
-static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
-                                   const struct bench_pass *pass) {
+static struct ob_cuda_pass make_cuda_pass(const struct bench_passes *passes,
+                                          const struct bench_pass *pass) {
   const struct bench_kernels *kernels = passes->kernels;
   enum bench_array variance = pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE;
   struct ob_cuda_pass of = {.kind = pass->kind,
@@ -70,10 +70,10 @@ static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
   return of;
 }
 
-static struct ob_cuda_source kernels_source_of(const struct bench_passes *passes,
-                                               const struct bench_pass *pass) {
+static struct ob_cuda_source make_kernel_source(const struct bench_passes *passes,
+                                                const struct bench_pass *pass) {
   return (struct ob_cuda_source){
-      .inputs = pieces_of(passes, passes->kernels->inputs[pass->dtype]),
+      .inputs = make_pieces(passes, passes->kernels->inputs[pass->dtype]),
       .factor = 1,
       .momentum = pass->momentum,
       .decay = bench_factors.beta1,
@@ -85,8 +85,8 @@ static struct ob_cuda_source kernels_source_of(const struct bench_passes *passes
 }
 
 /* The kernels' plan with moments, if the pass has them. */
-static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
-                                        const struct bench_pass *pass) {
+static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
+                                             const struct bench_pass *pass) {
   struct ob_cuda_plan kernel = passes->kernels->bits[pass->dtype]->device->kernel;
   for (int k = 0; k < 2; k++)
     kernel.worker.moments[k] = pass->moments ? passes->moments[k] : NULL;
@@ -107,26 +107,26 @@ static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
   }
 
 KERNEL(compress, k->bits[e->pass->dtype]->geometry.chunks,
-       ob_cuda_compress(with_moments(p, e->pass), kernels_source_of(p, e->pass), chunk, s))
+       ob_cuda_compress(plan_with_moments(p, e->pass), make_kernel_source(p, e->pass), chunk, s))
 KERNEL(reduce, p->plan->geometry.chunks,
        ob_cuda_reduce(plan_among(p->plan, p->messages, e->streams), chunk, s))
 KERNEL(sum, p->plan->geometry.chunks,
        ob_cuda_sum(plan_among(p->plan, p->messages, e->streams),
-                   pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
+                   make_pieces(p, p->arrays[BENCH_OUTPUT]), chunk, s))
 KERNEL(store, p->plan->geometry.chunks,
-       ob_cuda_store(p->plan->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
+       ob_cuda_store(p->plan->device->kernel, make_pieces(p, p->arrays[BENCH_OUTPUT]), chunk, s))
 KERNEL(apply, p->plan->geometry.chunks,
-       ob_cuda_apply(p->plan->device->kernel, pass_of(p, e->pass), chunk, s))
+       ob_cuda_apply(p->plan->device->kernel, make_cuda_pass(p, e->pass), chunk, s))
 KERNEL(load, k->dense[e->pass->dtype]->geometry.chunks,
-       ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, kernels_source_of(p, e->pass), chunk,
+       ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, make_kernel_source(p, e->pass), chunk,
                     s))
 KERNEL(mean, k->dense[0]->geometry.chunks,
        ob_cuda_mean(plan_among(k->dense[0], k->dense_messages, e->streams), chunk, s))
 KERNEL(convert, k->dense[0]->geometry.chunks,
-       ob_cuda_convert(k->dense[0]->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk,
+       ob_cuda_convert(k->dense[0]->device->kernel, make_pieces(p, p->arrays[BENCH_OUTPUT]), chunk,
                        s))
 
-KERNEL(over, 1, ob_cuda_pass_over(p->plan->device->kernel, pass_of(p, e->pass), s))
+KERNEL(over, 1, ob_cuda_pass_over(p->plan->device->kernel, make_cuda_pass(p, e->pass), s))
 KERNEL(copy_memory, 1,
        cudaMemcpyAsync(p->arrays[BENCH_OUTPUT], p->input, p->count * sizeof(float),
                        cudaMemcpyDeviceToDevice, s))
@@ -156,7 +156,7 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Passes of optimizers. A row without bytes moves as many as the pass's own row. */
+/* Passes of optimizers. The bytes of a row without numbers follow from its kind. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},
@@ -194,14 +194,14 @@ static int kernels_create_plans(const struct bench_options *options, struct benc
   for (int k = 0; k < DTYPES && status == ONEBIT_OK; k++) {
     onebit_dtype_t dtype = (onebit_dtype_t)k;
     onebit_plan_t *bits = &kernels->bits[k], *dense = &kernels->dense[k];
-    status = bench_passes_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
+    status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
     if (status == ONEBIT_OK) {
       (*bits)->device->kernel.seals = false; /* only the kernel's own work is measured */
-      status = bench_passes_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
+      status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
     }
   }
   passes->plan = kernels->bits[ONEBIT_FLOAT32];
-  return bench_status(status, "onebit_plan_create");
+  return bench_check_status(status, "onebit_plan_create");
 }
 
 static int create_inputs(struct bench_passes *passes) {
@@ -210,7 +210,7 @@ static int create_inputs(struct bench_passes *passes) {
   for (int k = ONEBIT_FLOAT32 + 1; k < DTYPES; k++) {
     inputs[k] = ob_memory_cuda.allocate(passes->count, 2);
     if (!inputs[k])
-      return bench_no_memory("elements on the device", passes->count);
+      return bench_complain_of_memory("elements on the device", passes->count);
     BENCH_TRY(bench_space_fill(passes->space, inputs[k], passes->count, (onebit_dtype_t)k, 1));
   }
   return BENCH_OK;
@@ -227,7 +227,7 @@ static int kernels_allocate(struct bench_passes *passes) {
   kernels->piece = get(1, sizeof *kernels->piece);
   return passes->messages && passes->sums[0] && kernels->dense_messages && kernels->piece
              ? BENCH_OK
-             : bench_no_memory("elements on the device", passes->count);
+             : bench_complain_of_memory("elements on the device", passes->count);
 }
 
 /* Fills each slot with a message of random bits or values, from each member and from the rank
@@ -292,10 +292,10 @@ int bench_kernels_extend(struct bench_passes *passes) {
   BENCH_TRY(bench_passes_allocate(passes, BENCH_FRESH, BENCH_ARRAYS));
   for (int k = 1; k < OB_SUMS; k++)
     if (!(passes->sums[k] = ob_memory_cuda.allocate(plan->geometry.layout.blocks, sizeof(double))))
-      return bench_no_memory("sums", plan->geometry.layout.blocks);
+      return bench_complain_of_memory("sums", plan->geometry.layout.blocks);
   for (int k = 0; k < 2; k++)
     if (!(passes->moments[k] = ob_memory_cuda.allocate(passes->count, sizeof(uint16_t))))
-      return bench_no_memory("moments", passes->count);
+      return bench_complain_of_memory("moments", passes->count);
   return BENCH_OK;
 }
 
@@ -308,11 +308,11 @@ int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                                   .learning_rate = BENCH_LEARNING_RATE,
                                   .kernels = ob_allocate(1, sizeof *passes->kernels)};
   if (!passes->kernels)
-    return bench_no_memory("elements", count);
+    return bench_complain_of_memory("elements", count);
   passes->kernels->device = job->device;
   BENCH_TRY(kernels_create_plans(job->options, passes));
   BENCH_TRY(kernels_allocate(passes));
-  return bench_status(kernels_fill(passes), "filling arrays of the device");
+  return bench_check_status(kernels_fill(passes), "filling arrays of the device");
 }
 
 void bench_kernels_destroy(struct bench_kernels *kernels) {
@@ -333,19 +333,19 @@ void bench_kernels_destroy(struct bench_kernels *kernels) {
 /* --- Steps of optimizers */
 
 int bench_kernels_step(const struct bench_passes *passes, onebit_optimizer_t optimizer) {
-  return bench_status(onebit_optimizer_step_stream(optimizer, passes->learning_rate,
-                                                   passes->kernels->device->stream),
-                      "onebit_optimizer_step_stream");
+  return bench_check_status(onebit_optimizer_step_stream(optimizer, passes->learning_rate,
+                                                         passes->kernels->device->stream),
+                            "onebit_optimizer_step_stream");
 }
 
-onebit_status_t bench_kernels_settle(onebit_optimizer_t optimizer) {
+onebit_status_t bench_kernels_synchronize(onebit_optimizer_t optimizer) {
   return onebit_optimizer_synchronize(optimizer);
 }
 
-int bench_kernels_dense(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]) {
+int bench_kernels_dense_step(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]) {
   for (int k = 0; k < 2 && kinds[k]; k++) {
     const struct bench_pass pass = {.kind = kinds[k]};
-    BENCH_TRY_CUDA(ob_cuda_pass_over(passes->plan->device->kernel, pass_of(passes, &pass),
+    BENCH_TRY_CUDA(ob_cuda_pass_over(passes->plan->device->kernel, make_cuda_pass(passes, &pass),
                                      passes->kernels->device->stream));
   }
   return BENCH_OK;

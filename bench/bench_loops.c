@@ -31,14 +31,14 @@
   void bench_##name parameters { inside arguments; }
 #endif
 
-/* --- Loops like passes, written with vectors of 16 floats, which a compiler cuts to what the
- * processor has: the baseline must not depend on its handling of a plain loop. */
+/* --- Loops with the traffic of passes, written with vectors of 16 floats, which the compiler
+ * splits for the processor: the baseline must not depend on how it vectorizes a plain loop. */
 
 typedef float vector __attribute__((vector_size(64), may_alias));
 #define VECTOR (sizeof(vector) / sizeof(float))
 
-/* Does two vectors a turn: the loop's own instructions should not count. Arrays are aligned to 64
- * bytes. */
+/* Computes two vectors an iteration, so that the loop's own instructions do not count. Arrays are
+ * aligned to 64 bytes. */
 BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -53,7 +53,7 @@ BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
 
 BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
-/* Like the triad, but writes into another array, past the caches: the speed of memory for a pass
+/* Writes the triad's result into a third array, past the caches: the speed of memory for a pass
  * that must not overwrite its input. Arrays are aligned to 64 bytes. */
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
   size_t i = 0;
@@ -114,7 +114,7 @@ const char *bench_triad_width(void) {
 
 /* --- Dense optimizers */
 
-/* The loop that follows may become vectors: its iterations do not depend on each other. */
+/* The compiler may vectorize the loop that follows: its iterations do not depend on each other. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -161,7 +161,7 @@ BENCH_INSIDE void lion(struct bench_fused *fused) {
   }
 }
 
-/* The lanes of sums, so that they can be vectors too. */
+/* The number of partial sums, so that the sums can be vectors too. */
 #define LANES 64
 
 BENCH_INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes,

@@ -36,7 +36,7 @@ struct bench_statistics bench_ratio(const double *a, const double *b, size_t cou
   return bench_statistics(scratch, count);
 }
 
-/* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
+/* The generator is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
 static uint64_t random_bits(uint64_t *state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -44,7 +44,8 @@ static uint64_t random_bits(uint64_t *state) {
   return z ^ (z >> 31);
 }
 
-/* The sum of four 16-bit numbers, which is close to normal: its variance is 4 * 2^32 / 12. */
+/* Returns the sum of four 16-bit numbers, which is close to normal: its variance is 4 * 2^32 /
+ * 12. */
 static float random_normal(uint64_t *state) {
   uint64_t bits = random_bits(state);
   int32_t sum = 0;
@@ -53,11 +54,11 @@ static float random_normal(uint64_t *state) {
   return ((float)sum + 0.5f) * (float)(1 / 37837.0);
 }
 
-/* Elements of one magnitude: layers differ, and so do rows of a layer. A prime, so that regions do
- * not end where blocks do. */
+/* The number of consecutive elements of one magnitude: layers and rows of a layer differ. A prime,
+ * so that regions do not end where blocks do. */
 #define REGION 3011
 
-void bench_fill(float *values, size_t count, uint64_t seed) {
+void bench_fill_values(float *values, size_t count, uint64_t seed) {
   uint64_t state = seed * 0x2545f4914f6cdd1du + 1;
   for (size_t first = 0; first < count; first += REGION) {
     float magnitude = exp2f(-6 - (float)(random_bits(&state) % 8));
@@ -68,7 +69,7 @@ void bench_fill(float *values, size_t count, uint64_t seed) {
 }
 
 /* Multiplies and adds to a row of 1024 elements, which stays in the first cache. */
-void bench_compute(size_t units) {
+void bench_compute_units(size_t units) {
   enum { ROW = 1024, PASSES = 8 };
   float row[ROW];
   for (int i = 0; i < ROW; i++)
@@ -76,7 +77,7 @@ void bench_compute(size_t units) {
   for (size_t k = 0; k < units * PASSES; k++)
     for (int i = 0; i < ROW; i++)
       row[i] = row[i] * 0.999f + 0.001f;
-  __asm__ volatile("" : : "r"(row) : "memory"); /* as if someone read it: not left out */
+  __asm__ volatile("" : : "r"(row) : "memory"); /* keeps the compiler from removing the loop */
 }
 
 void bench_complain(const char *format, ...) {
@@ -88,14 +89,14 @@ void bench_complain(const char *format, ...) {
   va_end(arguments);
 }
 
-int bench_status(onebit_status_t status, const char *what) {
+int bench_check_status(onebit_status_t status, const char *what) {
   if (status == ONEBIT_OK)
     return BENCH_OK;
   bench_complain("%s: %s: %s", what, onebit_status_string(status), onebit_last_error());
   return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
 }
 
-int bench_no_memory(const char *what, size_t count) {
+int bench_complain_of_memory(const char *what, size_t count) {
   bench_complain("no memory for %zu %s", count, what);
   return BENCH_FAILED;
 }
@@ -138,20 +139,20 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
                      uint64_t seed) {
   float *values = ob_allocate(count, sizeof *values);
   if (!values)
-    return bench_no_memory("numbers", count);
-  bench_fill(values, count, seed);
+    return bench_complain_of_memory("numbers", count);
+  bench_fill_values(values, count, seed);
   /* Converts in place: the shorter elements lie before those that are still to be read. */
   for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < count; i++)
     ob_store(values, i, dtype, values[i]);
   onebit_status_t status = space->memory->copy(to, values, count * ob_dtype_size(dtype));
   ob_release(values);
-  return bench_status(status, "copying numbers");
+  return bench_check_status(status, "copying numbers");
 }
 
 /* --- Progress */
 
-/* Seconds between lines: on a terminal; elsewhere the first ones, each of which doubles the time so
- * far, up to a minute. */
+/* Seconds between progress lines. Elsewhere than on a terminal the interval starts at FIRST_SECONDS
+ * and doubles up to MAX_SECONDS. */
 #define TERMINAL_SECONDS 0.5
 #define FIRST_SECONDS    5
 #define MAX_SECONDS      60
@@ -193,8 +194,8 @@ void bench_progress_clear(struct bench_progress *progress) {
 
 /* --- Rounds */
 
-struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
-                                       bench_timed *run, void *context) {
+struct bench_entry *bench_rounds_add_entry(struct bench_rounds *rounds, const char *name,
+                                           bench_timed *run, void *context) {
   struct bench_entry *entry = &rounds->entries[rounds->count++];
   *entry = (struct bench_entry){.run = run, .context = context};
   snprintf(entry->name, sizeof entry->name, "%s", name);
@@ -202,9 +203,9 @@ struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *
 }
 
 /* Returns the bytes that this host's interface has sent. The barrier separates two calls: all
- * messages of the one before have left (their acknowledgements follow soon), and none of the next
- * has. */
-static double count_link(const struct bench_rounds *rounds) {
+ * messages of the previous call have left (their acknowledgements follow soon), and none of the
+ * next. */
+static double read_link_bytes(const struct bench_rounds *rounds) {
   if (!rounds->link)
     return 0;
   rounds->team->kind->barrier(rounds->team);
@@ -217,7 +218,7 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
   const struct bench_space *space =
       rounds->space && !entry->waits ? rounds->space : &bench_space_host;
   uint64_t sent = team ? onebit_comm_bytes_sent(team->comm) : 0;
-  double link = count_link(rounds);
+  double link = read_link_bytes(rounds);
   if (team)
     team->kind->barrier(team);
   BENCH_TRY(space->start(rounds->device, seconds));
@@ -225,14 +226,13 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
     BENCH_TRY(entry->run(entry));
   BENCH_TRY(space->stop(rounds->device, seconds));
   *seconds /= (double)rounds->repeats;
-  entry->link_bytes += count_link(rounds) - link;
+  entry->link_bytes += read_link_bytes(rounds) - link;
   entry->wire_bytes += team ? (double)(onebit_comm_bytes_sent(team->comm) - sent) : 0;
   return BENCH_OK;
 }
 
-/* Changes the order each round, the same on all ranks: the state that an entry finds (a network's
- * buffers full or empty, memory in the cache) must not always be what the same other entry has
- * left. */
+/* Shuffles the order each round, equally on all ranks: an entry must not always find the state
+ * (network buffers, cached memory) that the same other entry has left. */
 static void rounds_shuffle(size_t *order, size_t count, uint64_t *state) {
   for (size_t k = count; k > 1; k--) {
     *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
@@ -266,7 +266,7 @@ static int time_entries(struct bench_rounds *rounds) {
   return BENCH_OK;
 }
 
-static void find_statistics(const struct bench_rounds *rounds, struct bench_entry *entry) {
+static void compute_statistics(const struct bench_rounds *rounds, struct bench_entry *entry) {
   double *bytes[] = {&entry->wire_bytes, &entry->link_bytes};
   for (int k = 0; k < 2; k++) {
     *bytes[k] /= (double)((rounds->warmups + rounds->rounds) * rounds->repeats);
@@ -284,7 +284,7 @@ int bench_rounds_measure(struct bench_rounds *rounds) {
   ob_release(rounds->memory);
   rounds->memory = ob_allocate((rounds->count + 1) * each, sizeof(double));
   if (rounds->team ? !bench_team_agree(rounds->team, rounds->memory) : !rounds->memory)
-    return bench_no_memory("times", rounds->count * each);
+    return bench_complain_of_memory("times", rounds->count * each);
   rounds->scratch = rounds->memory + rounds->count * each;
   for (size_t k = 0; k < rounds->count; k++) {
     rounds->entries[k].times = rounds->memory + k * each;
@@ -292,7 +292,7 @@ int bench_rounds_measure(struct bench_rounds *rounds) {
   }
   BENCH_TRY(time_entries(rounds));
   for (size_t k = 0; k < rounds->count; k++)
-    find_statistics(rounds, &rounds->entries[k]);
+    compute_statistics(rounds, &rounds->entries[k]);
   return BENCH_OK;
 }
 

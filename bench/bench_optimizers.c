@@ -13,13 +13,14 @@
 #include "bench/bench_passes.h"
 #include "optimizers/optimizer.h"
 
-/* A row: its options that are 1, by which the first step ends the warm-up; its dense step. */
+/* A row: `options` are set to 1, so that the first step ends the warm-up; `fused` is the dense step
+ * on the host. */
 struct step {
   const char *name;
   const struct ob_method *method;
   const char *options[2];
   void (*fused[2])(struct bench_fused *fused);
-  enum ob_pass_kind kinds[2]; /* the same on a device */
+  enum ob_pass_kind kinds[2]; /* the dense step on a device */
 };
 
 #define DENSE_ADAM .fused = {bench_fused_adam}, .kinds = {OB_PASS_ADAM}
@@ -68,7 +69,7 @@ static int run_dense(const struct bench_entry *entry) {
                               .variance = passes->arrays[BENCH_VARIANCE],
                               .update = passes->arrays[BENCH_OUTPUT]};
   if (BENCH_HAS_DEVICE(passes->job))
-    return bench_kernels_dense(passes, run->step->kinds);
+    return bench_kernels_dense_step(passes, run->step->kinds);
   for (int k = 0; k < 2 && run->step->fused[k]; k++)
     run->step->fused[k](&fused);
   return BENCH_OK;
@@ -78,11 +79,11 @@ static int run_step(const struct bench_entry *entry) {
   const struct run *run = entry->context;
   if (BENCH_HAS_DEVICE(run->passes->job))
     return bench_kernels_step(run->passes, run->optimizer);
-  return bench_status(onebit_optimizer_step(run->optimizer, run->passes->learning_rate),
-                      run->step->name);
+  return bench_check_status(onebit_optimizer_step(run->optimizer, run->passes->learning_rate),
+                            run->step->name);
 }
 
-/* --- Its optimizer */
+/* --- The optimizer of a row */
 
 /* Sets an option of the method that is a count. */
 static void set_count(const struct ob_method *method, const char *name, size_t count,
@@ -121,7 +122,7 @@ static onebit_status_t create_optimizer(struct run *run) {
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(run->optimizer, passes->learning_rate);
   if (BENCH_HAS_DEVICE(passes->job) && status == ONEBIT_OK)
-    status = bench_kernels_settle(run->optimizer);
+    status = bench_kernels_synchronize(run->optimizer);
   return status;
 }
 
@@ -141,9 +142,9 @@ static void put_of_dense(struct bench_table *table, const struct bench_rounds *r
   struct bench_statistics ratio = {.median = NAN, .minimum = NAN, .maximum = NAN};
   if (entries[STEP].times)
     ratio = bench_ratio(entries[STEP].times, entries[DENSE].times, rounds->rounds, rounds->scratch);
-  bench_number(table, "of_dense", "of dense", 11, 3, ratio.median);
-  bench_number(table, "of_dense_minimum", "Min", 9, 3, ratio.minimum);
-  bench_number(table, "of_dense_maximum", "Max", 9, 3, ratio.maximum);
+  bench_put_number(table, "of_dense", "of dense", 11, 3, ratio.median);
+  bench_put_number(table, "of_dense_minimum", "Min", 9, 3, ratio.minimum);
+  bench_put_number(table, "of_dense_maximum", "Max", 9, 3, ratio.maximum);
 }
 
 static void steps_fields(struct bench_table *table, const void *context) {
@@ -153,35 +154,37 @@ static void steps_fields(struct bench_table *table, const void *context) {
   onebit_optimizer_info_t info = {.size = sizeof info};
   onebit_optimizer_get_info(row->run->optimizer, &info);
   if (!passes->job->device)
-    bench_text(table, "codec", NULL, 0, passes->work.codec->name);
-  bench_number(table, "bytes", NULL, 0, 0, (double)passes->count * sizeof(float));
-  bench_text(table, "optimizer", "Optimizer", -30, row->run->step->name);
-  bench_number(table, "rounds", NULL, 0, 0, (double)row->rounds->rounds);
-  bench_number(table, "launches", NULL, 0, 0, (double)row->rounds->repeats);
-  bench_time(table, "median_us", "Median(ms)", 12, 4, step->median);
-  bench_time(table, "minimum_us", "Min(ms)", 12, 4, step->minimum);
-  bench_time(table, "maximum_us", "Max(ms)", 12, 4, step->maximum);
-  bench_time(table, "dense_median_us", "Dense(ms)", 12, 4, row->rounds->entries[DENSE].time.median);
+    bench_put_text(table, "codec", NULL, 0, passes->work.codec->name);
+  bench_put_number(table, "bytes", NULL, 0, 0, (double)passes->count * sizeof(float));
+  bench_put_text(table, "optimizer", "Optimizer", -30, row->run->step->name);
+  bench_put_number(table, "rounds", NULL, 0, 0, (double)row->rounds->rounds);
+  bench_put_number(table, "launches", NULL, 0, 0, (double)row->rounds->repeats);
+  bench_put_time(table, "median_us", "Median(ms)", 12, 4, step->median);
+  bench_put_time(table, "minimum_us", "Min(ms)", 12, 4, step->minimum);
+  bench_put_time(table, "maximum_us", "Max(ms)", 12, 4, step->maximum);
+  bench_put_time(table, "dense_median_us", "Dense(ms)", 12, 4,
+                 row->rounds->entries[DENSE].time.median);
   put_of_dense(table, row->rounds);
-  bench_number(table, "memory_bytes_per_parameter", "B/param.", 11, 2,
-               (double)info.memory_bytes / (double)passes->count);
+  bench_put_number(table, "memory_bytes_per_parameter", "B/param.", 11, 2,
+                   (double)info.memory_bytes / (double)passes->count);
 }
 
 /* --- Measuring */
 
-/* Times both by turns, and prints the row. */
+/* Times the step and the dense step by turns, and prints the row. */
 static int measure_step(struct bench_job *job, struct run *run, bool first) {
   struct bench_rounds rounds = {0};
   const struct row row = {run, &rounds};
   snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes", run->step->name,
            run->passes->count * sizeof(float));
-  bench_rounds_entry(&rounds, "step", run_step, run);
-  bench_rounds_entry(&rounds, "dense step", run_dense, run);
+  bench_rounds_add_entry(&rounds, "step", run_step, run);
+  bench_rounds_add_entry(&rounds, "dense step", run_dense, run);
   bench_rounds_prepare(&rounds, run->passes);
   if (first)
-    bench_passes_note(run->passes, &rounds, "no network; dense loops use",
-                      "of dense: time against the dense step of the same round, median. B/param.: "
-                      "the optimizer's memory");
+    bench_passes_print_notes(
+        run->passes, &rounds, "no network; dense loops use",
+        "of dense: time against the dense step of the same round, median. B/param.: "
+        "the optimizer's memory");
   bench_print_heads(job->table, steps_fields, &row);
   int status = bench_rounds_measure(&rounds);
   if (status == BENCH_OK)
@@ -202,10 +205,12 @@ static int measure_steps(struct bench_job *job, struct bench_passes *passes) {
     else if (created == ONEBIT_ERROR_ARGUMENT || created == ONEBIT_ERROR_UNSUPPORTED)
       bench_complain("%s: %s", run.step->name, onebit_last_error()), refused++;
     else
-      status = bench_status(created, run.step->name);
+      status = bench_check_status(created, run.step->name);
     onebit_optimizer_destroy(run.optimizer);
   }
   return refused == count ? BENCH_USAGE : status;
 }
 
-int bench_run_optimizers(struct bench_job *job) { return bench_on_one_core(job, measure_steps); }
+int bench_run_optimizers(struct bench_job *job) {
+  return bench_measure_on_one_core(job, measure_steps);
+}

@@ -1,5 +1,5 @@
-/* The command line: OSU's letters and long names; nccl-tests' where they mean the same and OSU has
- * no other meaning for them; and long names for options of our own. */
+/* The command line has OSU's letters and long names; nccl-tests' where OSU gives them no other
+ * meaning; and long names for our own options. */
 #include <ctype.h>
 #include <limits.h>
 #include <math.h>
@@ -20,11 +20,11 @@ static const char *const algorithms[] = {"default", "all", NULL};
 /* The default size on a device: several times the size of a GPU's caches. */
 #define CUDA_BYTES ((size_t)256 << 20)
 
-/* The largest size: 64 bytes an element, and more ranks than a machine has, still fit in a
+/* The largest size. 64 bytes an element, for more ranks than a machine has, still fit in a
  * size_t. */
 #define MAX_BYTES (SIZE_MAX >> 20)
 
-/* The message of the table's functions about a wrong value. */
+/* The message about a wrong value, or NULL, that functions of the option table return. */
 typedef const char *reading;
 
 /* Reads MAX, MIN: or MIN:MAX. */
@@ -82,7 +82,7 @@ static reading read_codec(void *values, const char *value) {
                                                    : "this processor can run no codec of that name";
 }
 
-/* Reads one of a list: SCHEDULE, or SCHEDULE:WIRE. */
+/* Reads an item of the list: SCHEDULE, or SCHEDULE:WIRE. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
   const size_t name = strcspn(text, ":,");
   const int schedule = tool_find(text, name, bench_schedules);
@@ -105,7 +105,7 @@ static reading read_compare(void *values, const char *value) {
   return NULL;
 }
 
-/* Reads numbers of streams; a thousand are more than a share of a buffer ever has. */
+/* Reads numbers of streams, up to 1024. */
 static reading read_streams(void *values, const char *value) {
   struct bench_options *options = values;
   options->stream_count = tool_read_list(value, 1, 1024, options->streams, BENCH_STREAMS);
@@ -213,8 +213,8 @@ static const struct tool_option rows[] = {
 
 /* --- Defaults, and what makes sense together */
 
-/* Fills in sizes that were not given, of a default `first`, 0: only the last, to `last`. */
-static void fill_in_sizes(size_t first, size_t last, struct bench_options *options) {
+/* Fills in sizes that were not given: from `first`, or only `last` if it is 0, to `last`. */
+static void set_default_sizes(size_t first, size_t last, struct bench_options *options) {
   if (!options->largest)
     options->largest = options->smallest > last ? options->smallest : last;
   if (!options->smallest)
@@ -222,15 +222,14 @@ static void fill_in_sizes(size_t first, size_t last, struct bench_options *optio
 }
 
 /* Fills in defaults: on a device sizes exceed every cache. */
-static void fill_in_defaults(const struct bench_benchmark *benchmark,
-                             struct bench_options *options) {
+static void set_defaults(const struct bench_benchmark *benchmark, struct bench_options *options) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA;
   options->nccl = options->nccl || options->nccl_ranks;
   if (!options->stream_count)
     for (size_t streams = 2; streams <= (cuda ? 16 : 8); streams *= 2)
       options->streams[options->stream_count++] = streams;
-  fill_in_sizes(cuda && benchmark->smallest ? CUDA_BYTES >> 8 : benchmark->smallest,
-                cuda ? CUDA_BYTES : benchmark->largest, options);
+  set_default_sizes(cuda && benchmark->smallest ? CUDA_BYTES >> 8 : benchmark->smallest,
+                    cuda ? CUDA_BYTES : benchmark->largest, options);
 }
 
 /* Finds the first option that does not fit the others. */
@@ -282,8 +281,8 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
                        .group = benchmark->kind};
 }
 
-/* Replaces -f and -c where a number follows, in the same word or the next: in nccl-tests they take
- * one, in OSU's benchmarks none, so that nothing else can be meant. */
+/* Replaces -f and -c where a number follows, in the same word or the next: they take a number in
+ * nccl-tests and none in OSU's benchmarks. */
 static void read_numbered_flags(int argc, char **argv) {
   static char words[2][48];
   for (int k = 2; k < argc; k++) {
@@ -298,8 +297,9 @@ static void read_numbered_flags(int argc, char **argv) {
   }
 }
 
-/* Tells whether the line has --transport sockets, also behind what ended its reading. */
-static bool names_sockets(int argc, char **argv) {
+/* Tells whether the command line has --transport sockets, even after the argument where parsing
+ * stopped. */
+static bool has_sockets_option(int argc, char **argv) {
   bool found = false;
   for (int k = 2; k < argc; k++)
     found |= !strcmp(argv[k], "--transport=sockets") ||
@@ -314,12 +314,12 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
   read_numbered_flags(argc, argv);
   *options = (struct bench_options){
       .factor = 2, .iterations = BENCH_BY_SIZE, .warmups = BENCH_BY_SIZE, .tests = BENCH_BY_TIME};
-  const bool sockets = names_sockets(argc, argv);
+  const bool sockets = has_sockets_option(argc, argv);
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
-  if (asked != TOOL_RUN) /* one rank answers, which MPI does not tell */
+  if (asked != TOOL_RUN) /* one rank prints, which is known without MPI */
     options->sockets |= sockets;
-  fill_in_defaults(benchmark, options);
+  set_defaults(benchmark, options);
   return asked == TOOL_RUN && !check_combination(benchmark, options, error) ? TOOL_WRONG : asked;
 }
 

@@ -1,11 +1,11 @@
 /*
- * Nonblocking collectives beside a computation: how much of the communication it hides.
+ * Measures how much of a nonblocking collective's communication a computation hides.
  *
- * As OSU's osu_iallreduce has it: the communication alone, a dummy computation that takes as long,
- * and the two together, with calls of onebit_test (of MPI_Test) spread through the computation.
- * Three differences. The three take turns instead of following each other. The computation is an
- * amount of work and not a time, so a core that it shares with the communication makes it longer.
- * And time spent in test calls is communication.
+ * The times are those of OSU's osu_iallreduce: the communication alone, a dummy computation that
+ * takes as long, and the two together, with calls of onebit_test (of MPI_Test) spread through the
+ * computation. There are three differences. The three are timed by turns instead of one after the
+ * other. The computation is an amount of work and not a time, so a core that it shares with the
+ * communication makes it longer. Time spent in test calls counts as communication.
  */
 #include <math.h>
 #include <string.h>
@@ -20,42 +20,42 @@ struct side {
   struct bench_case *test;
   onebit_request_t request;
   onebit_status_t (*start)(struct side *side);
-  onebit_status_t (*look)(struct side *side);
+  onebit_status_t (*test_request)(struct side *side);
   onebit_status_t (*finish)(struct side *side);
-  size_t looks;           /* spread through the computation */
-  size_t units;           /* of the computation */
-  onebit_status_t status; /* the first that went wrong */
+  size_t tests;           /* the number of tests, spread through the computation */
+  size_t units;           /* the length of the computation */
+  onebit_status_t status; /* the first error */
 };
 
-/* --- Sides: what is timed. A call that fails does so on all ranks, and the next on the same plan
- * fails at once. */
+/* --- The timed functions of a side. A call that fails does so on all ranks, and the next on the
+ * same plan fails at once. */
 
-static void overlap_note(struct side *side, onebit_status_t status) {
+static void overlap_keep_error(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
     side->status = status;
 }
 
 static int run_pure(const struct bench_entry *entry) {
   struct side *side = entry->context;
-  overlap_note(side, side->start(side));
-  overlap_note(side, side->finish(side));
+  overlap_keep_error(side, side->start(side));
+  overlap_keep_error(side, side->finish(side));
   return BENCH_OK;
 }
 
 static int run_compute(const struct bench_entry *entry) {
-  bench_compute(((struct side *)entry->context)->units);
+  bench_compute_units(((struct side *)entry->context)->units);
   return BENCH_OK;
 }
 
 static int run_overall(const struct bench_entry *entry) {
   struct side *side = entry->context;
-  overlap_note(side, side->start(side));
-  for (size_t k = 0, slices = side->looks + 1; k < slices; k++) {
-    bench_compute(side->units * (k + 1) / slices - side->units * k / slices);
-    if (k < side->looks)
-      overlap_note(side, side->look(side));
+  overlap_keep_error(side, side->start(side));
+  for (size_t k = 0, slices = side->tests + 1; k < slices; k++) {
+    bench_compute_units(side->units * (k + 1) / slices - side->units * k / slices);
+    if (k < side->tests)
+      overlap_keep_error(side, side->test_request(side));
   }
-  overlap_note(side, side->finish(side));
+  overlap_keep_error(side, side->finish(side));
   return BENCH_OK;
 }
 
@@ -64,11 +64,11 @@ double bench_overlap_percent(double overall, double compute, double pure) {
   return percent > 0 ? percent : 0;
 }
 
-/* Finds the computation that takes as long as the communication: from a guess, three times, with
- * the communication's time in rounds such as will be timed. A call's time depends on what went
- * before it, and a unit takes longer where ranks share cores. */
-static int calibrate(struct bench_rounds *rounds, struct side *sides, size_t count,
-                     size_t warmups) {
+/* Finds the computation that takes as long as the communication: it corrects a guess three times by
+ * measured rounds, since a call's time depends on what went before it, and a unit takes longer
+ * where ranks share cores. */
+static int calibrate_computation(struct bench_rounds *rounds, struct side *sides, size_t count,
+                                 size_t warmups) {
   size_t wanted = rounds->rounds;
   rounds->rounds = wanted < 5 ? wanted : 5;
   for (size_t k = 0; k < count; k++)
@@ -87,14 +87,14 @@ static int calibrate(struct bench_rounds *rounds, struct side *sides, size_t cou
   return BENCH_OK;
 }
 
-/* --- The library's collective or MPI's, by the same calls. */
+/* --- The functions of the two sides */
 
 static onebit_status_t overlap_start(struct side *side) {
   struct bench_case *test = side->test;
   return test->collective->start(test->send, test->receive, test->plan, &side->request);
 }
 
-static onebit_status_t overlap_look(struct side *side) { return onebit_test(&side->request); }
+static onebit_status_t overlap_test(struct side *side) { return onebit_test(&side->request); }
 
 static onebit_status_t overlap_finish(struct side *side) { return onebit_wait(&side->request); }
 
@@ -105,7 +105,7 @@ static onebit_status_t overlap_start_dense(struct side *side) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t look_dense(struct side *side) {
+static onebit_status_t overlap_test_dense(struct side *side) {
   side->test->team->kind->finish_dense(side->test->team, false);
   return ONEBIT_OK;
 }
@@ -120,30 +120,32 @@ static void set_tests(const struct bench_rounds *rounds, const struct bench_opti
                       struct side *sides, size_t count) {
   for (size_t k = 0; k < count; k++) {
     double pure = rounds->entries[k * STRIDE].time.median;
-    sides[k].looks = options->tests == BENCH_BY_TIME ? (size_t)ceil(pure / 200e-6) : options->tests;
+    sides[k].tests = options->tests == BENCH_BY_TIME ? (size_t)ceil(pure / 200e-6) : options->tests;
   }
 }
 
 static int time_sides(struct bench_case *test, struct bench_rounds *rounds, struct side *sides,
                       size_t count) {
   for (size_t k = 0; k < count; k++) {
-    bench_rounds_entry(rounds, "pure", run_pure, &sides[k]);
-    bench_rounds_entry(rounds, "compute", run_compute, &sides[k]);
-    bench_rounds_entry(rounds, "overall", run_overall, &sides[k]);
+    bench_rounds_add_entry(rounds, "pure", run_pure, &sides[k]);
+    bench_rounds_add_entry(rounds, "compute", run_compute, &sides[k]);
+    bench_rounds_add_entry(rounds, "overall", run_overall, &sides[k]);
   }
-  BENCH_TRY(calibrate(rounds, sides, count, rounds->warmups));
+  BENCH_TRY(calibrate_computation(rounds, sides, count, rounds->warmups));
   set_tests(rounds, test->options, sides, count);
   BENCH_TRY(bench_rounds_measure(rounds));
-  return bench_status(sides[0].status, test->collective->nonblocking_name);
+  return bench_check_status(sides[0].status, test->collective->nonblocking_name);
 }
 
-int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
-  struct side sides[] = {
-      {.test = test, .start = overlap_start, .look = overlap_look, .finish = overlap_finish},
-      {.test = test,
-       .start = overlap_start_dense,
-       .look = look_dense,
-       .finish = overlap_finish_dense}};
+int bench_measure_overlap(struct bench_job *job, struct bench_case *test) {
+  struct side sides[] = {{.test = test,
+                          .start = overlap_start,
+                          .test_request = overlap_test,
+                          .finish = overlap_finish},
+                         {.test = test,
+                          .start = overlap_start_dense,
+                          .test_request = overlap_test_dense,
+                          .finish = overlap_finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {.repeats = 1, .team = test->team};
   const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;
@@ -157,19 +159,19 @@ int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
                           .overlap = rounds.entries,
                           .dense_overlap = dense};
   bool right = true;
-  bench_case_count(job, test, &rounds);
+  bench_case_set_iterations(job, test, &rounds);
   test->rounds.rounds = rounds.rounds;
   if (job->team->rank == 0 && job->first) {
-    bench_collective_note(job, test);
-    bench_collective_heads(job->table, &row);
+    bench_collective_print_notes(job, test);
+    bench_collective_print_heads(job->table, &row);
   }
   int status = time_sides(test, &rounds, sides, count);
-  row.tests = sides[0].looks;
+  row.tests = sides[0].tests;
   memcpy(rounds.entries[0].name, test->rounds.entries[0].name, sizeof rounds.entries[0].name);
   if (status == BENCH_OK)
-    status = bench_case_judge(test, &right);
+    status = bench_case_check_all(test, &right);
   if (status == BENCH_OK && job->team->rank == 0)
-    bench_collective_row(job->table, &row);
+    bench_collective_print_row(job->table, &row);
   bench_rounds_destroy(&rounds);
   return status == BENCH_OK && !right ? BENCH_FAILED : status;
 }

@@ -12,21 +12,21 @@
 const struct ob_adam_factors bench_factors = {0.9f, 0.999f, 0.1f, 0.001f, 1, 1, 1e-8f};
 const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
 
-/* --- The passes. A plan of one rank has one share, cut in chunks: a message each. */
+/* --- The passes. A plan of one rank has one segment, cut in chunks, with a message each. */
 
-static struct ob_view passes_view_of(const struct bench_passes *passes, unsigned char *base,
-                                     size_t chunk) {
+static struct ob_view passes_view(const struct bench_passes *passes, unsigned char *base,
+                                  size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
   return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
 
-/* The distance of two streams' messages: a line more than in a plan's own memory, without which
- * those that are read together can all want the same set of the first-level cache. */
+/* The distance between two streams' messages: a cache line more than in a plan's own memory, so
+ * that messages read together do not compete for one set of the first-level cache. */
 static size_t stream_stride(const struct ob_geometry *geometry) {
   return geometry->chunks * geometry->stride + OB_ALIGNMENT;
 }
 
-static unsigned char *passes_stream_of(const struct bench_passes *passes, size_t stream) {
+static unsigned char *passes_stream_messages(const struct bench_passes *passes, size_t stream) {
   return passes->messages + stream * stream_stride(&passes->plan->geometry);
 }
 
@@ -34,8 +34,8 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
                             struct ob_residual *residual) {
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view last = passes_view_of(passes, passes->messages, chunk);
-    struct ob_view out = passes_view_of(passes, passes->plan->geometry.outgoing, chunk);
+    struct ob_view last = passes_view(passes, passes->messages, chunk);
+    struct ob_view out = passes_view(passes, passes->plan->geometry.outgoing, chunk);
     ob_compress_blocks(&passes->work, source, residual, &shape, &last, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
@@ -43,8 +43,8 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
   ob_residual_commit(residual);
 }
 
-/* An array that was just read is in the cache when it is written: streaming stores gain nothing in
- * place. */
+/* Runs the compress pass. In place it uses no streaming stores: an array that was just read is in
+ * the cache when it is written. */
 static int passes_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
@@ -69,9 +69,9 @@ static int passes_run_reduce(const struct bench_entry *entry) {
   passes->work.streams = entry->streams;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view out = passes_view_of(passes, passes->plan->geometry.results[0], chunk);
+    struct ob_view out = passes_view(passes, passes->plan->geometry.results[0], chunk);
     for (size_t s = 0; s < entry->streams; s++)
-      in[s] = passes_view_of(passes, passes_stream_of(passes, s), chunk);
+      in[s] = passes_view(passes, passes_stream_messages(passes, s), chunk);
     ob_reduce_blocks(&passes->work, in, server, &shape, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
@@ -86,7 +86,7 @@ static int passes_run_store(const struct bench_entry *entry) {
   passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = passes_view_of(passes, passes->messages, chunk);
+    struct ob_view in = passes_view(passes, passes->messages, chunk);
     ob_store_blocks(&passes->work, &in, &shape, &output);
   }
   return BENCH_OK;
@@ -106,7 +106,7 @@ static int passes_run_apply(const struct bench_entry *entry) {
   passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = passes_view_of(passes, passes->messages, chunk);
+    struct ob_view in = passes_view(passes, passes->messages, chunk);
     ob_pass_blocks(&passes->work, &in, NULL, &shape, &sink);
   }
   return BENCH_OK;
@@ -145,7 +145,7 @@ const struct bench_pass
                       .like = &bench_triad_apart},
     bench_compress_in_place = {"compress in place", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 1, .like = &bench_triad, .in_place = true},
-    /* the momentum's bit in, besides */
+    /* as compress; the momentum's bit in */
     bench_compress_momentum = {"compress momentum", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 2, .like = &bench_triad_apart, .momentum = true},
     /* a bit of each stream and the residual in; residual and bit out */
@@ -156,7 +156,8 @@ const struct bench_pass
     bench_apply = {"adam apply", passes_run_apply, .kind = OB_PASS_APPLY, .like = &bench_triad};
 /* clang-format on */
 
-/* The bytes of a pass. Parameters that no rank keeps apart have no movement array. */
+/* Returns the bytes an element of a pass. The movement array is not counted, because these
+ * parameters do not have it. */
 static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind kind) {
   double bytes = 0;
   const unsigned accesses[] = {ob_pass_reads(kind), ob_pass_writes(kind)};
@@ -192,7 +193,7 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
   struct ob_view view = ob_message_view(message, shape);
   view.header->scale = 0.01f;
   if (shape->dense)
-    bench_fill(view.values, shape->words * OB_LANES, seed);
+    bench_fill_values(view.values, shape->words * OB_LANES, seed);
   for (size_t k = 0; !shape->dense && !shape->one_scale && k < shape->blocks; k++)
     view.scales[k] = 0.01f / (float)(1 + k % 7);
   for (size_t k = 0; !shape->dense && k < shape->words * shape->width; k++)
@@ -205,32 +206,32 @@ static int fill_array(const struct bench_passes *passes, int array, float *value
   bool parameters = array == BENCH_PARAMETERS || array == BENCH_ANCHOR;
   if (array == BENCH_MOMENTUM || array == BENCH_OUTPUT)
     return BENCH_OK;
-  bench_fill(values, passes->count, parameters ? 2 : 1);
+  bench_fill_values(values, passes->count, parameters ? 2 : 1);
   for (size_t i = 0; !parameters && array != BENCH_GRADIENT && i < passes->count; i++) {
     float variance = values[i] * values[i];
     values[i] =
         array == BENCH_RECIPROCALS ? 1 / ob_adam_denominator(variance, &bench_factors) : variance;
   }
-  return bench_status(
+  return bench_check_status(
       passes->space->memory->copy(passes->arrays[array], values, passes->count * sizeof *values),
       "filling arrays");
 }
 
 int bench_passes_allocate(struct bench_passes *passes, int first, int end) {
   float *values = ob_allocate(passes->count, sizeof *values);
-  int status = values ? BENCH_OK : bench_no_memory("numbers", passes->count);
+  int status = values ? BENCH_OK : bench_complain_of_memory("numbers", passes->count);
   for (int k = first; status == BENCH_OK && k < end; k++) {
     passes->arrays[k] = passes->space->memory->allocate(passes->count, sizeof(float));
     status = passes->arrays[k] ? fill_array(passes, k, values)
-                               : bench_no_memory("elements of an array", passes->count);
+                               : bench_complain_of_memory("elements of an array", passes->count);
   }
   ob_release(values);
   return status;
 }
 
-onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dtype_t dtype,
-                                  onebit_wire_t wire, const struct bench_passes *passes,
-                                  onebit_plan_t *plan) {
+onebit_status_t bench_passes_create_plan(const struct bench_options *options, onebit_dtype_t dtype,
+                                         onebit_wire_t wire, const struct bench_passes *passes,
+                                         onebit_plan_t *plan) {
   onebit_plan_options_t wanted = ONEBIT_PLAN_OPTIONS_INIT;
   wanted.device = options->device;
   wanted.dtype = dtype;
@@ -241,7 +242,7 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
   wanted.block_size = options->block_size;
   wanted.chunk_size = options->chunk_size;
   if (!wanted.chunk_size && wanted.device == ONEBIT_DEVICE_CUDA)
-    wanted.chunk_size = OB_MAX_CHUNK_ELEMENTS; /* a kernel a pass: what a card's memory allows */
+    wanted.chunk_size = OB_MAX_CHUNK_ELEMENTS; /* one kernel launch processes as much as possible */
   wanted.threads = options->threads;
   return onebit_plan_create(passes->comm, passes->count, &wanted, plan);
 }
@@ -250,11 +251,11 @@ static int passes_fill_messages(struct bench_passes *passes) {
   const struct onebit_plan *plan = passes->plan;
   passes->messages = ob_allocate(passes->streams, stream_stride(&plan->geometry));
   if (!passes->messages)
-    return bench_no_memory("messages", passes->streams * plan->geometry.chunks);
+    return bench_complain_of_memory("messages", passes->streams * plan->geometry.chunks);
   for (size_t s = 0; s < passes->streams; s++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
-      bench_fill_message(passes_stream_of(passes, s) + chunk * plan->geometry.stride, &shape,
+      bench_fill_message(passes_stream_messages(passes, s) + chunk * plan->geometry.stride, &shape,
                          s * plan->geometry.chunks + chunk + 1);
     }
   return BENCH_OK;
@@ -268,7 +269,7 @@ static int create_arrays(struct bench_passes *passes) {
   passes->input = dtype == ONEBIT_FLOAT32 ? passes->arrays[BENCH_GRADIENT]
                                           : ob_allocate(passes->count, ob_dtype_size(dtype));
   if (!passes->input || !passes->sums[0])
-    return bench_no_memory("elements of an array", passes->count);
+    return bench_complain_of_memory("elements of an array", passes->count);
   if (dtype != ONEBIT_FLOAT32)
     BENCH_TRY(bench_space_fill(passes->space, passes->input, passes->count, dtype, 1));
   return passes_fill_messages(passes);
@@ -284,10 +285,12 @@ int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                                   .learning_rate = BENCH_LEARNING_RATE};
   onebit_status_t status = onebit_comm_create_self(&passes->comm);
   if (status == ONEBIT_OK)
-    status = bench_passes_plan(options, options->dtype, ONEBIT_WIRE_BITS, passes, &passes->plan);
-  BENCH_TRY(bench_status(status, "onebit_plan_create"));
+    status =
+        bench_passes_create_plan(options, options->dtype, ONEBIT_WIRE_BITS, passes, &passes->plan);
+  BENCH_TRY(bench_check_status(status, "onebit_plan_create"));
   passes->work = passes->plan->state->work;
-  BENCH_TRY(bench_status(ob_work_create(&passes->work, streams, streams), "the codec's memory"));
+  BENCH_TRY(
+      bench_check_status(ob_work_create(&passes->work, streams, streams), "the codec's memory"));
   passes->in_place = passes->plan->state->worker;
   passes->in_place.values[1] = passes->in_place.values[0];
   passes->in_place.scales[1] = passes->in_place.scales[0];
@@ -317,9 +320,8 @@ void bench_passes_destroy(struct bench_passes *passes) {
 #define ROUNDS  15
 #define WARMUPS 2
 
-/* The least elements of a timed measurement, which then takes milliseconds, while the clock is
- * exact to a fraction of a microsecond. Below 4096 elements MOST_REPEATS calls are timed
- * together. */
+/* The least elements of a timed measurement, which then takes milliseconds: the clock's error does
+ * not matter. Below 4096 elements MOST_REPEATS calls are timed together. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 #define MOST_REPEATS    ((size_t)1024)
 

@@ -1,7 +1,7 @@
 /*
- * The library's sweeps over memory, each timed alone: on the blocks, the messages and the choices
- * of a plan of one rank, through the same functions that its steps call, and a triad loop beside
- * them. On a device they are kernels (bench_kernels_cuda.c).
+ * The library's passes over memory, each timed alone. They work on the blocks, messages and
+ * settings of a plan of one rank, and call the functions that its steps call; a triad loop is timed
+ * beside them. On a device the passes are kernels (bench_kernels_cuda.c).
  */
 #ifndef BENCH_PASSES_H
 #define BENCH_PASSES_H
@@ -26,15 +26,15 @@ struct bench_fused {
 
 /* Moves 28 bytes a parameter. */
 void bench_fused_adam(struct bench_fused *fused);
-/* Move 28, and 12. */
+/* Move 28 and 12 bytes a parameter. */
 void bench_fused_lamb(struct bench_fused *fused);
 void bench_fused_lamb_move(struct bench_fused *fused);
-/* 20. */
+/* Move 20 bytes a parameter. */
 void bench_fused_momentum(struct bench_fused *fused);
 void bench_fused_lion(struct bench_fused *fused);
 
-/* Arrays of float32: those of kernels, of all passes, and the additional ones of the kernels of
- * optimizers. */
+/* Arrays of float32. Those from BENCH_MOMENTUM on serve optimizers, and from BENCH_FRESH on only
+ * the kernels of optimizers. */
 enum bench_array {
   BENCH_GRADIENT,
   BENCH_PARAMETERS,
@@ -54,20 +54,20 @@ struct bench_passes {
   size_t count, streams; /* elements; the most streams in any pass */
   onebit_comm_t comm;
   onebit_plan_t plan;
-  struct ob_work work;         /* the plan's, with room for more streams */
+  struct ob_work work;         /* the plan's codec state, for more streams */
   struct ob_residual in_place; /* the plan's worker, with one copy of the values */
   float *arrays[BENCH_ARRAYS];
   void *input;             /* the gradient in the plan's dtype; may be the array */
-  unsigned char *messages; /* one of random bits a stream; the first is also the momentum */
+  unsigned char *messages; /* random bits, one message a stream; the first is also the momentum */
   float learning_rate, weight_decay; /* of the one piece */
-  double *sums[OB_SUMS];             /* one a block */
+  double *sums[OB_SUMS];             /* one number a block */
   uint16_t *moments[2];              /* of kernels of optimizers */
-  struct bench_kernels *kernels;     /* what a device has besides, or NULL */
+  struct bench_kernels *kernels;     /* additional data on a device, or NULL */
 };
 
-/* A pass: its function, and the memory that it reads and writes of an element: inputs of the plan's
- * dtype, float32 values, bits, and scales of a block; `each` is for each stream besides. Members
- * that are zero follow from `kind`, by compression/passes.h. */
+/* A pass: its function, and what it reads and writes of each element: `inputs` of the plan's dtype,
+ * float32 values, and bits; `scales` are of a block. `each` is added for every stream. Members that
+ * are zero follow from `kind`, by compression/passes.h. */
 struct bench_pass {
   const char *name;
   bench_timed *run;     /* its context is a struct bench_passes */
@@ -94,12 +94,12 @@ int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                         struct bench_passes *passes);
 void bench_passes_destroy(struct bench_passes *passes);
 
-/* Parts of the creation: arrays from `first` up to `end`, with numbers in them; a plan; random
- * bits, or values, for a message of that shape. */
+/* Parts of the creation: the first allocates and fills arrays from `first` up to `end`, the second
+ * creates a plan, the third fills a message with random bits or values. */
 int bench_passes_allocate(struct bench_passes *passes, int first, int end);
-onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dtype_t dtype,
-                                  onebit_wire_t wire, const struct bench_passes *passes,
-                                  onebit_plan_t *plan);
+onebit_status_t bench_passes_create_plan(const struct bench_options *options, onebit_dtype_t dtype,
+                                         onebit_wire_t wire, const struct bench_passes *passes,
+                                         onebit_plan_t *plan);
 void bench_fill_message(unsigned char *message, const struct ob_message_shape *shape,
                         uint64_t seed);
 
@@ -110,8 +110,8 @@ extern const struct ob_adam_factors bench_factors;
 extern const struct ob_lion_factors bench_lion_factors;
 #define BENCH_LEARNING_RATE 1e-6f /* moves parameters little however long the benchmark runs */
 
-/* The baselines: to[i] = b[i] + s * a[i], in place with the widest vectors of this processor, and
- * in an array of its own; and to[i] = s. */
+/* The baselines compute to[i] = b[i] + s * a[i] or to[i] = s * a[i], in place with the widest
+ * vectors of this processor, or into another array; and to[i] = s. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
 void bench_scale_loop(float *a, float s, size_t count);
@@ -121,24 +121,24 @@ const char *bench_triad_width(void);
 
 /* Creates passes for each size in turn, on one core or a device, and measures them. */
 typedef int bench_measure_passes(struct bench_job *job, struct bench_passes *passes);
-int bench_on_one_core(struct bench_job *job, bench_measure_passes *measure);
+int bench_measure_on_one_core(struct bench_job *job, bench_measure_passes *measure);
 
-/* Prints notes: of the benchmark, before the first size, and of the arrays. */
-void bench_passes_note(const struct bench_passes *passes, const struct bench_rounds *rounds,
-                       const char *about, const char *columns);
+/* Prints notes: before the first size about the benchmark, then about the arrays. */
+void bench_passes_print_notes(const struct bench_passes *passes, const struct bench_rounds *rounds,
+                              const char *about, const char *columns);
 
-/* The passes that are timed by turns, each with a row. The first one is the triad loop, or on a
- * device the copy of its memory, with whose bytes a second all are compared. */
+/* The passes that are timed by turns, each with a row. All are compared in bytes a second with the
+ * first: the triad loop, or on a device a copy. */
 struct bench_list {
   const struct bench_pass *passes[20];
 };
 
-/* --- A device: whatever is measured is an entry that puts work on a stream, and is timed by
- * events. bench_kernels_cuda.c has the kernels and what they work on; bench_collective_cuda.c the
- * device, its events, and the collectives, NCCL's too. */
+/* --- A device. An entry puts work on a stream, and events time it. bench_kernels_cuda.c has the
+ * kernels and their arrays; bench_collective_cuda.c has the device, its events and the collectives,
+ * with NCCL's. */
 
-/* True if a job has a device. Without CUDA it is a constant, so that a branch on it, with what it
- * calls, is no part of the program. */
+/* True if a job has a device. Without CUDA it is the constant 0, so that the compiler removes the
+ * branches with their calls. */
 #ifdef ONEBIT_HAVE_CUDA
 #define BENCH_HAS_DEVICE(job) ((job)->device != NULL)
 #else
@@ -174,26 +174,28 @@ struct bench_device {
 int bench_cuda_failed(cudaError_t error, const char *what);
 #endif
 
-/* Makes the device of a rank current: those of a machine are dealt out to its ranks in turn. team:
- * NULL, or all of it calls this. Returns an exit status; the first rank prints the reason of a
- * failure. */
+/* Makes the device of a rank current: ranks of a machine get its devices in turn. Collective if
+ * team is not NULL. Returns an exit status; the first rank prints the reason of a failure. */
 int bench_device_open(struct bench_team *team, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
 
 /* Prints notes: the device, and that an emulated one's times mean nothing. */
-void bench_device_note(struct bench_job *job);
+void bench_device_print_notes(struct bench_job *job);
 
 /* --- The kernels, as passes over arrays in memory of the device */
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                          struct bench_passes *passes);
-int bench_kernels_extend(struct bench_passes *passes); /* with what only optimizers' kernels need */
+int bench_kernels_extend(
+    struct bench_passes *passes); /* adds the arrays of the optimizers' kernels */
 void bench_kernels_destroy(struct bench_kernels *kernels);
 extern const struct bench_list bench_codec_kernels, bench_optimizer_kernels;
 
-/* Put a step on the stream: of an optimizer; a dense one, by kernels of these kinds, one or two. */
+/* These put a step on the stream: the optimizer's, or a dense one, made of one or two kernels of
+ * these kinds. */
 int bench_kernels_step(const struct bench_passes *passes, onebit_optimizer_t optimizer);
-onebit_status_t bench_kernels_settle(onebit_optimizer_t optimizer); /* waits for its steps */
-int bench_kernels_dense(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]);
+onebit_status_t bench_kernels_synchronize(
+    onebit_optimizer_t optimizer); /* waits for the optimizer's steps */
+int bench_kernels_dense_step(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]);
 
 #endif

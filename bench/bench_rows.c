@@ -19,7 +19,7 @@ double bench_busbw(const struct bench_case *test, double seconds) {
 /* --- Lower bounds of a call's time: its bytes at the rate of the links, and its arithmetic on the
  * cores that all ranks have together. */
 
-/* The number of calls, of which the one with the least arithmetic is taken. */
+/* The number of measured calls; the one with the least arithmetic counts. */
 #define CALLS 5
 
 static double sum_computing(const struct ob_moment *moments, size_t count) {
@@ -30,8 +30,8 @@ static double sum_computing(const struct ob_moment *moments, size_t count) {
   return seconds;
 }
 
-/* Measures the processor seconds of all ranks, by the core. */
-static int limits_measure(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
+/* Measures the processor seconds of all ranks, divided by the number of cores. */
+static int measure_plan_limit(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
   const struct bench_case *test = way->test;
   double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;
   for (int k = 0; k < CALLS; k++) {
@@ -40,7 +40,7 @@ static int limits_measure(struct bench_way *way, struct ob_moment *moments, size
     onebit_status_t status = test->collective->call(test->send, test->receive, way->plan);
     double seconds = sum_computing(moments, ob_plan_trace_length(way->plan));
     ob_plan_trace(way->plan, NULL, 0);
-    BENCH_TRY(bench_status(status, test->collective->name));
+    BENCH_TRY(bench_check_status(status, test->collective->name));
     least = seconds < least ? seconds : least;
   }
   test->team->kind->combine(test->team, &least, 1, true);
@@ -48,54 +48,55 @@ static int limits_measure(struct bench_way *way, struct ob_moment *moments, size
   return BENCH_OK;
 }
 
-int bench_limits(struct bench_case *test) {
+int bench_measure_limits(struct bench_case *test) {
   for (size_t k = 0; k < test->plan_count; k++) {
     struct bench_way *way = &test->ways[k];
     if (!way->plan)
-      continue; /* on all ranks alike */
+      continue; /* the plan was refused, on all ranks */
     size_t capacity = 16 * bench_plan_info(way->plan).chunks + 64;
     struct ob_moment *moments = ob_allocate(capacity, sizeof *moments);
     bool have = bench_team_agree(test->team, moments != NULL);
-    int status = have ? limits_measure(way, moments, capacity) : BENCH_FAILED;
+    int status = have ? measure_plan_limit(way, moments, capacity) : BENCH_FAILED;
     ob_release(moments);
     BENCH_TRY(status);
   }
   return BENCH_OK;
 }
 
-/* TCP carries 1448 bytes in 1538 on the wire. */
+/* A TCP packet of 1538 bytes on the wire carries 1448 bytes. */
 double bench_wire_seconds(const struct bench_options *options, double bytes) {
   return bytes / (options->rate * 1448 / 1538);
 }
 
-/* --- Above them */
+/* --- Notes above the rows */
 
-static const char *setting(size_t number, char text[32]) {
+static const char *format_setting(size_t number, char text[32]) {
   if (number == ONEBIT_BLOCK_BUFFER)
     return "the buffer";
   snprintf(text, 32, "%zu elements", number);
   return number ? text : "";
 }
 
-void bench_collective_note(struct bench_job *job, const struct bench_case *test) {
+void bench_collective_print_notes(struct bench_job *job, const struct bench_case *test) {
   char text[32];
   onebit_plan_info_t info = bench_plan_info(test->plan);
   struct bench_table *table = job->table;
-  bench_note(table, "onebit-bench %s, version %s", job->benchmark->name, onebit_version());
-  bench_note(table, "%d rank%s over %s, codec %s, %s, one %s scale for %s", test->team->size,
-             test->team->size == 1
-                 ? ", which exchanges nothing (mpirun -n N and --ranks N start more),"
-                 : "s",
-             info.transport, info.codec, bench_dtypes[test->options->dtype],
-             bench_scales[test->options->scale], setting(info.block_size, text));
+  bench_print_note(table, "onebit-bench %s, version %s", job->benchmark->name, onebit_version());
+  bench_print_note(table, "%d rank%s over %s, codec %s, %s, one %s scale for %s", test->team->size,
+                   test->team->size == 1
+                       ? ", which exchanges nothing (mpirun -n N and --ranks N start more),"
+                       : "s",
+                   info.transport, info.codec, bench_dtypes[test->options->dtype],
+                   bench_scales[test->options->scale], format_setting(info.block_size, text));
   if (test->dense_receive)
-    bench_note(table, "Dense: %s of float32 by %s, %s",
-               job->benchmark->kind & BENCH_NONBLOCKING ? test->collective->nonblocking_dense_name
-                                                        : test->collective->dense_name,
-               test->team->library,
-               test->team->algorithm_count > 1 ? "the best of its algorithms"
-                                               : "its own choice of algorithm");
-  bench_note(
+    bench_print_note(table, "Dense: %s of float32 by %s, %s",
+                     job->benchmark->kind & BENCH_NONBLOCKING
+                         ? test->collective->nonblocking_dense_name
+                         : test->collective->dense_name,
+                     test->team->library,
+                     test->team->algorithm_count > 1 ? "the best of its algorithms"
+                                                     : "its own choice of algorithm");
+  bench_print_note(
       table,
       "Size: bytes of a rank's %s as float32. Times: of the slowest rank in each iteration;\n"
       "# %salgbw and busbw: by medians",
@@ -107,8 +108,8 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
 
 /* --- Fields */
 
-/* The head of a column, if the table has it. */
-static const char *head(bool wanted, const char *text) { return wanted ? text : NULL; }
+/* Returns the head of a column, or NULL if the table does not have it. */
+static const char *head_if(bool wanted, const char *text) { return wanted ? text : NULL; }
 
 static bool row_compares(const struct bench_row *row) {
   return row->test->options->compare_count > 0;
@@ -119,22 +120,23 @@ static void put_setting(struct bench_table *table, const struct bench_row *row) 
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
   bool known = row->own;
-  bench_number(table, "bytes", "Size", -12, 0, (double)(test->send_count * sizeof(float)));
-  bench_number(table, "ranks", NULL, 0, 0, test->team->size);
-  bench_number(table, "hosts", NULL, 0, 0, known ? (double)info.hosts : NAN);
-  bench_number(table, "ranks_per_host", NULL, 0, 0, known ? (double)info.ranks_per_host : NAN);
+  bench_put_number(table, "bytes", "Size", -12, 0, (double)(test->send_count * sizeof(float)));
+  bench_put_number(table, "ranks", NULL, 0, 0, test->team->size);
+  bench_put_number(table, "hosts", NULL, 0, 0, known ? (double)info.hosts : NAN);
+  bench_put_number(table, "ranks_per_host", NULL, 0, 0, known ? (double)info.ranks_per_host : NAN);
   if (test->device)
-    bench_text(table, "row", "Row", -24, row->time->name);
+    bench_put_text(table, "row", "Row", -24, row->time->name);
   else
-    bench_text(table, "requested", head(row_compares(row), "Schedule"), -22, row->time->name);
-  bench_text(table, "schedule", NULL, 0, known ? bench_schedules[info.schedule] : NULL);
-  bench_text(table, "wire", NULL, 0, known ? bench_wires[info.wire] : NULL);
-  bench_text(table, "dtype", NULL, 0, known ? bench_dtypes[test->options->dtype] : NULL);
-  bench_text(table, "codec", NULL, 0, known ? info.codec : NULL);
-  bench_number(table, "chunk_elements", NULL, 0, 0,
-               info.chunk_size ? (double)info.chunk_size : NAN);
-  bench_number(table, "chunks", NULL, 0, 0, known ? (double)info.chunks : NAN);
-  bench_text(table, "transport", NULL, 0, bench_plan_info(test->plan).transport);
+    bench_put_text(table, "requested", head_if(row_compares(row), "Schedule"), -22,
+                   row->time->name);
+  bench_put_text(table, "schedule", NULL, 0, known ? bench_schedules[info.schedule] : NULL);
+  bench_put_text(table, "wire", NULL, 0, known ? bench_wires[info.wire] : NULL);
+  bench_put_text(table, "dtype", NULL, 0, known ? bench_dtypes[test->options->dtype] : NULL);
+  bench_put_text(table, "codec", NULL, 0, known ? info.codec : NULL);
+  bench_put_number(table, "chunk_elements", NULL, 0, 0,
+                   info.chunk_size ? (double)info.chunk_size : NAN);
+  bench_put_number(table, "chunks", NULL, 0, 0, known ? (double)info.chunks : NAN);
+  bench_put_text(table, "transport", NULL, 0, bench_plan_info(test->plan).transport);
 }
 
 static void put_overlap(struct bench_table *table, const struct bench_row *row) {
@@ -142,14 +144,14 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bool full = row->test->options->full;
   double pure = own[BENCH_PURE].time.median, compute = own[BENCH_COMPUTE].time.median,
          overall = own[BENCH_OVERALL].time.median;
-  bench_time(table, "overall_us", "Overall(us)", 16, 2, overall);
-  bench_time(table, "compute_us", "Compute(us)", 16, 2, compute);
-  bench_time(table, "pure_us", "Pure Comm.(us)", 16, 2, pure);
-  bench_number(table, "overlap_percent", "Overlap(%)", 12, 2,
-               bench_overlap_percent(overall, compute, pure));
-  bench_time(table, NULL, head(full, "Min(us)"), 12, 2, own[BENCH_OVERALL].time.minimum);
-  bench_time(table, NULL, head(full, "Max(us)"), 12, 2, own[BENCH_OVERALL].time.maximum);
-  bench_number(table, "tests", head(full, "Tests"), 12, 0, (double)row->tests);
+  bench_put_time(table, "overall_us", "Overall(us)", 16, 2, overall);
+  bench_put_time(table, "compute_us", "Compute(us)", 16, 2, compute);
+  bench_put_time(table, "pure_us", "Pure Comm.(us)", 16, 2, pure);
+  bench_put_number(table, "overlap_percent", "Overlap(%)", 12, 2,
+                   bench_overlap_percent(overall, compute, pure));
+  bench_put_time(table, NULL, head_if(full, "Min(us)"), 12, 2, own[BENCH_OVERALL].time.minimum);
+  bench_put_time(table, NULL, head_if(full, "Max(us)"), 12, 2, own[BENCH_OVERALL].time.maximum);
+  bench_put_number(table, "tests", head_if(full, "Tests"), 12, 0, (double)row->tests);
 }
 
 /* Puts the times of a row; a nonblocking row has the times of its communication alone. */
@@ -158,17 +160,18 @@ static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_statistics *time = &row->time->time;
   bool blocking = !row->overlap, device = test->device != NULL;
   bool full = blocking && test->options->full && !device;
-  bench_time(table, "average_us", head(blocking && !device, "Avg Latency(us)"), 16, 2, time->mean);
-  bench_time(table, "median_us", head(blocking, "Median(us)"), 12, 2, time->median);
-  bench_time(table, "minimum_us", head(full || device, "Min(us)"), 12, 2, time->minimum);
-  bench_time(table, "p90_us", head(full, "P90(us)"), 12, 2, time->percentile90);
-  bench_time(table, "p99_us", NULL, 0, 0, time->percentile99);
-  bench_time(table, "maximum_us", head(full || device, "Max(us)"), 12, 2, time->maximum);
-  bench_number(table, device ? "rounds" : "iterations",
-               head(test->options->full && !device, "Iterations"), 12, 0,
-               (double)test->rounds.rounds);
+  bench_put_time(table, "average_us", head_if(blocking && !device, "Avg Latency(us)"), 16, 2,
+                 time->mean);
+  bench_put_time(table, "median_us", head_if(blocking, "Median(us)"), 12, 2, time->median);
+  bench_put_time(table, "minimum_us", head_if(full || device, "Min(us)"), 12, 2, time->minimum);
+  bench_put_time(table, "p90_us", head_if(full, "P90(us)"), 12, 2, time->percentile90);
+  bench_put_time(table, "p99_us", NULL, 0, 0, time->percentile99);
+  bench_put_time(table, "maximum_us", head_if(full || device, "Max(us)"), 12, 2, time->maximum);
+  bench_put_number(table, device ? "rounds" : "iterations",
+                   head_if(test->options->full && !device, "Iterations"), 12, 0,
+                   (double)test->rounds.rounds);
   if (device)
-    bench_number(table, "launches", NULL, 0, 0, (double)test->rounds.repeats);
+    bench_put_number(table, "launches", NULL, 0, 0, (double)test->rounds.repeats);
 }
 
 static void put_traffic(struct bench_table *table, const struct bench_row *row) {
@@ -177,12 +180,12 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
   double seconds = row->time->time.median;
   double wire =
       test->device ? (double)bench_plan_info(row->way->plan).wire_bytes : row->time->wire_bytes;
-  bench_number(table, "wire_bytes", "Wire(B/rank)", 14, 0, row->own ? wire : NAN);
+  bench_put_number(table, "wire_bytes", "Wire(B/rank)", 14, 0, row->own ? wire : NAN);
   if (!test->device)
-    bench_number(table, "link_bytes", head(options->link, "Link(B/host)"), 14, 0,
-                 options->link ? row->time->link_bytes : NAN);
-  bench_number(table, "algbw_gbs", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
-  bench_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
+    bench_put_number(table, "link_bytes", head_if(options->link, "Link(B/host)"), 14, 0,
+                     options->link ? row->time->link_bytes : NAN);
+  bench_put_number(table, "algbw_gbs", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
+  bench_put_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
 }
 
 /* Puts the limits. Ranks of a host share its link; ranks of a single host are treated as if each
@@ -193,10 +196,10 @@ static void put_limits(struct bench_table *table, const struct bench_row *row) {
   double each = !row->own ? NAN : info.hosts > 1 ? (double)info.ranks_per_host : 1;
   double wire = bench_wire_seconds(test->options, each * row->time->wire_bytes);
   double computing = row->own ? row->way->computing : NAN;
-  bench_time(table, "wire_limit_us", "Wire limit(us)", 16, 2, wire);
-  bench_time(table, "codec_limit_us", "Codec limit(us)", 17, 2, computing);
-  bench_number(table, "of_limit", "Of limit", 10, 2,
-               row->time->time.median / (wire > computing ? wire : computing));
+  bench_put_time(table, "wire_limit_us", "Wire limit(us)", 16, 2, wire);
+  bench_put_time(table, "codec_limit_us", "Codec limit(us)", 17, 2, computing);
+  bench_put_number(table, "of_limit", "Of limit", 10, 2,
+                   row->time->time.median / (wire > computing ? wire : computing));
 }
 
 /* Puts the dense time; in a comparison MPI has a line of its own. */
@@ -206,14 +209,15 @@ static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_statistics *time = row->dense ? &row->dense->time : &none;
   bool shown = row->dense && !row->overlap && !row_compares(row),
        full = shown && test->options->full;
-  bench_time(table, "dense_median_us", head(shown, "Dense median(us)"), 18, 2, time->median);
-  bench_time(table, NULL, head(full, "Dense avg(us)"), 15, 2, time->mean);
-  bench_time(table, "dense_minimum_us", head(full, "Dense min(us)"), 15, 2, time->minimum);
-  bench_time(table, "dense_maximum_us", head(full, "Dense max(us)"), 15, 2, time->maximum);
-  bench_text(table, "dense_algorithm",
-             head(shown && test->team->algorithm_count > 1, "MPI algorithm"), -20, row->dense_name);
-  bench_number(table, "speedup", head(row->dense && !row->overlap, "Speed-up"), 10, 2,
-               time->median / row->time->time.median);
+  bench_put_time(table, "dense_median_us", head_if(shown, "Dense median(us)"), 18, 2, time->median);
+  bench_put_time(table, NULL, head_if(full, "Dense avg(us)"), 15, 2, time->mean);
+  bench_put_time(table, "dense_minimum_us", head_if(full, "Dense min(us)"), 15, 2, time->minimum);
+  bench_put_time(table, "dense_maximum_us", head_if(full, "Dense max(us)"), 15, 2, time->maximum);
+  bench_put_text(table, "dense_algorithm",
+                 head_if(shown && test->team->algorithm_count > 1, "MPI algorithm"), -20,
+                 row->dense_name);
+  bench_put_number(table, "speedup", head_if(row->dense && !row->overlap, "Speed-up"), 10, 2,
+                   time->median / row->time->time.median);
 }
 
 static void put_dense_overlap(struct bench_table *table, const struct bench_row *row) {
@@ -221,13 +225,13 @@ static void put_dense_overlap(struct bench_table *table, const struct bench_row 
   double times[] = {NAN, NAN, NAN};
   for (int k = 0; dense && k <= BENCH_OVERALL; k++)
     times[k] = dense[k].time.median;
-  bench_time(table, "dense_overall_us", head(dense, "Dense overall(us)"), 19, 2,
-             times[BENCH_OVERALL]);
-  bench_time(table, "dense_compute_us", head(dense, "Dense compute(us)"), 19, 2,
-             times[BENCH_COMPUTE]);
-  bench_time(table, NULL, head(dense, "Dense pure(us)"), 16, 2, times[BENCH_PURE]);
-  bench_number(
-      table, "dense_overlap_percent", head(dense, "Dense overlap(%)"), 18, 2,
+  bench_put_time(table, "dense_overall_us", head_if(dense, "Dense overall(us)"), 19, 2,
+                 times[BENCH_OVERALL]);
+  bench_put_time(table, "dense_compute_us", head_if(dense, "Dense compute(us)"), 19, 2,
+                 times[BENCH_COMPUTE]);
+  bench_put_time(table, NULL, head_if(dense, "Dense pure(us)"), 16, 2, times[BENCH_PURE]);
+  bench_put_number(
+      table, "dense_overlap_percent", head_if(dense, "Dense overlap(%)"), 18, 2,
       dense ? bench_overlap_percent(times[BENCH_OVERALL], times[BENCH_COMPUTE], times[BENCH_PURE])
             : NAN);
 }
@@ -235,10 +239,10 @@ static void put_dense_overlap(struct bench_table *table, const struct bench_row 
 static void put_device(struct bench_table *table, const struct bench_row *row) {
   const struct bench_rounds *rounds = &row->test->rounds;
   double speedup = NAN;
-  if (row->dense && row->dense->times) /* none where only heads are printed */
+  if (row->dense && row->dense->times) /* there are no times while heads are printed */
     speedup =
         bench_ratio(row->dense->times, row->time->times, rounds->rounds, rounds->scratch).median;
-  bench_number(table, "speedup", "Speed-up", 10, 2, speedup);
+  bench_put_number(table, "speedup", "Speed-up", 10, 2, speedup);
 }
 
 static void rows_fields(struct bench_table *table, const void *context) {
@@ -259,27 +263,27 @@ static void rows_fields(struct bench_table *table, const void *context) {
   if (options->rate > 0)
     put_limits(table, row);
   if (options->check) {
-    bench_text(table, NULL, "Validation", 12, validation);
-    bench_bool(table, "right", row->own ? &row->way->right : NULL);
+    bench_put_text(table, NULL, "Validation", 12, validation);
+    bench_put_bool(table, "right", row->own ? &row->way->right : NULL);
   }
   if (row_compares(row))
-    bench_number(table, "of_best", "Of best", 10, 3, row->of_best);
+    bench_put_number(table, "of_best", "Of best", 10, 3, row->of_best);
 }
 
 /* Puts a row without measurements for a case that the library refused. */
 static void refused_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
-  bench_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));
-  bench_text(table, NULL, "", -22, row->time->name);
-  bench_text(table, NULL, "", 16, "-");
-  bench_text(table, NULL, "", -1, row->way->refusal);
+  bench_put_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));
+  bench_put_text(table, NULL, "", -22, row->time->name);
+  bench_put_text(table, NULL, "", 16, "-");
+  bench_put_text(table, NULL, "", -1, row->way->refusal);
 }
 
-void bench_collective_heads(struct bench_table *table, const struct bench_row *row) {
+void bench_collective_print_heads(struct bench_table *table, const struct bench_row *row) {
   bench_print_heads(table, rows_fields, row);
 }
 
-void bench_collective_row(struct bench_table *table, const struct bench_row *row) {
+void bench_collective_print_row(struct bench_table *table, const struct bench_row *row) {
   if (row->time->run)
     bench_print_row(table, rows_fields, row);
   else if (table->format == BENCH_TEXT)

@@ -1,7 +1,7 @@
 /*
- * onebit-bench codec: passes over memory, each with a row that has the bytes that it must move, and
- * its speed beside that of the triad loop and of a plain loop that reads and writes as it does; on
- * a device kernels, beside a copy of its memory.
+ * onebit-bench codec: each row is a pass over memory, with the bytes that it must move, and its
+ * speed relative to the triad loop and to a plain loop with the same reads and writes. On a device
+ * the rows are kernels, relative to a copy of its memory.
  */
 #include "bench/bench_passes.h"
 
@@ -10,32 +10,33 @@
 
 /* --- Notes */
 
-void bench_passes_note(const struct bench_passes *passes, const struct bench_rounds *rounds,
-                       const char *about, const char *columns) {
+void bench_passes_print_notes(const struct bench_passes *passes, const struct bench_rounds *rounds,
+                              const char *about, const char *columns) {
   struct bench_job *job = passes->job;
   const struct ob_work *work = &passes->work;
   size_t bytes = passes->count * sizeof(float);
   char block[32] = "the buffer";
   if (BENCH_HAS_DEVICE(job)) {
-    bench_device_note(job);
-    bench_note(job->table,
-               "%zu elements (%zu bytes as float32), %zu rounds of %zu launches each, "
-               "timed by events\n# %s",
-               passes->count, bytes, rounds->rounds, rounds->repeats, columns);
+    bench_device_print_notes(job);
+    bench_print_note(job->table,
+                     "%zu elements (%zu bytes as float32), %zu rounds of %zu launches each, "
+                     "timed by events\n# %s",
+                     passes->count, bytes, rounds->rounds, rounds->repeats, columns);
     return;
   }
   if (job->first)
-    bench_note(job->table, "onebit-bench %s, version %s: %s %s\n# %s", job->benchmark->name,
-               onebit_version(), about, bench_triad_width(), columns);
+    bench_print_note(job->table, "onebit-bench %s, version %s: %s %s\n# %s", job->benchmark->name,
+                     onebit_version(), about, bench_triad_width(), columns);
   job->first = false;
   if (!work->one_scale)
     snprintf(block, sizeof block, "%zu elements", passes->plan->geometry.layout.block);
-  bench_note(job->table,
-             "codec %s, %zu elements of %s (%zu bytes as float32), one %s scale for %s, %s stores, "
-             "%zu rounds",
-             work->codec->name, passes->count, bench_dtypes[work->dtype], bytes,
-             bench_scales[job->options->scale], block,
-             passes->plan->state->work.stream ? "streaming" : "cached", rounds->rounds);
+  bench_print_note(
+      job->table,
+      "codec %s, %zu elements of %s (%zu bytes as float32), one %s scale for %s, %s stores, "
+      "%zu rounds",
+      work->codec->name, passes->count, bench_dtypes[work->dtype], bytes,
+      bench_scales[job->options->scale], block,
+      passes->plan->state->work.stream ? "streaming" : "cached", rounds->rounds);
 }
 
 /* --- Rows */
@@ -46,7 +47,7 @@ struct row {
   const struct bench_entry *entry;
 };
 
-/* Puts the row's bytes a second relative to an entry's: the median over the rounds. */
+/* Puts the row's bytes a second relative to those of another entry: the median over the rounds. */
 static void put_ratio(struct bench_table *table, const struct row *row, const char *name,
                       const struct bench_entry *other) {
   const struct bench_entry *own = row->entry;
@@ -60,13 +61,13 @@ static void put_ratio(struct bench_table *table, const struct row *row, const ch
   snprintf(head, sizeof head, "of %s", name);
   if (other->times && own->times)
     ratio = bench_ratio(other->times, own->times, row->rounds->rounds, row->rounds->scratch);
-  bench_number(table, keys[0], head, 11, 3, factor * ratio.median);
-  bench_number(table, keys[1], spread ? "Min" : NULL, 9, 3, factor * ratio.minimum);
-  bench_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
+  bench_put_number(table, keys[0], head, 11, 3, factor * ratio.median);
+  bench_put_number(table, keys[1], spread ? "Min" : NULL, 9, 3, factor * ratio.minimum);
+  bench_put_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
-/* Puts the ratio to a plain loop with the same traffic; for passes that write residuals in place
- * that loop is the triad. */
+/* Puts the ratio to a plain loop with the same traffic. Where the plan writes residuals in place,
+ * that loop works in place too. */
 static void put_loop(struct bench_table *table, const struct row *row) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_rounds *rounds = row->rounds;
@@ -88,18 +89,19 @@ static void sheet_fields(struct bench_table *table, const void *context) {
   const double elements = (double)passes->count, seconds = entry->time.median;
   const bool device = passes->job->device != NULL;
   if (!device)
-    bench_text(table, "codec", NULL, 0, passes->work.codec->name);
-  bench_number(table, "bytes", NULL, 0, 0, elements * sizeof(float));
-  bench_text(table, "row", "Pass", -30, entry->name);
-  bench_number(table, "members", "Streams", 8, 0, entry->streams ? (double)entry->streams : NAN);
-  bench_number(table, "rounds", NULL, 0, 0, (double)row->rounds->rounds);
-  bench_number(table, "launches", NULL, 0, 0, (double)row->rounds->repeats);
-  bench_time(table, "median_us", "Median(ms)", 12, 4, seconds);
-  bench_time(table, "minimum_us", "Min(ms)", 12, 4, entry->time.minimum);
-  bench_time(table, "maximum_us", "Max(ms)", 12, 4, entry->time.maximum);
-  bench_number(table, "gelements_per_s", "Gelements/s", 13, 3, 1e-9 * elements / seconds);
-  bench_number(table, "bytes_per_element", "B/element", 11, 2, entry->bytes / elements);
-  bench_number(table, "gbs", "GB/s", 10, 2, 1e-9 * entry->bytes / seconds);
+    bench_put_text(table, "codec", NULL, 0, passes->work.codec->name);
+  bench_put_number(table, "bytes", NULL, 0, 0, elements * sizeof(float));
+  bench_put_text(table, "row", "Pass", -30, entry->name);
+  bench_put_number(table, "members", "Streams", 8, 0,
+                   entry->streams ? (double)entry->streams : NAN);
+  bench_put_number(table, "rounds", NULL, 0, 0, (double)row->rounds->rounds);
+  bench_put_number(table, "launches", NULL, 0, 0, (double)row->rounds->repeats);
+  bench_put_time(table, "median_us", "Median(ms)", 12, 4, seconds);
+  bench_put_time(table, "minimum_us", "Min(ms)", 12, 4, entry->time.minimum);
+  bench_put_time(table, "maximum_us", "Max(ms)", 12, 4, entry->time.maximum);
+  bench_put_number(table, "gelements_per_s", "Gelements/s", 13, 3, 1e-9 * elements / seconds);
+  bench_put_number(table, "bytes_per_element", "B/element", 11, 2, entry->bytes / elements);
+  bench_put_number(table, "gbs", "GB/s", 10, 2, 1e-9 * entry->bytes / seconds);
   put_ratio(table, row, device ? "copy" : copy->name, copy);
   if (!device)
     put_loop(table, row);
@@ -109,14 +111,14 @@ static void sheet_fields(struct bench_table *table, const void *context) {
 
 static void add_pass(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams,
                      struct bench_passes *passes) {
-  struct bench_entry *entry = bench_rounds_entry(rounds, pass->name, pass->run, passes);
+  struct bench_entry *entry = bench_rounds_add_entry(rounds, pass->name, pass->run, passes);
   entry->pass = pass;
   entry->streams = streams;
 }
 
 /* Adds the list's passes; on a device some kernels have messages of one bit. */
-static void add_all(struct bench_rounds *rounds, const struct bench_list *list,
-                    struct bench_passes *passes) {
+static void add_passes(struct bench_rounds *rounds, const struct bench_list *list,
+                       struct bench_passes *passes) {
   const struct bench_options *options = passes->job->options;
   for (const struct bench_pass *const *pass = list->passes; *pass; pass++) {
     if (BENCH_HAS_DEVICE(passes->job) && options->bits > 1 &&
@@ -133,15 +135,16 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
   struct row row = {passes, &rounds, rounds.entries};
   snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes", job->benchmark->name,
            passes->count * sizeof(float));
-  add_all(&rounds, list, passes);
+  add_passes(&rounds, list, passes);
   bench_rounds_prepare(&rounds, passes);
-  bench_passes_note(passes, &rounds, "one core; the triad loop uses",
-                    BENCH_HAS_DEVICE(job)
-                        ? "GB/s: what it must move. of copy: bytes a second, against "
-                          "cudaMemcpyAsync in the same round, median"
-                        : "GB/s: what the pass must move. of triad, of loop: bytes a second, "
-                          "against the triad loop of the same round, and against a plain loop that "
-                          "reads and writes likewise, median");
+  bench_passes_print_notes(
+      passes, &rounds, "one core; the triad loop uses",
+      BENCH_HAS_DEVICE(job)
+          ? "GB/s: what it must move. of copy: bytes a second, against "
+            "cudaMemcpyAsync in the same round, median"
+          : "GB/s: what the pass must move. of triad, of loop: bytes a second, "
+            "against the triad loop of the same round, and against a plain loop that "
+            "reads and writes likewise, median");
   bench_print_heads(job->table, sheet_fields, &row);
   int status = bench_rounds_measure(&rounds);
   for (size_t k = 0; status == BENCH_OK && k < rounds.count; k++) {
@@ -196,13 +199,13 @@ static int measure_size(struct bench_job *job, size_t bytes, void *context) {
   return status;
 }
 
-int bench_on_one_core(struct bench_job *job, bench_measure_passes *measure) {
+int bench_measure_on_one_core(struct bench_job *job, bench_measure_passes *measure) {
   struct bench_options one_core = *job->options;
   one_core.threads = 1;
   job->options = &one_core;
-  return bench_each_size(job, measure_size, &measure);
+  return bench_measure_sizes(job, measure_size, &measure);
 }
 
 int bench_run_codec(struct bench_job *job) {
-  return bench_on_one_core(job, BENCH_HAS_DEVICE(job) ? measure_kernels : measure_codecs);
+  return bench_measure_on_one_core(job, BENCH_HAS_DEVICE(job) ? measure_kernels : measure_codecs);
 }

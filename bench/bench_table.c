@@ -1,4 +1,5 @@
-/* The subcommands, their common memory, format and sizes, and rows as text, JSON and CSV. */
+/* The table of subcommands, the functions that run one for each size, and the output of rows as
+ * text, JSON and CSV. */
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
@@ -38,15 +39,15 @@ const struct bench_benchmark bench_table[] = {
     {0}};
 /* clang-format on */
 
-const struct bench_benchmark *bench_find(const char *name) {
+const struct bench_benchmark *bench_find_benchmark(const char *name) {
   const struct bench_benchmark *row = bench_table;
   while (row->name && strcmp(row->name, name) != 0)
     row++;
   return row->name ? row : NULL;
 }
 
-int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                 struct bench_team *team) {
+int bench_run_benchmark(const struct bench_benchmark *benchmark,
+                        const struct bench_options *options, struct bench_team *team) {
   struct bench_table table = {.benchmark = benchmark->name,
                               .format = options->json  ? BENCH_JSON
                                         : options->csv ? BENCH_CSV
@@ -72,7 +73,7 @@ int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_opt
 
 /* Measures each size. On the host a collective whose result is wrong goes on with the next size;
  * other failures would fail there too. */
-int bench_each_size(struct bench_job *job, bench_size *measure, void *context) {
+int bench_measure_sizes(struct bench_job *job, bench_size *measure, void *context) {
   int worst = BENCH_OK;
   for (size_t bytes = job->options->smallest; bytes <= job->options->largest;
        bytes *= job->options->factor) {
@@ -92,10 +93,10 @@ static void table_print_line(struct bench_table *table, bench_fields *fields, co
   table->json = (struct ob_json){.file = stdout};
   if (table->format == BENCH_JSON)
     ob_json_begin(&table->json, NULL, '{');
-  bench_text(table, "benchmark", NULL, 0, table->benchmark);
+  bench_put_text(table, "benchmark", NULL, 0, table->benchmark);
   if (table->device) {
-    bench_text(table, "device", NULL, 0, table->device);
-    bench_bool(table, "emulated", &table->emulated);
+    bench_put_text(table, "device", NULL, 0, table->device);
+    bench_put_bool(table, "emulated", &table->emulated);
   }
   fields(table, row);
   if (table->format == BENCH_JSON)
@@ -118,7 +119,7 @@ void bench_print_row(struct bench_table *table, bench_fields *fields, const void
   fflush(stdout);
 }
 
-void bench_note(struct bench_table *table, const char *format, ...) {
+void bench_print_note(struct bench_table *table, const char *format, ...) {
   if (table->format != BENCH_TEXT)
     return;
   va_list arguments;
@@ -133,8 +134,8 @@ void bench_note(struct bench_table *table, const char *format, ...) {
 
 /* --- Fields */
 
-/* Puts text. Columns to the left are two spaces apart from the one before them. The heads are a
- * comment. */
+/* Prints a field of text. Two spaces precede a left-aligned column. The line of heads starts with
+ * "# ". */
 static void print_put_text(struct bench_table *table, int width, const char *text) {
   const char *before = table->fields == 0 && table->heads ? "# " : "";
   if (table->fields > 0 && width < 0)
@@ -155,8 +156,8 @@ static void put_csv(struct bench_table *table, const char *text) {
     printf("\"");
 }
 
-/* True if the value itself is to be printed; else it is not of this format, or its head is
- * printed. */
+/* Returns true if the caller must print the value. Otherwise the field is not of this format, or
+ * this function has printed its head. */
 static bool wants_value(struct bench_table *table, const char *key, const char *head, int width) {
   if (!(table->format == BENCH_TEXT ? head : key))
     return false;
@@ -167,8 +168,8 @@ static bool wants_value(struct bench_table *table, const char *key, const char *
   return !table->heads;
 }
 
-void bench_text(struct bench_table *table, const char *key, const char *head, int width,
-                const char *text) {
+void bench_put_text(struct bench_table *table, const char *key, const char *head, int width,
+                    const char *text) {
   if (!wants_value(table, key, head, width))
     return;
   if (table->format == BENCH_JSON)
@@ -179,8 +180,8 @@ void bench_text(struct bench_table *table, const char *key, const char *head, in
     print_put_text(table, width, text ? text : "-");
 }
 
-void bench_number(struct bench_table *table, const char *key, const char *head, int width,
-                  int digits, double number) {
+void bench_put_number(struct bench_table *table, const char *key, const char *head, int width,
+                      int digits, double number) {
   char text[64];
   bool whole = number >= 0 && number < 0x1p53 && number == floor(number);
   if (!wants_value(table, key, head, width))
@@ -200,13 +201,13 @@ void bench_number(struct bench_table *table, const char *key, const char *head, 
   }
 }
 
-void bench_time(struct bench_table *table, const char *key, const char *head, int width, int digits,
-                double seconds) {
+void bench_put_time(struct bench_table *table, const char *key, const char *head, int width,
+                    int digits, double seconds) {
   bool milliseconds = table->format == BENCH_TEXT && head && strstr(head, "(ms)");
-  bench_number(table, key, head, width, digits, (milliseconds ? 1e3 : 1e6) * seconds);
+  bench_put_number(table, key, head, width, digits, (milliseconds ? 1e3 : 1e6) * seconds);
 }
 
-void bench_bool(struct bench_table *table, const char *key, const bool *value) {
+void bench_put_bool(struct bench_table *table, const char *key, const bool *value) {
   if (!wants_value(table, key, NULL, 0))
     return;
   if (table->format == BENCH_CSV)

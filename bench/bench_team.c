@@ -1,6 +1,6 @@
-/* Ranks without MPI: threads of this process, or processes that it starts, which share memory that
- * holds a part of every rank's numbers; or a launcher's processes, such as torchrun's, which talk
- * over the library's own connections. */
+/* Ranks without MPI: threads of this process, or processes that it starts, which combine numbers in
+ * shared memory; or the processes of a launcher, such as torchrun, which communicate over the
+ * library's own connections. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -31,9 +31,10 @@ static void team_reduce(const struct bench_team *team, const double *all, size_t
   }
 }
 
-/* The shared part of one rank, the first of which is rank 0's; behind them are the numbers. */
+/* The shared part of one rank. An array of them, from rank 0 on, is followed by the ranks'
+ * numbers. */
 struct member {
-  pthread_barrier_t barrier; /* rank 0's */
+  pthread_barrier_t barrier; /* only rank 0's is used */
   struct bench_team team;
   bench_body *body;
   const void *context;
@@ -61,7 +62,7 @@ static void team_combine(struct bench_team *team, double *values, size_t count, 
 
 static const struct bench_team_kind kind = {.barrier = team_barrier, .combine = team_combine};
 
-/* Allocates for all ranks, which `run` makes threads or processes of. */
+/* Allocates the shared memory of all ranks; `run` starts them as threads or processes. */
 static int run_members(int ranks, bench_body *body, const void *context,
                        int (*run)(struct member *members, int ranks)) {
   pthread_barrierattr_t shared;
@@ -69,7 +70,7 @@ static int run_members(int ranks, bench_body *body, const void *context,
   struct member *members =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (members == MAP_FAILED)
-    return bench_no_memory("ranks", (size_t)ranks);
+    return bench_complain_of_memory("ranks", (size_t)ranks);
   pthread_barrierattr_init(&shared);
   pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
   pthread_barrier_init(&members->barrier, &shared, (unsigned)ranks);
@@ -92,13 +93,13 @@ static void *bench_run_thread(void *argument) {
   return NULL;
 }
 
-/* Runs ranks as threads, rank 0 as the calling one. The others all start or the program ends: a
- * team that is not complete would wait for ever. */
+/* Runs ranks as threads, rank 0 as the calling one. The program ends if a thread cannot be started:
+ * the ranks of an incomplete team would wait for ever. */
 static int bench_run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
-  int worst =
-      comms ? bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback")
-            : bench_no_memory("ranks", (size_t)ranks);
+  int worst = comms ? bench_check_status(onebit_comm_create_loopback(ranks, comms),
+                                         "onebit_comm_create_loopback")
+                    : bench_complain_of_memory("ranks", (size_t)ranks);
   for (int rank = ranks - 1; worst == BENCH_OK && rank >= 0; rank--) {
     members[rank].team.comm = comms[rank];
     if (rank == 0)
@@ -130,7 +131,8 @@ int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
 /* Runs in the process of a rank, which must not outlive its parent. */
 static int bench_run_process(struct member *member) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  int status = bench_status(onebit_comm_create_self(&member->team.comm), "onebit_comm_create_self");
+  int status =
+      bench_check_status(onebit_comm_create_self(&member->team.comm), "onebit_comm_create_self");
   if (status == BENCH_OK)
     status = member->body(&member->team, member->context);
   onebit_comm_destroy(member->team.comm);
@@ -190,17 +192,17 @@ int bench_team_run_processes(int ranks, bench_body *body, const void *context) {
 
 /* --- Processes that a launcher has started */
 
-/* Ends the process after a failure: a team that is not complete would wait for ever. */
-static void require_ok(onebit_status_t status, const char *what) {
-  if (bench_status(status, what) != BENCH_OK)
+/* Ends the process after a failure: the ranks of an incomplete team would wait for ever. */
+static void exit_on_error(onebit_status_t status, const char *what) {
+  if (bench_check_status(status, what) != BENCH_OK)
     exit(BENCH_FAILED);
 }
 
 static void bench_sockets_barrier(struct bench_team *team) {
-  require_ok(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
+  exit_on_error(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
-/* Exchanges each rank's numbers: the team's state has PART of them for every rank. */
+/* Exchanges the ranks' numbers: the team's state has PART of them for each rank. */
 static void team_exchange(struct bench_team *team, size_t count) {
   struct ob_batch *batch = team->comm->control;
   double *all = team->state, *mine = all + (size_t)team->rank * PART;
@@ -215,8 +217,8 @@ static void team_exchange(struct bench_team *team, size_t count) {
   }
   if (batch->sends == 0)
     return;
-  require_ok(team->comm->transport->begin(batch, 0), "exchange of numbers");
-  require_ok(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
+  exit_on_error(team->comm->transport->begin(batch, 0), "exchange of numbers");
+  exit_on_error(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
 }
 
 static void bench_sockets_combine(struct bench_team *team, double *values, size_t count, bool sum) {
@@ -236,13 +238,13 @@ int bench_sockets_run(int connections, bench_body *body, const void *context) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct bench_team team = {.kind = &sockets_kind};
   options.streams = connections;
-  BENCH_TRY(
-      bench_status(onebit_comm_create_sockets(&options, &team.comm), "onebit_comm_create_sockets"));
+  BENCH_TRY(bench_check_status(onebit_comm_create_sockets(&options, &team.comm),
+                               "onebit_comm_create_sockets"));
   team.rank = onebit_comm_rank(team.comm);
   team.size = onebit_comm_size(team.comm);
   team.state = malloc((size_t)team.size * PART * sizeof(double));
-  int status =
-      team.state ? body(&team, context) : bench_no_memory("ranks' numbers", (size_t)team.size);
+  int status = team.state ? body(&team, context)
+                          : bench_complain_of_memory("ranks' numbers", (size_t)team.size);
   onebit_comm_destroy(team.comm);
   free(team.state);
   return status;

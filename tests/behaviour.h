@@ -12,15 +12,14 @@
 
 /* The input does not repeat at any size that the library knows; some elements and blocks are
  * zero. */
-float input(size_t i, int rank, int step);
+float input_value(size_t i, int rank, int step);
 
-/* Cuts the float32 `value` to the 16 bits of dtype: a bfloat16 exactly, a float16 to some
- * number. */
-void store(void *buffer, size_t i, onebit_dtype_t dtype, float value);
+/* Stores a float32 as dtype. The 16-bit types get truncated bits, without rounding. */
+void store_value(void *buffer, size_t i, onebit_dtype_t dtype, float value);
 size_t bytes_of(onebit_dtype_t dtype);
 
 /* Returns memory of zeros; ends the process where there is none. */
-void *memory(size_t bytes);
+void *allocate_zeros(size_t bytes);
 
 /* Digests the files of a directory, whatever their order, and removes them and the directory. */
 uint64_t digest_files(const char *directory);
@@ -29,7 +28,7 @@ uint64_t digest_files(const char *directory);
 
 /* Continues a digest (64-bit FNV-1a) with more data; the first is DIGEST. */
 #define DIGEST 0xcbf29ce484222325u
-uint64_t digest(uint64_t hash, const void *data, size_t bytes);
+uint64_t digest_bytes(uint64_t hash, const void *data, size_t bytes);
 
 /* Makes the communicator of rank `rank` for the calling thread; ends the process if it cannot. */
 onebit_comm_t wire_connect(int rank, int size, int hosts);

@@ -13,7 +13,7 @@
 
 #include "onebit/custom.h"
 
-float input(size_t i, int rank, int step) {
+float input_value(size_t i, int rank, int step) {
   const size_t k = i + (size_t)rank * 7919 + (size_t)step * 104729;
   if (k % 53 == 0 || k / 2503 % 11 == 10)
     return k % 2 ? -0.0f : 0.0f;
@@ -21,7 +21,7 @@ float input(size_t i, int rank, int step) {
   return (coarse / 504.7f + fine / 9973.0f) * ldexpf(1.0f, (int)(k / 701 % 9) - 6);
 }
 
-void store(void *buffer, size_t i, onebit_dtype_t dtype, float value) {
+void store_value(void *buffer, size_t i, onebit_dtype_t dtype, float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   const uint32_t exponent = (bits >> 23 & 255) > 112 ? (bits >> 23 & 255) - 112 : 0;
@@ -35,7 +35,7 @@ void store(void *buffer, size_t i, onebit_dtype_t dtype, float value) {
 
 size_t bytes_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
-void *memory(size_t bytes) {
+void *allocate_zeros(size_t bytes) {
   void *made = calloc(1, bytes + 64);
   if (!made)
     abort();
@@ -52,8 +52,8 @@ uint64_t digest_files(const char *directory) {
     FILE *file = entry->d_name[0] == '.' ? NULL : fopen(path, "rb");
     if (!file)
       continue;
-    sum += digest(digest(DIGEST, entry->d_name, strlen(entry->d_name)), text,
-                  fread(text, 1, sizeof text, file));
+    sum += digest_bytes(digest_bytes(DIGEST, entry->d_name, strlen(entry->d_name)), text,
+                        fread(text, 1, sizeof text, file));
     fclose(file);
     remove(path);
   }
@@ -65,11 +65,11 @@ uint64_t digest_files(const char *directory) {
 
 /* ---- The transport ---- */
 
-/* A message on its way, or a receive. */
+/* A message in flight, or a pending receive. */
 struct message {
   struct message *next;
   int from, to, tag;
-  unsigned number; /* of those with these ends and this tag */
+  unsigned number; /* index among messages with these ends and this tag */
   size_t bytes;
   void *data;
 };
@@ -81,7 +81,7 @@ static uint64_t sum;
 enum { MAX_RANKS = 4, TAGS = 32768, SENT = 0, RECEIVED = 1 };
 static unsigned begun[2][MAX_RANKS][MAX_RANKS][TAGS];
 
-uint64_t digest(uint64_t hash, const void *data, size_t bytes) {
+uint64_t digest_bytes(uint64_t hash, const void *data, size_t bytes) {
   const unsigned char *byte = data;
   for (size_t i = 0; i < bytes; i++)
     hash = (hash ^ byte[i]) * 0x100000001b3u;
@@ -117,8 +117,9 @@ static int send_message(void *context, const void *data, size_t bytes, int peer,
   while (*last)
     last = &(*last)->next;
   *last = made;
-  if (bytes >= 4 && memcmp(data, "O1B1", 4) == 0) /* docs/wire-format.md; others name files */
-    sum += digest(digest(DIGEST, ends, sizeof ends), data, bytes);
+  /* Messages of calls begin with O1B1 (docs/wire-format.md); other messages contain paths. */
+  if (bytes >= 4 && memcmp(data, "O1B1", 4) == 0)
+    sum += digest_bytes(digest_bytes(DIGEST, ends, sizeof ends), data, bytes);
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
   *operation = NULL;
@@ -136,8 +137,9 @@ static int receive_message(void *context, void *data, size_t bytes, int peer, in
   return 0;
 }
 
-/* The message of the same ends, tag and number. The lock is held. */
-static struct message **find(const struct message *wanted) {
+/* Returns the link to the sent message with the same ends, tag and number; the caller holds the
+ * lock. */
+static struct message **find_message(const struct message *wanted) {
   struct message **one = &sent;
   while (*one && ((*one)->from != wanted->from || (*one)->to != wanted->to ||
                   (*one)->tag != wanted->tag || (*one)->number != wanted->number))
@@ -158,10 +160,10 @@ static int test_message(void *context, void *operation, double seconds, size_t *
   struct message *wanted = operation;
   (void)context;
   pthread_mutex_lock(&lock);
-  struct message **place = find(wanted), *one = *place;
+  struct message **place = find_message(wanted), *one = *place;
   if (!one && seconds > 0) {
     wait_for_change(seconds);
-    place = find(wanted);
+    place = find_message(wanted);
     one = *place;
   }
   if (one)

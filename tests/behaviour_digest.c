@@ -22,7 +22,7 @@ enum { MAX_RANKS = 4, STEPS = 14, TENSORS = 4 };
 static const size_t counts[TENSORS] = {3001, 33, 2048, 777};
 enum { ELEMENTS = 3001 + 33 + 2048 + 777 };
 
-/* The part of a run that all its cases share, and one rank's part. */
+/* The state that the ranks of a case share, and the state of one rank. */
 struct group {
   const struct behaviour *what;
   int size, hosts;
@@ -40,7 +40,7 @@ struct rank {
   pthread_t thread;
 };
 
-/* A case: what one rank does, with options. */
+/* A case: the function that each rank runs, and its options. */
 struct behaviour {
   const char *name;
   void (*run)(struct rank *rank);
@@ -48,7 +48,9 @@ struct behaviour {
                             const onebit_optimizer_options_t *common, onebit_optimizer_t *made);
   onebit_optimizer_options_t common;
   onebit_plan_options_t plan;
-  bool in_parts, poisoned, mixed; /* ready tensor by tensor; infinities; an uncompressed tensor */
+  bool in_parts; /* gradients become ready one by one */
+  bool poisoned; /* some gradients are not finite */
+  bool mixed;    /* one tensor stays uncompressed */
 };
 
 /* --- Optimizers */
@@ -113,10 +115,10 @@ static onebit_status_t model_create(struct model *model, const struct rank *rank
   const struct behaviour *what = rank->group->what;
   const size_t wide = bytes_of(what->common.parameter_dtype);
   const size_t deep = bytes_of(what->common.gradient_dtype);
-  *model =
-      (struct model){.parameters = memory(ELEMENTS * wide), .gradients = memory(ELEMENTS * deep)};
+  *model = (struct model){.parameters = allocate_zeros(ELEMENTS * wide),
+                          .gradients = allocate_zeros(ELEMENTS * deep)};
   for (size_t i = 0; i < ELEMENTS; i++)
-    store(model->parameters, i, what->common.parameter_dtype, input(i, 9, 77));
+    store_value(model->parameters, i, what->common.parameter_dtype, input_value(i, 9, 77));
   for (size_t k = 0, first = 0; k < TENSORS; first += counts[k++])
     model->tensors[k] = (onebit_tensor_t){.parameter = model->parameters + first * wide,
                                           .gradient = model->gradients + first * deep,
@@ -139,10 +141,11 @@ static onebit_status_t model_step(struct model *model, const struct rank *rank, 
   double scale = 1;
   onebit_optimizer_get_loss_scale(model->optimizer, &scale);
   for (size_t i = 0; i < ELEMENTS; i++)
-    store(model->gradients, i, what->common.gradient_dtype,
-          input(i, rank->number, step) * (float)scale);
+    store_value(model->gradients, i, what->common.gradient_dtype,
+                input_value(i, rank->number, step) * (float)scale);
   if (what->poisoned && step % 5 == 2 && rank->number == step % rank->group->size)
-    store(model->gradients, (size_t)step * 977 % ELEMENTS, what->common.gradient_dtype, INFINITY);
+    store_value(model->gradients, (size_t)step * 977 % ELEMENTS, what->common.gradient_dtype,
+                INFINITY);
   if (what->in_parts) {
     onebit_optimizer_begin(model->optimizer, rate);
     for (size_t k = TENSORS; k-- > 0;)
@@ -166,38 +169,38 @@ static void add_state(struct rank *rank, const struct model *model) {
                               info.exchanges[2]};
   const double norms[] = {info.variance_ratio, info.momentum_norm, info.residual_norm,
                           info.loss_scale, info.gradient_norm};
-  rank->state = digest(rank->state, numbers, sizeof numbers);
-  rank->norms = digest(DIGEST, norms, sizeof norms);
+  rank->state = digest_bytes(rank->state, numbers, sizeof numbers);
+  rank->norms = digest_bytes(DIGEST, norms, sizeof norms);
 }
 
 static uint64_t parameters_digest(const struct rank *rank, const struct model *model) {
-  return digest(DIGEST, model->parameters,
-                ELEMENTS * bytes_of(rank->group->what->common.parameter_dtype));
+  return digest_bytes(DIGEST, model->parameters,
+                      ELEMENTS * bytes_of(rank->group->what->common.parameter_dtype));
 }
 
-/* Digest of this rank's part, which the group then has. */
-static void save(struct rank *rank, const struct model *model) {
+/* Saves this rank's part of the checkpoint, digests it, and gives it to the group. */
+static void save_checkpoint(struct rank *rank, const struct model *model) {
   struct group *group = rank->group;
   size_t bytes = 0;
   onebit_optimizer_save(model->optimizer, NULL, 0, &bytes);
-  void *part = memory(bytes);
+  void *part = allocate_zeros(bytes);
   const onebit_status_t status = onebit_optimizer_save(model->optimizer, part, bytes, &bytes);
-  rank->checkpoint = digest(digest(DIGEST, &status, sizeof status), part, bytes);
+  rank->checkpoint = digest_bytes(digest_bytes(DIGEST, &status, sizeof status), part, bytes);
   group->parts[rank->number] = part;
   group->part_bytes[rank->number] = bytes;
   onebit_optimizer_save_files(model->optimizer, group->directory);
   pthread_barrier_wait(&group->barrier);
 }
 
-/* Loads the checkpoint, and continues from it. */
-static void load(struct rank *rank) {
+/* Loads the checkpoint into a new model, and trains it further. */
+static void load_checkpoint(struct rank *rank) {
   struct group *group = rank->group;
   struct model model;
   onebit_status_t status = model_create(&model, rank);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_load(model.optimizer, (const void *const *)group->parts,
                                    group->part_bytes, group->size);
-  rank->loaded = digest(DIGEST, &status, sizeof status);
+  rank->loaded = digest_bytes(DIGEST, &status, sizeof status);
   for (int step = STEPS; step < STEPS + 3 && model.optimizer; step++)
     model_step(&model, rank, step);
   rank->loaded ^= parameters_digest(rank, &model);
@@ -206,20 +209,20 @@ static void load(struct rank *rank) {
   free(group->parts[rank->number]);
 }
 
-static void train(struct rank *rank) {
+static void train_model(struct rank *rank) {
   struct model model;
   onebit_status_t status = model_create(&model, rank);
-  rank->state = digest(rank->state, &status, sizeof status);
+  rank->state = digest_bytes(rank->state, &status, sizeof status);
   for (int step = 0; step < STEPS && model.optimizer; step++) {
     status = model_step(&model, rank, step);
-    rank->state = digest(rank->state, &status, sizeof status);
+    rank->state = digest_bytes(rank->state, &status, sizeof status);
     if (step == 2 || step == 7 || step == STEPS - 1)
       rank->results[step / 5] = parameters_digest(rank, &model);
   }
   if (model.optimizer) {
     add_state(rank, &model);
-    save(rank, &model);
-    load(rank);
+    save_checkpoint(rank, &model);
+    load_checkpoint(rank);
   }
   rank->sent = onebit_comm_bytes_sent(rank->comm);
   model_destroy(&model);
@@ -227,8 +230,8 @@ static void train(struct rank *rank) {
 
 /* --- Collectives */
 
-static onebit_status_t call(onebit_plan_t plan, onebit_operation_t operation, const void *from,
-                            void *to) {
+static onebit_status_t call_operation(onebit_plan_t plan, onebit_operation_t operation,
+                                      const void *from, void *to) {
   return operation == ONEBIT_ALLREDUCE   ? onebit_allreduce(from, to, plan)
          : operation == ONEBIT_ALLGATHER ? onebit_allgather(from, to, plan)
                                          : onebit_reduce_scatter(from, to, plan);
@@ -237,36 +240,36 @@ static onebit_status_t call(onebit_plan_t plan, onebit_operation_t operation, co
 static void add_residual(struct rank *rank, onebit_plan_t plan) {
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_get_info(plan, &info);
-  float *worker = memory(info.worker_residual_count * 4);
-  float *server = memory(info.server_residual_count * 4);
+  float *worker = allocate_zeros(info.worker_residual_count * 4);
+  float *server = allocate_zeros(info.server_residual_count * 4);
   const onebit_status_t status = onebit_plan_export_residual(plan, worker, server);
-  rank->checkpoint = digest(DIGEST, worker, info.worker_residual_count * 4);
-  rank->checkpoint = digest(rank->checkpoint, server, info.server_residual_count * 4);
+  rank->checkpoint = digest_bytes(DIGEST, worker, info.worker_residual_count * 4);
+  rank->checkpoint = digest_bytes(rank->checkpoint, server, info.server_residual_count * 4);
   const uint64_t numbers[] = {info.chunks, info.wire_bytes, info.schedule,
                               info.wire,   info.chunk_size, (uint64_t)status};
-  rank->state = digest(rank->state, numbers, sizeof numbers);
+  rank->state = digest_bytes(rank->state, numbers, sizeof numbers);
   free(worker);
   free(server);
 }
 
-static void exchange(struct rank *rank) {
+static void run_exchanges(struct rank *rank) {
   const struct behaviour *what = rank->group->what;
   const size_t wide = bytes_of(what->plan.dtype), size = (size_t)rank->group->size;
   const size_t in = ELEMENTS * (what->plan.operation == ONEBIT_REDUCE_SCATTER ? size : 1);
   const size_t out = ELEMENTS * (what->plan.operation == ONEBIT_ALLGATHER ? size : 1);
-  void *from = memory(in * wide), *to = memory(out * wide);
+  void *from = allocate_zeros(in * wide), *to = allocate_zeros(out * wide);
   onebit_plan_t plan;
   onebit_status_t status = onebit_plan_create(rank->comm, ELEMENTS, &what->plan, &plan);
-  rank->state = digest(rank->state, &status, sizeof status);
+  rank->state = digest_bytes(rank->state, &status, sizeof status);
   for (int step = 0; step < STEPS && plan; step++) {
     for (size_t i = 0; i < in; i++)
-      store(from, i, what->plan.dtype, input(i, rank->number, step));
+      store_value(from, i, what->plan.dtype, input_value(i, rank->number, step));
     if (what->poisoned && step % 5 == 2 && rank->number == step % (int)size)
-      store(from, (size_t)step * 977 % in, what->plan.dtype, NAN);
-    status = call(plan, what->plan.operation, from, to);
-    rank->state = digest(rank->state, &status, sizeof status);
+      store_value(from, (size_t)step * 977 % in, what->plan.dtype, NAN);
+    status = call_operation(plan, what->plan.operation, from, to);
+    rank->state = digest_bytes(rank->state, &status, sizeof status);
     if (step == 2 || step == 7 || step == STEPS - 1)
-      rank->results[step / 5] = digest(DIGEST, to, out * wide);
+      rank->results[step / 5] = digest_bytes(DIGEST, to, out * wide);
   }
   if (plan)
     add_residual(rank, plan);
@@ -295,7 +298,7 @@ static void print_line(const struct group *group, const struct rank *ranks, cons
                             ranks[r].checkpoint, ranks[r].loaded,     ranks[r].state,
                             ranks[r].norms};
     for (int k = 0; k < 7; k++)
-      all[k] = digest(all[k], &own[k], sizeof own[k]);
+      all[k] = digest_bytes(all[k], &own[k], sizeof own[k]);
     sent += ranks[r].sent;
   }
   printf("%s, %d ranks on %d hosts, %s: results %016" PRIx64 " %016" PRIx64 " %016" PRIx64
@@ -373,7 +376,7 @@ static void run_optimizers(void) {
   for (size_t m = 0; m < sizeof methods / sizeof methods[0]; m++)
     for (size_t k = 0; k < sizeof optimizer_cases / sizeof optimizer_cases[0]; k++) {
       struct behaviour what = optimizer_cases[k];
-      what.run = train;
+      what.run = train_model;
       what.create = methods[m].create;
       run_case(methods[m].name, what);
     }
@@ -386,7 +389,7 @@ static void run_collectives(void) {
     for (size_t k = 0; k < sizeof plan_cases / sizeof plan_cases[0]; k++) {
       struct behaviour what = plan_cases[k];
       char name[40];
-      what.run = exchange;
+      what.run = run_exchanges;
       what.plan.size = sizeof what.plan;
       what.plan.operation = (onebit_operation_t)(kind / 3);
       what.plan.dtype = (onebit_dtype_t)(kind % 3);

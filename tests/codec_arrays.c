@@ -23,17 +23,17 @@ struct guarded_array array_create(size_t bytes) {
 
 void array_destroy(struct guarded_array *array) { munmap(array->mapping, array->mapped); }
 
-size_t words_of(size_t count) { return (count + OB_LANES - 1) / OB_LANES; }
+size_t count_words(size_t count) { return (count + OB_LANES - 1) / OB_LANES; }
 
 struct guarded_array words_create(size_t count, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
+  struct guarded_array array = array_create(count_words(count) * OB_LANES * sizeof(float));
   for (size_t i = 0; i < count; i++)
     ((float *)array.data)[i] = value_at(i, salt, VALUES_GRADIENTS);
   return array;
 }
 
 struct guarded_array moments_create(size_t count, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(uint16_t));
+  struct guarded_array array = array_create(count_words(count) * OB_LANES * sizeof(uint16_t));
   for (size_t i = 0; i < count; i++) {
     float value = i % 5 == 2 ? 0 : value_at(i, salt, VALUES_GRADIENTS);
     ((uint16_t *)array.data)[i] = ob_to_bfloat16(value * value);
@@ -42,8 +42,8 @@ struct guarded_array moments_create(size_t count, uint32_t salt) {
 }
 
 struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * width * sizeof(uint32_t));
-  for (size_t w = 0; w < words_of(count) * width; w++)
+  struct guarded_array array = array_create(count_words(count) * width * sizeof(uint32_t));
+  for (size_t w = 0; w < count_words(count) * width; w++)
     ((uint32_t *)array.data)[w] = scramble((uint32_t)w + salt);
   return array;
 }

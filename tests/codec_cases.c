@@ -27,7 +27,7 @@ static struct guarded_array input_create(const struct codec_case *c, uint32_t sa
   return array;
 }
 
-/* A run of compress, with the values that most have. */
+/* Returns a run of compress with the values that most cases use. */
 static struct ob_compress_run compress_run_of(const struct codec_case *c, const void *input,
                                               const void *residual, void *out, void *bits) {
   return (struct ob_compress_run){.count = c->count,
@@ -46,7 +46,8 @@ static struct ob_compress_run compress_run_of(const struct codec_case *c, const 
                                   .bits = bits};
 }
 
-/* If values are not finite, the library discards the new residuals, and only the sum shows it. */
+/* Runs compress. The result has residuals and bits only if all values are finite: otherwise the
+ * library looks at the sum alone, and discards them. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
                          onebit_scale_t rule, bool stream, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -63,14 +64,15 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   run.reciprocals = momentum && stream ? residual.data : NULL;
   result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN;
-  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  result_add_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
+  result_add_array(result, &out, finite ? count_words(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &bits, finite ? count_words(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&input);
   array_destroy(&residual);
   array_destroy(&last);
 }
 
-/* Elements whose input is not finite stay; a sum that overflows is kept as it is. */
+/* Runs compress in place. An element whose input is not finite keeps its residual; a sum that
+ * overflows is stored. */
 static void run_in_place(const struct codec_case *c, const struct ob_codec *codec,
                          struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -80,12 +82,12 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
   run.valid -= c->count / 3;
   run.weight = 1;
   result_add_sum(result, codec->compress(&run));
-  result_add_array(result, &residual, words_of(c->count) * OB_LANES * sizeof(float));
+  result_add_array(result, &residual, count_words(c->count) * OB_LANES * sizeof(float));
   array_destroy(&bits);
   array_destroy(&input);
 }
 
-/* Runs moments, with padding only where nothing is streamed. */
+/* Runs compress with second moments, and with padding only if stores are not streamed. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
                         bool momentum, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -111,13 +113,14 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
                                           .before = 0.33f,
                                           .fresh = 0.44f,
                                           .floor = 0.02f};
-  const struct ob_sample sample = {words_of(c->count) / 3, words_of(c->count), 1 + c->count % 3};
+  const struct ob_sample sample = {count_words(c->count) / 3, count_words(c->count),
+                                   1 + c->count % 3};
   result_add_sum(result, codec->add_moments(now.data, sample));
   result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN && c->values != VALUES_OVERFLOW;
-  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  result_add_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
-  result_add_array(result, &next, finite ? words_of(c->count) * OB_LANES * sizeof(uint16_t) : 0);
+  result_add_array(result, &out, finite ? count_words(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &bits, finite ? count_words(c->count) * sizeof(uint32_t) : 0);
+  result_add_array(result, &next, finite ? count_words(c->count) * OB_LANES * sizeof(uint16_t) : 0);
   array_destroy(&input);
   array_destroy(&residual);
   array_destroy(&last);
@@ -168,8 +171,8 @@ static void run_reduce(const struct codec_case *c, const struct ob_codec *codec,
   if (lion)
     run.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.99f, 0.01f}};
   result_add_sum(result, codec->reduce(&run));
-  result_add_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
-  result_add_array(result, &word, bits ? words_of(c->count) * sizeof(uint32_t) : 0);
+  result_add_array(result, &out, count_words(c->count) * OB_LANES * sizeof(float));
+  result_add_array(result, &word, bits ? count_words(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
     array_destroy(&streams.fields[s]);
@@ -228,8 +231,8 @@ static void quantise_case(const struct codec_case *c, const struct ob_codec *cod
   codec->quantise(&run);
   result_add_sum(result, largest);
   result_add_sum(result, run.scale);
-  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  result_add_array(result, &fields, finite ? words_of(c->count) * width * sizeof(uint32_t) : 0);
+  result_add_array(result, &out, finite ? count_words(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &fields, finite ? count_words(c->count) * width * sizeof(uint32_t) : 0);
 }
 
 /* Runs compression to levels: the residual is stored without a scale, and the momentum has the same
@@ -263,14 +266,15 @@ static void run_levels(const struct codec_case *c, const struct ob_codec *codec,
   run_sums(c, codec, width, result);
 }
 
-/* Plain arrays of float32, `count` long, not in whole words. */
+/* Creates an array of exactly `count` float32, not of whole words. */
 static struct guarded_array floats_create(const struct codec_case *c, uint32_t salt) {
   struct codec_case plain = {c->count, ONEBIT_FLOAT32,
                              c->values == VALUES_NAN ? VALUES_GRADIENTS : c->values};
   return input_create(&plain, salt);
 }
 
-/* A pass of an optimizer. All its arrays are there; the parameters also go to the case's dtype. */
+/* Runs a pass of an optimizer with all its arrays; the parameters are also stored as the case's
+ * dtype. */
 static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                      enum ob_pass_kind kind, struct result *result) {
   const unsigned width = c->values == VALUES_LARGE ? 8 : c->values == VALUES_NAN ? 4 : 1;
@@ -354,40 +358,40 @@ typedef void run_case(const struct codec_case *c, const struct ob_codec *codec,
                    struct result *result) {                                                        \
     __VA_ARGS__;                                                                                   \
   }
-RUN(compress_rms, run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result))
-RUN(compress_mean, run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result))
-RUN(compress_momentum, run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result))
-RUN(compress_stream, run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result))
-RUN(reduce, run_reductions(c, codec, 1, false, result))
-RUN(sum, run_sums(c, codec, 1, result))
-RUN(moments, run_moments(c, codec, false, true, result))
-RUN(moments_streaming, run_moments(c, codec, true, true, result))
-RUN(moments_alone, run_moments(c, codec, true, false, result))
-RUN(lion, run_reductions(c, codec, 1, true, result))
-RUN(levels_2, run_levels(c, codec, 2, result))
-RUN(levels_4, run_levels(c, codec, 4, result))
-RUN(levels_8, run_levels(c, codec, 8, result))
-RUN(lion_levels, for (unsigned w = 2; w <= 8; w *= 2) run_reduce(c, codec, 2, w, true, result))
+RUN(case_compress_rms, run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result))
+RUN(case_compress_mean, run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result))
+RUN(case_compress_momentum, run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result))
+RUN(case_compress_stream, run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result))
+RUN(case_reduce, run_reductions(c, codec, 1, false, result))
+RUN(case_sum, run_sums(c, codec, 1, result))
+RUN(case_moments, run_moments(c, codec, false, true, result))
+RUN(case_moments_streaming, run_moments(c, codec, true, true, result))
+RUN(case_moments_alone, run_moments(c, codec, true, false, result))
+RUN(case_lion, run_reductions(c, codec, 1, true, result))
+RUN(case_levels_2, run_levels(c, codec, 2, result))
+RUN(case_levels_4, run_levels(c, codec, 4, result))
+RUN(case_levels_8, run_levels(c, codec, 8, result))
+RUN(case_lion_levels, for (unsigned w = 2; w <= 8; w *= 2) run_reduce(c, codec, 2, w, true, result))
 
 static const struct {
   const char *name;
   run_case *run;
 } kernels[] = {
-    {"compress-rms", compress_rms},
-    {"compress-mean-absolute", compress_mean},
-    {"compress-momentum", compress_momentum},
-    {"compress-stream", compress_stream},
-    {"reduce", reduce},
-    {"sum-and-store", sum},
+    {"compress-rms", case_compress_rms},
+    {"compress-mean-absolute", case_compress_mean},
+    {"compress-momentum", case_compress_momentum},
+    {"compress-stream", case_compress_stream},
+    {"reduce", case_reduce},
+    {"sum-and-store", case_sum},
     {"dense", run_dense},
-    {"compress-moments", moments},
-    {"compress-moments-streaming", moments_streaming},
-    {"compress-moments-alone", moments_alone},
-    {"reduce-lion", lion},
-    {"levels-2", levels_2},
-    {"levels-4", levels_4},
-    {"levels-8", levels_8},
-    {"reduce-lion-levels", lion_levels},
+    {"compress-moments", case_moments},
+    {"compress-moments-streaming", case_moments_streaming},
+    {"compress-moments-alone", case_moments_alone},
+    {"reduce-lion", case_lion},
+    {"levels-2", case_levels_2},
+    {"levels-4", case_levels_4},
+    {"levels-8", case_levels_8},
+    {"reduce-lion-levels", case_lion_levels},
     {"compress-in-place", run_in_place},
 };
 enum { kernel_count = sizeof kernels / sizeof kernels[0], all_count = kernel_count + OB_PASSES };

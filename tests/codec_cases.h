@@ -26,7 +26,7 @@ size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char 
 
 /*
  * Arrays for codec kernels, each of which ends where an inaccessible page begins, and the results
- * to compare. Needs no test framework, as codec_cases.h.
+ * to compare.
  */
 
 struct guarded_array {
@@ -38,15 +38,16 @@ struct guarded_array array_create(size_t bytes);
 void array_destroy(struct guarded_array *array);
 
 /* Returns how many words hold `count` elements. */
-size_t words_of(size_t count);
+size_t count_words(size_t count);
 
-/* Finite float32 values in whole words, laid out as residuals. `salt` makes arrays differ. */
+/* Creates finite float32 values in whole words, laid out as residuals. `salt` makes arrays
+ * differ. */
 struct guarded_array words_create(size_t count, uint32_t salt);
 
-/* Moments in the same layout: some are zero, as before the first gradient. */
+/* Creates moments in the same layout: some are zero, as before the first gradient. */
 struct guarded_array moments_create(size_t count, uint32_t salt);
 
-/* Payloads of messages: fields of `width` bits, and signs. */
+/* Create payloads of messages: fields of `width` bits, and signs. */
 struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt);
 struct guarded_array bits_create(size_t count, uint32_t salt);
 

@@ -9,7 +9,7 @@
 #include "compression/blocks.h"
 #include "tests/codec_cases.h"
 
-/* Four whole blocks of the 256, and one that ends within a word. */
+/* COUNT is four whole blocks and one that ends within a word. */
 enum { RANKS = 2, STEPS = 3, COUNT = 4 * 256 + 101, BLOCK = 256 };
 
 static const struct {
@@ -70,8 +70,9 @@ static void exchange_destroy(struct exchange *exchange) {
   ob_layout_destroy(&exchange->layout);
 }
 
-/* Makes a message of what rank k, or the server, has written, and commits its residual. */
-static void send(struct exchange *exchange, int k, int step, struct golden *golden) {
+/* Seals the message that rank k, or the server, has written, digests it, and commits the
+ * residual. */
+static void seal_message(struct exchange *exchange, int k, int step, struct golden *golden) {
   const struct ob_message_call call = {k == SERVER ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER,
                                        (uint32_t)step, COUNT, 0};
   const unsigned flags = ob_payload_flags(false, false, exchange->shape.width);
@@ -83,7 +84,7 @@ static void send(struct exchange *exchange, int k, int step, struct golden *gold
   ob_residual_commit(&exchange->residuals[k]);
 }
 
-/* Some inputs are far larger than others: a scale of 3 RMS cuts these off. */
+/* Returns an input; some are so much larger than the others that a scale of 3 RMS cuts them off. */
 static float input_at(size_t i, uint32_t salt) {
   const float value = value_at(i, salt, VALUES_GRADIENTS), square = value * value;
   return square * square * value;
@@ -102,11 +103,11 @@ static void exchange_step(struct exchange *exchange, int step, struct golden *go
       ob_store(exchange->input, i, dtype, input_at(i, (uint32_t)(step * RANKS + rank)));
     ob_compress_blocks(&exchange->work, &source, &exchange->residuals[rank], &exchange->shape, NULL,
                        &views[rank], NULL);
-    send(exchange, rank, step, golden);
+    seal_message(exchange, rank, step, golden);
   }
   ob_reduce_blocks(&exchange->work, views, &exchange->residuals[SERVER], &exchange->shape,
                    &views[SERVER], NULL);
-  send(exchange, SERVER, step, golden);
+  seal_message(exchange, SERVER, step, golden);
   ob_store_blocks(&exchange->work, &views[SERVER], &exchange->shape, outputs);
   golden->results = ob_hash(golden->results, exchange->output, COUNT * ob_dtype_size(dtype));
 }

@@ -1,6 +1,7 @@
 /*
- * The blocking calls of onebit/mpi_calls.h beside MPI's: equal where one bit says all, within the
- * residual where it does not, and never a wrong sum, whatever ranks do with their buffers.
+ * The blocking calls of onebit/mpi_calls.h against MPI's: results are equal where one bit
+ * represents the values exactly, and differ by the residual elsewhere; sums stay right whatever
+ * ranks do with their buffers.
  */
 #include "dropin/mpi/communicator.h"
 #include "tests/support_mpi.h"
@@ -14,7 +15,7 @@ static const struct {
   onebit_dtype_t dtype;
 } types[] = {{"float", ONEBIT_FLOAT32}, {"bfloat16", ONEBIT_BFLOAT16}, {"half", ONEBIT_FLOAT16}};
 
-static MPI_Datatype mpi_type(onebit_dtype_t dtype) {
+static MPI_Datatype mpi_type_of(onebit_dtype_t dtype) {
   return dtype == ONEBIT_FLOAT32    ? MPI_FLOAT
          : dtype == ONEBIT_BFLOAT16 ? ONEBIT_BFLOAT16_TYPE
                                     : ONEBIT_FLOAT16_TYPE;
@@ -36,32 +37,32 @@ static void free_buffers(struct buffers *buffers) {
 }
 
 static void check_element(const void *buffer, onebit_dtype_t dtype, size_t i, float wanted) {
-  float got = element(buffer, dtype, i);
+  float got = load_element(buffer, dtype, i);
   CHECK(got == wanted, "element %zu is %g, not %g", i, (double)got, (double)wanted);
 }
 
-static void one_allreduce(onebit_dtype_t dtype, bool average, bool in_place,
-                          const struct buffers *buffers, int turn) {
+static void check_allreduce(onebit_dtype_t dtype, bool average, bool in_place,
+                            const struct buffers *buffers, int turn) {
   int size = size_of(MPI_COMM_WORLD), scale = turn % 3;
   void *from = in_place ? buffers->receive : buffers->send;
   fill_exact(from, dtype, COUNT, rank_of(MPI_COMM_WORLD), scale);
   int code = ONEBIT_Allreduce(in_place ? MPI_IN_PLACE : from, buffers->receive, COUNT,
-                              mpi_type(dtype), average ? ONEBIT_AVG : MPI_SUM, MPI_COMM_WORLD);
+                              mpi_type_of(dtype), average ? ONEBIT_AVG : MPI_SUM, MPI_COMM_WORLD);
   CHECK(code == MPI_SUCCESS, "code %d: %s", code, onebit_last_error());
   for (size_t i = 0; i < COUNT; i++)
     check_element(buffers->receive, dtype, i, exact_result(i, size, scale, average));
 }
 
-static void one_reduce_scatter(onebit_dtype_t dtype, bool average, bool in_place,
-                               const struct buffers *buffers, int turn) {
+static void check_reduce_scatter(onebit_dtype_t dtype, bool average, bool in_place,
+                                 const struct buffers *buffers, int turn) {
   int size = size_of(MPI_COMM_WORLD), rank = rank_of(MPI_COMM_WORLD), scale = turn % 3;
   void *from = in_place ? buffers->receive : buffers->send;
   size_t width = dtype_size(dtype), first = (size_t)rank * COUNT;
   fill_pattern((char *)buffers->receive + COUNT * width, buffers->bytes - COUNT * width);
   fill_exact(from, dtype, (size_t)size * COUNT, rank, scale);
-  int code =
-      ONEBIT_Reduce_scatter_block(in_place ? MPI_IN_PLACE : from, buffers->receive, COUNT,
-                                  mpi_type(dtype), average ? ONEBIT_AVG : MPI_SUM, MPI_COMM_WORLD);
+  int code = ONEBIT_Reduce_scatter_block(in_place ? MPI_IN_PLACE : from, buffers->receive, COUNT,
+                                         mpi_type_of(dtype), average ? ONEBIT_AVG : MPI_SUM,
+                                         MPI_COMM_WORLD);
   CHECK(code == MPI_SUCCESS, "code %d: %s", code, onebit_last_error());
   for (size_t i = 0; i < COUNT; i++)
     check_element(buffers->receive, dtype, i, exact_result(first + i, size, scale, average));
@@ -72,15 +73,15 @@ static void one_reduce_scatter(onebit_dtype_t dtype, bool average, bool in_place
     check_element(buffers->receive, dtype, i, exact_value(i, rank, scale));
 }
 
-static void one_allgather(onebit_dtype_t dtype, bool in_place, const struct buffers *buffers,
-                          int turn) {
+static void check_allgather(onebit_dtype_t dtype, bool in_place, const struct buffers *buffers,
+                            int turn) {
   int size = size_of(MPI_COMM_WORLD), rank = rank_of(MPI_COMM_WORLD), scale = turn % 3;
   char *place = (char *)buffers->receive + (size_t)rank * COUNT * dtype_size(dtype);
   void *from = in_place ? place : buffers->send;
   fill_exact(from, dtype, COUNT, rank, scale);
   int code = ONEBIT_Allgather(in_place ? MPI_IN_PLACE : from, in_place ? -1 : COUNT,
-                              in_place ? MPI_DATATYPE_NULL : mpi_type(dtype), buffers->receive,
-                              COUNT, mpi_type(dtype), MPI_COMM_WORLD);
+                              in_place ? MPI_DATATYPE_NULL : mpi_type_of(dtype), buffers->receive,
+                              COUNT, mpi_type_of(dtype), MPI_COMM_WORLD);
   CHECK(code == MPI_SUCCESS, "code %d: %s", code, onebit_last_error());
   for (int r = 0; r < size; r++)
     for (size_t i = 0; i < COUNT; i++)
@@ -96,10 +97,10 @@ RankedTest(mpi_calls, are_exact_where_one_bit_says_all) {
         bool average = form & 1, in_place = form & 2;
         check_case("%s, turn %d, %s, %s", types[k].name, turn, average ? "mean" : "sum",
                    in_place ? "in place" : "apart");
-        one_allreduce(types[k].dtype, average, in_place, &buffers, turn);
-        one_reduce_scatter(types[k].dtype, average, in_place, &buffers, turn);
+        check_allreduce(types[k].dtype, average, in_place, &buffers, turn);
+        check_reduce_scatter(types[k].dtype, average, in_place, &buffers, turn);
         if (!average)
-          one_allgather(types[k].dtype, in_place, &buffers, turn);
+          check_allgather(types[k].dtype, in_place, &buffers, turn);
       }
   struct ob_tally tally = tally_of(MPI_COMM_WORLD, &tensors);
   if (size_of(MPI_COMM_WORLD) > 1) {
@@ -114,8 +115,9 @@ RankedTest(mpi_calls, are_exact_where_one_bit_says_all) {
 
 /* ---- Widths ---- */
 
-/* Values whose magnitudes are all different, so that what a width can not say shows. */
-static double error_of(MPI_Comm comm, const char *bits) {
+/* Returns the relative error of an allreduce of that width. All magnitudes of the values differ, so
+ * no width represents them exactly. */
+static double measure_error(MPI_Comm comm, const char *bits) {
   static float send[COUNT], receive[COUNT];
   double error = 0, all = 0;
   setenv("ONEBIT_BITS", bits, 1);
@@ -131,20 +133,20 @@ static double error_of(MPI_Comm comm, const char *bits) {
   return sqrt(error / all);
 }
 
-/* "" means not set. */
+/* In these cases "" means not set. */
 RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
   static const struct {
     const char *text;
     int bits;
-    double most; /* of workers and servers together */
+    double max_error; /* the error of workers and servers together */
   } cases[] = {{"", 8, 0.06}, {"8", 8, 0.06}, {"4", 4, 0.2}, {"2", 2, 0.6}, {"1", 1, 1.1}};
   double before = 0;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0] && size_of(MPI_COMM_WORLD) > 1; k++) {
-    MPI_Comm comm = duplicate();
-    double error = error_of(comm, cases[k].text);
+    MPI_Comm comm = duplicate_world();
+    double error = measure_error(comm, cases[k].text);
     CHECK(tally_of(comm, NULL).bits == cases[k].bits, "%s: %d bits", cases[k].text,
           tally_of(comm, NULL).bits);
-    CHECK(error < cases[k].most && error >= before, "%s: error %g", cases[k].text, error);
+    CHECK(error < cases[k].max_error && error >= before, "%s: error %g", cases[k].text, error);
     before = error;
     MPI_Comm_free(&comm);
   }
@@ -152,7 +154,7 @@ RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
 
 RankedTest(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
   float values[COUNT] = {1};
-  MPI_Comm comm = duplicate();
+  MPI_Comm comm = duplicate_world();
   setenv("ONEBIT_BITS", rank == size - 1 ? "3" : "4", 1);
   int code = ONEBIT_Allreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, comm);
   CHECK(code == (size > 1 ? MPI_ERR_OTHER : MPI_SUCCESS), "code %d", code);
@@ -163,24 +165,24 @@ RankedTest(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
 
 /* ---- Over many calls ---- */
 
-static void first_plan(const struct ob_exchange *exchange, const struct ob_mpi_call *call,
-                       void *context) {
+static void note_first_plan(const struct ob_exchange *exchange, const struct ob_mpi_call *call,
+                            void *context) {
   onebit_plan_t *plan = context;
   (void)call;
   if (!*plan)
     *plan = ob_exchange_plan(exchange);
 }
 
-static onebit_plan_t plan_of(MPI_Comm comm) {
+static onebit_plan_t find_first_plan(MPI_Comm comm) {
   onebit_plan_t plan = NULL;
-  ob_attached_visit(ob_attached_of(comm, 2), first_plan, &plan);
+  ob_attached_visit(ob_attached_of(comm, 2), note_first_plan, &plan);
   return plan;
 }
 
-/* Adds up the residual of all calls, of the mean: the mean of the workers' residuals plus the
- * servers'. */
-static void owed(MPI_Comm comm, double *owes) {
-  onebit_plan_t plan = plan_of(comm);
+/* Sums the residuals of all ranks in terms of the mean: the mean of the workers' residuals plus the
+ * servers' residuals. */
+static void sum_residuals(MPI_Comm comm, double *residuals) {
+  onebit_plan_t plan = find_first_plan(comm);
   float *worker = allocate(COUNT, sizeof *worker), *server = allocate(COUNT, sizeof *server);
   double *mine = allocate(COUNT, sizeof *mine);
   const onebit_plan_info_t info = plan_info(plan);
@@ -189,16 +191,16 @@ static void owed(MPI_Comm comm, double *owes) {
     mine[i] += (double)worker[i] / size_of(comm);
   for (size_t i = 0; i < info.server_residual_count; i++)
     mine[info.server_residual_start + i] += (double)server[i];
-  MPI_Allreduce(mine, owes, COUNT, MPI_DOUBLE, MPI_SUM, comm);
+  MPI_Allreduce(mine, residuals, COUNT, MPI_DOUBLE, MPI_SUM, comm);
   free(worker);
   free(server);
   free(mine);
 }
 
-RankedTest(mpi_calls, owe_what_is_kept_and_nothing_else) {
+RankedTest(mpi_calls, lose_nothing_but_the_residual) {
   enum { CALLS = 30 };
   static float send[COUNT], receive[COUNT];
-  static double given[COUNT], got[COUNT], all[COUNT], owes[COUNT];
+  static double given[COUNT], got[COUNT], all[COUNT], residuals[COUNT];
   for (int call = 0; call < CALLS; call++) {
     fill_input(send, ONEBIT_FLOAT32, COUNT, rank, call);
     if (call == 17 && rank == size - 1)
@@ -212,14 +214,14 @@ RankedTest(mpi_calls, owe_what_is_kept_and_nothing_else) {
   }
   MPI_Allreduce(given, all, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
   if (size > 1)
-    owed(MPI_COMM_WORLD, owes);
-  double owed_most = 0;
+    sum_residuals(MPI_COMM_WORLD, residuals);
+  double max_residual = 0;
   for (int i = 0; i < COUNT; i++) {
-    double difference = all[i] - got[i] - size * owes[i];
+    double difference = all[i] - got[i] - size * residuals[i];
     CHECK(fabs(difference) < 1e-4 * size * CALLS, "element %d: %g is missing", i, difference);
-    owed_most = fmax(owed_most, fabs(owes[i]));
+    max_residual = fmax(max_residual, fabs(residuals[i]));
   }
-  CHECK(size == 1 || owed_most > 0.01, "nothing is owed: %g", owed_most);
+  CHECK(size == 1 || max_residual > 0.01, "the residual is 0: %g", max_residual);
 }
 
 /* ---- Buffers that change ---- */
@@ -232,7 +234,7 @@ struct moving {
   int count[TENSORS];
 };
 
-static struct moving make_moving(MPI_Comm comm) {
+static struct moving make_moving_tensors(MPI_Comm comm) {
   struct moving moving = {.comm = comm};
   for (int t = 0; t < TENSORS; t++) {
     moving.count[t] = COUNT;
@@ -242,7 +244,7 @@ static struct moving make_moving(MPI_Comm comm) {
   return moving;
 }
 
-static void free_moving(struct moving *moving) {
+static void free_moving_tensors(struct moving *moving) {
   for (int t = 0; t < TENSORS; t++) {
     free(moving->send[t]);
     free(moving->receive[t]);
@@ -259,19 +261,19 @@ static void call_tensor(struct moving *moving, int t, int step) {
   CHECK_EXACT("recvbuf", moving->receive[t], count, size_of(moving->comm), t);
 }
 
-static void steps(struct moving *moving, int number) {
+static void call_steps(struct moving *moving, int number) {
   for (int step = 0; step < number; step++)
     for (int t = 0; t < TENSORS; t++)
       call_tensor(moving, t, step);
 }
 
-static void exchange_sends(struct moving *moving, int a, int b) {
+static void swap_send_buffers(struct moving *moving, int a, int b) {
   float *send = moving->send[a];
   moving->send[a] = moving->send[b];
   moving->send[b] = send;
 }
 
-static uint64_t withdrawn_of(MPI_Comm comm) {
+static uint64_t count_withdrawn(MPI_Comm comm) {
   const struct ob_tally tally = tally_of(comm, NULL);
   return tally.calls - tally.compressed;
 }
@@ -286,72 +288,74 @@ static void check_tally(MPI_Comm comm, size_t tensors, uint64_t withdrawn) {
         (int)(tally.calls - tally.compressed), (int)withdrawn);
 }
 
-/* Exchanges buffers before the ranks follow a loop, and after; on one rank, and on all. */
-static void exchange_buffers(int before, bool everywhere) {
-  struct moving moving = make_moving(duplicate());
+/* Swaps two send buffers after `before` steps, on one rank or on all. After 9 steps the ranks
+ * follow a loop, after one step they do not. */
+static void check_swapped_buffers(int before, bool everywhere) {
+  struct moving moving = make_moving_tensors(duplicate_world());
   bool mine = everywhere || rank_of(moving.comm) == size_of(moving.comm) - 1;
-  steps(&moving, before);
+  call_steps(&moving, before);
   if (mine)
-    exchange_sends(&moving, 0, 2);
-  steps(&moving, 3);
+    swap_send_buffers(&moving, 0, 2);
+  call_steps(&moving, 3);
   struct ob_tally tally = tally_of(moving.comm, NULL);
   CHECK(size_of(moving.comm) == 1 || (tally.calls - tally.compressed) <= 2, "%d withdrawn",
         (int)(tally.calls - tally.compressed));
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
-static void move_a_buffer(int before, bool everywhere) {
-  struct moving moving = make_moving(duplicate());
+static void check_moved_buffer(int before, bool everywhere) {
+  struct moving moving = make_moving_tensors(duplicate_world());
   bool mine = everywhere || rank_of(moving.comm) == 0;
   float *old = moving.receive[1];
-  steps(&moving, before);
+  call_steps(&moving, before);
   if (mine)
     moving.receive[1] = allocate(COUNT, sizeof(float));
-  steps(&moving, 3);
-  bool known = everywhere && before == 1; /* no rank knows it, so it belongs to a new tensor */
+  call_steps(&moving, 3);
+  bool is_new = everywhere && before == 1; /* no rank knows the buffer */
   /* Ranks that follow a loop know the tensor by its position. */
-  check_tally(moving.comm, known ? TENSORS + 1 : TENSORS, before == 1 && !everywhere);
+  check_tally(moving.comm, is_new ? TENSORS + 1 : TENSORS, before == 1 && !everywhere);
   if (mine)
     free(old);
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
-/* Another count is another tensor, also in the same buffers; the first one's error waits. */
-static void change_a_count(void) {
-  struct moving moving = make_moving(duplicate());
-  steps(&moving, 9);
+/* A call with another count belongs to another tensor, also in the same buffers; the residual of
+ * the first tensor stays. */
+static void check_changed_count(void) {
+  struct moving moving = make_moving_tensors(duplicate_world());
+  call_steps(&moving, 9);
   moving.count[1] = COUNT - 33;
-  steps(&moving, 9);
+  call_steps(&moving, 9);
   moving.count[1] = COUNT;
-  steps(&moving, 9);
+  call_steps(&moving, 9);
   check_tally(moving.comm, TENSORS + 1, 0);
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
-/* Leaves out one call of a step whose other calls look alike: ranks that follow take one call for
- * the other, notice it by the buffers, and stop following. */
-static void leave_one_out(void) {
-  struct moving moving = make_moving(duplicate());
-  steps(&moving, 9);
+/* Leaves out one of the similar calls of a step: ranks that follow the loop take one call for
+ * another, notice it by the buffers, and stop following. */
+static void check_left_out_call(void) {
+  struct moving moving = make_moving_tensors(duplicate_world());
+  call_steps(&moving, 9);
   moving.count[2] = 0;
-  steps(&moving, 20);
+  call_steps(&moving, 20);
   struct ob_tally tally = tally_of(moving.comm, NULL);
   CHECK(size_of(moving.comm) == 1 || (tally.calls - tally.compressed) < 16, "%d withdrawn of %d",
         (int)(tally.calls - tally.compressed), (int)tally.calls);
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
-/* A rank whose buffers change all the time: all values, each time, and no period. */
-static void one_always_moves(void) {
-  struct moving moving = make_moving(duplicate());
+/* One rank sends from another buffer in each step, in an order without a period. */
+static void check_changing_buffers(void) {
+  struct moving moving = make_moving_tensors(duplicate_world());
   float *room[4];
   for (int k = 0; k < 4; k++)
     room[k] = allocate(COUNT, sizeof(float));
-  steps(&moving, 9);
+  call_steps(&moving, 9);
   float *own = moving.send[0];
   for (int step = 0; step < 40; step++) {
     if (rank_of(moving.comm) == 0)
@@ -359,19 +363,19 @@ static void one_always_moves(void) {
     for (int t = 0; t < TENSORS; t++)
       call_tensor(&moving, t, step);
   }
-  check_tally(moving.comm, TENSORS, withdrawn_of(moving.comm));
+  check_tally(moving.comm, TENSORS, count_withdrawn(moving.comm));
   moving.send[0] = own;
   for (int k = 0; k < 4; k++)
     free(room[k]);
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
-/* Buffers that never return: a tensor is made for each until the calls are known as a loop, and the
- * sums stay right. */
-static void never_the_same(void) {
+/* Each call has a new buffer: each gets a tensor until the ranks recognise the calls as a loop, and
+ * the sums stay right. */
+static void check_new_buffers(void) {
   enum { EACH = 40, CALLS = 150 };
-  MPI_Comm comm = duplicate();
+  MPI_Comm comm = duplicate_world();
   float *room = allocate(EACH * CALLS, sizeof *room), result[EACH];
   for (int call = 0; call < CALLS; call++) {
     float *send = room + call * EACH;
@@ -387,9 +391,9 @@ static void never_the_same(void) {
   MPI_Comm_free(&comm);
 }
 
-/* Noise leaves a residual that the next call would add; a buffer that is forgotten has none. */
-static void forget(int before) {
-  struct moving moving = make_moving(duplicate());
+/* Calls on noise leave a residual, which the next call would add; ONEBIT_Forget discards it. */
+static void check_forgotten_buffer(int before) {
+  struct moving moving = make_moving_tensors(duplicate_world());
   int rank = rank_of(moving.comm);
   for (int step = 0; step < before; step++) {
     fill_input(moving.send[0], ONEBIT_FLOAT32, COUNT, rank, step);
@@ -398,20 +402,20 @@ static void forget(int before) {
   CHECK(ONEBIT_Forget(moving.send[0], moving.comm) == MPI_SUCCESS, "%s", onebit_last_error());
   CHECK(ONEBIT_Forget(&moving, moving.comm) == MPI_SUCCESS, "%s", onebit_last_error());
   call_tensor(&moving, 0, 0);
-  free_moving(&moving);
+  free_moving_tensors(&moving);
   MPI_Comm_free(&moving.comm);
 }
 
 RankedTest(mpi_calls, never_give_a_wrong_sum_when_buffers_change) {
   for (int k = 0; k < 4; k++) {
     int before = k & 1 ? 1 : 9;
-    exchange_buffers(before, k & 2);
-    move_a_buffer(before, k & 2);
+    check_swapped_buffers(before, k & 2);
+    check_moved_buffer(before, k & 2);
   }
-  change_a_count();
-  leave_one_out();
-  one_always_moves();
-  never_the_same();
-  forget(1);
-  forget(9);
+  check_changed_count();
+  check_left_out_call();
+  check_changing_buffers();
+  check_new_buffers();
+  check_forgotten_buffer(1);
+  check_forgotten_buffer(9);
 }

@@ -1,6 +1,6 @@
 /*
- * The requests of onebit/mpi_calls.h: waited for in any order, dense after all for one of them,
- * persistent, from several threads, and on communicators that go away.
+ * The requests of onebit/mpi_calls.h: waits in any order, calls that fall back to dense ones,
+ * persistent requests, several threads, and communicators that are freed first.
  */
 #include "base/memory.h"
 #include "tests/support_mpi.h"
@@ -29,16 +29,16 @@ static void free_flight(struct flight *flight) {
   }
 }
 
-static void begin_spoilt(struct flight *flight, int t, bool spoilt) {
+static void start_poisoned(struct flight *flight, int t, bool poisoned) {
   fill_exact(flight->send[t], ONEBIT_FLOAT32, COUNT, rank_of(flight->comm), t);
-  if (spoilt)
+  if (poisoned)
     flight->send[t][7] = INFINITY;
   int code = ONEBIT_Iallreduce(flight->send[t], flight->receive[t], COUNT, MPI_FLOAT, MPI_SUM,
                                flight->comm, &flight->request[t]);
   CHECK(code == MPI_SUCCESS && flight->request[t], "code %d: %s", code, onebit_last_error());
 }
 
-static void begin(struct flight *flight, int t) { begin_spoilt(flight, t, false); }
+static void start_finite(struct flight *flight, int t) { start_poisoned(flight, t, false); }
 
 static bool is_empty(const MPI_Status *status) {
   int bytes = -1, cancelled = -1;
@@ -48,7 +48,7 @@ static bool is_empty(const MPI_Status *status) {
          status->MPI_TAG == MPI_ANY_TAG;
 }
 
-static void end(struct flight *flight, int t, bool test) {
+static void finish_request(struct flight *flight, int t, bool test) {
   MPI_Status status;
   int done = 0, code = MPI_SUCCESS;
   if (!test)
@@ -60,27 +60,27 @@ static void end(struct flight *flight, int t, bool test) {
   CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size_of(flight->comm), t);
 }
 
-static bool is_spoilt(int t, int spoilt) { return spoilt >= 0 && t % 2 == spoilt; }
+static bool is_poisoned(int t, int poisoned) { return poisoned >= 0 && t % 2 == poisoned; }
 
-/* Ranks wait in different orders, each in its own way, while calls are learned and while they are
- * followed. A value of two tensors is not finite on one rank: their sums are not finite either, and
- * all other sums are right. */
+/* Ranks wait in different orders, some by tests, while the library learns the loop of calls and
+ * while it follows it. A value of two tensors is not finite on one rank: their sums are not finite
+ * either, and all other sums are right. */
 static void wait_in_any_order(struct flight *flight, int steps) {
   int rank = rank_of(flight->comm);
   for (int step = 0; step < steps; step++) {
     check_case("step %d", step);
-    int spoilt = step % 5 == 3 ? step % 2 : -1; /* and the second one after it */
+    int poisoned = step % 5 == 3 ? step % 2 : -1; /* this tensor, and the second one after it */
     for (int t = 0; t < TENSORS; t++)
-      begin_spoilt(flight, t, is_spoilt(t, spoilt) && rank == 0);
+      start_poisoned(flight, t, is_poisoned(t, poisoned) && rank == 0);
     for (int i = 0; i < TENSORS; i++) {
       int t = (rank % 2 ? TENSORS - 1 - i : i + rank) % TENSORS;
-      if (is_spoilt(t, spoilt)) {
+      if (is_poisoned(t, poisoned)) {
         ONEBIT_Wait(&flight->request[t], MPI_STATUS_IGNORE);
         CHECK(isinf(flight->receive[t][7]), "%g is finite", (double)flight->receive[t][7]);
         flight->receive[t][7] = exact_result(7, size_of(flight->comm), t, false);
         CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size_of(flight->comm), t);
       } else {
-        end(flight, t, (rank + step) % 3 == 0);
+        finish_request(flight, t, (rank + step) % 3 == 0);
       }
     }
   }
@@ -88,7 +88,7 @@ static void wait_in_any_order(struct flight *flight, int steps) {
 
 /* A rank moves the send buffers of tensors in turn, so that two of the calls in flight are
  * withdrawn; blocking calls of the library and of MPI are made in between. */
-static void withdraw_in_flight(struct flight *flight) {
+static void check_withdrawn_calls(struct flight *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
   float *fresh[2] = {allocate(COUNT, sizeof *other), allocate(COUNT, sizeof *other)};
@@ -101,7 +101,7 @@ static void withdraw_in_flight(struct flight *flight) {
         fresh[k] = old;
       }
     for (int t = 0; t < TENSORS; t++)
-      begin(flight, t);
+      start_finite(flight, t);
     if (step % 2) {
       fill_exact(other, ONEBIT_FLOAT32, COUNT, rank, 0);
       ONEBIT_Allreduce(MPI_IN_PLACE, other, COUNT, MPI_FLOAT, MPI_SUM, flight->comm);
@@ -109,9 +109,9 @@ static void withdraw_in_flight(struct flight *flight) {
     }
     int one = 1, all = 0;
     if (rank == 0)
-      end(flight, step % TENSORS, true);
+      finish_request(flight, step % TENSORS, true);
     if (rank == size - 1)
-      end(flight, (step + 1) % TENSORS, false);
+      finish_request(flight, (step + 1) % TENSORS, false);
     ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE);
     MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, flight->comm);
     CHECK(all == size, "MPI's own sum is %d", all);
@@ -124,9 +124,9 @@ static void withdraw_in_flight(struct flight *flight) {
 }
 
 RankedTest(mpi_calls_requests, are_done_in_any_order) {
-  struct flight flight = make_flight(duplicate());
+  struct flight flight = make_flight(duplicate_world());
   wait_in_any_order(&flight, 16);
-  withdraw_in_flight(&flight);
+  check_withdrawn_calls(&flight);
   free_flight(&flight);
   MPI_Comm_free(&flight.comm);
 }
@@ -134,12 +134,12 @@ RankedTest(mpi_calls_requests, are_done_in_any_order) {
 /* Two communicators: one rank waits for the first one first, another rank for the second, and both
  * calls are withdrawn. */
 RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
-  struct flight flights[2] = {make_flight(duplicate()), make_flight(duplicate())};
+  struct flight flights[2] = {make_flight(duplicate_world()), make_flight(duplicate_world())};
   for (int step = 0; step < 12; step++)
-    for (int spoilt = 0; spoilt < 2; spoilt++) {
+    for (int poisoned = 0; poisoned < 2; poisoned++) {
       for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k < 2; k++)
-          begin_spoilt(&flights[k], t, step % 4 == 3 && rank == 0 && t == spoilt);
+          start_poisoned(&flights[k], t, step % 4 == 3 && rank == 0 && t == poisoned);
       for (int i = 0; i < 2; i++) {
         struct flight *flight = &flights[(i + rank) % 2];
         CHECK(ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE) == MPI_SUCCESS, "%s",
@@ -148,7 +148,7 @@ RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_oth
     }
   for (int k = 0; k < 2; k++)
     free_flight(&flights[k]);
-  MPI_Comm_free(&flights[0].comm); /* the other one is MPI_Finalize's to end */
+  MPI_Comm_free(&flights[0].comm); /* MPI_Finalize ends the other one */
 }
 
 /* ---- Persistent requests ---- */
@@ -159,7 +159,7 @@ static void check_code(int code, int wanted) {
   CHECK(class == wanted, "class %d, not %d: %s", class, wanted, onebit_last_error());
 }
 
-static void persist(struct flight *flight) {
+static void check_persistent_requests(struct flight *flight) {
   int done = 0;
   MPI_Status statuses[TENSORS];
   for (int t = 0; t < TENSORS; t++) {
@@ -186,12 +186,12 @@ static void persist(struct flight *flight) {
   CHECK(!flight->request[0], "a request that was given back is null");
 }
 
-/* When a communicator is freed a request in flight ends, and a persistent request has no
- * communicator any more. */
-static void outlive_the_communicator(struct flight *flight) {
+/* Checks that a request in flight ends when its communicator is freed, and that a persistent
+ * request then has no communicator. */
+static void check_outlived_communicator(struct flight *flight) {
   bool several = size_of(flight->comm) > 1;
   int size = size_of(flight->comm);
-  begin(flight, 0);
+  start_finite(flight, 0);
   MPI_Comm_free(&flight->comm);
   check_code(ONEBIT_Wait(&flight->request[0], MPI_STATUS_IGNORE), MPI_SUCCESS);
   CHECK_EXACT("recvbuf", flight->receive[0], COUNT, size, 0);
@@ -200,7 +200,7 @@ static void outlive_the_communicator(struct flight *flight) {
   check_code(ONEBIT_Request_free(&flight->request[1]), MPI_SUCCESS);
 }
 
-static void refuse_requests(void) {
+static void check_refused_requests(void) {
   ONEBIT_Request none = ONEBIT_REQUEST_NULL, flying = ONEBIT_REQUEST_NULL;
   MPI_Status status;
   float a[40] = {0}, b[40];
@@ -223,10 +223,10 @@ static void refuse_requests(void) {
 
 RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  struct flight flight = make_flight(duplicate());
-  persist(&flight);
-  outlive_the_communicator(&flight);
-  refuse_requests();
+  struct flight flight = make_flight(duplicate_world());
+  check_persistent_requests(&flight);
+  check_outlived_communicator(&flight);
+  check_refused_requests();
   for (int t = 2; t < TENSORS; t++)
     check_code(ONEBIT_Request_free(&flight.request[t]), MPI_SUCCESS);
   free_flight(&flight);
@@ -238,7 +238,7 @@ RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
 RankedTest(mpi_calls_requests, do_without_memory) {
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
     check_case("allocation %d fails", n);
-    struct flight flight = make_flight(duplicate());
+    struct flight flight = make_flight(duplicate_world());
     ob_memory_fail_at(rank == 0 ? n : 0);
     for (int t = 0; t < 2; t++) {
       fill_exact(flight.send[t], ONEBIT_FLOAT32, COUNT, rank, t);
@@ -256,33 +256,33 @@ RankedTest(mpi_calls_requests, do_without_memory) {
   }
 }
 
-static void *calls_of_a_thread(void *argument) {
+static void *make_calls_in_thread(void *argument) {
   struct flight *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));
   wait_in_any_order(flight, 12);
-  withdraw_in_flight(flight);
+  check_withdrawn_calls(flight);
   return NULL;
 }
 
 /* Waits in one thread for requests that another thread starts, while that one starts more. */
-static void *wait_for_it(void *argument) {
+static void *wait_in_thread(void *argument) {
   struct flight *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));
   for (int t = 0; t < TENSORS / 2; t++)
-    end(flight, t, t);
+    finish_request(flight, t, t);
   return NULL;
 }
 
-static void share_a_communicator(struct flight *flight) {
+static void wait_in_two_threads(struct flight *flight) {
   for (int step = 0; step < 8; step++) {
     pthread_t thread;
     for (int t = 0; t < TENSORS / 2; t++)
-      begin(flight, t);
-    pthread_create(&thread, NULL, wait_for_it, flight);
+      start_finite(flight, t);
+    pthread_create(&thread, NULL, wait_in_thread, flight);
     for (int t = TENSORS / 2; t < TENSORS; t++)
-      begin(flight, t);
+      start_finite(flight, t);
     for (int t = TENSORS / 2; t < TENSORS; t++)
-      end(flight, t, false);
+      finish_request(flight, t, false);
     pthread_join(thread, NULL);
   }
 }
@@ -295,12 +295,12 @@ RankedTest(mpi_calls_requests, from_several_threads) {
     struct flight flights[THREADS];
     pthread_t threads[THREADS];
     for (int k = 0; k < THREADS; k++)
-      flights[k] = make_flight(duplicate());
+      flights[k] = make_flight(duplicate_world());
     for (int k = 0; k < THREADS; k++)
-      pthread_create(&threads[k], NULL, calls_of_a_thread, &flights[k]);
+      pthread_create(&threads[k], NULL, make_calls_in_thread, &flights[k]);
     for (int k = 0; k < THREADS; k++)
       pthread_join(threads[k], NULL);
-    share_a_communicator(&flights[0]);
+    wait_in_two_threads(&flights[0]);
     for (int k = 0; k < THREADS; k++) {
       free_flight(&flights[k]);
       MPI_Comm_free(&flights[k].comm);

@@ -8,29 +8,28 @@
 #include "tests/support_mpi.h"
 #include "tests/support_requests.h"
 
-/* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
- */
+/* Some of the collectives' cases, with the table and the code of test_collectives.c. */
 
 /* Sets a cost of a second per message, with which small allgathers go in rounds on one host too. */
-static void in_rounds(onebit_comm_t comm, void *context) {
+static void run_in_rounds(onebit_comm_t comm, void *context) {
   comm->costs.inside.message = 1;
   collective_on_rank(comm, context);
 }
 
-static void check(struct collective_run *run, size_t number) {
+static void check_results(struct collective_run *run, size_t number) {
   (void)number;
   on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, run);
 }
 
 static void check_schedule(struct collective_run *run, size_t number) {
-  check(run, number);
-  on_mpi_ranks(MPI_COMM_WORLD, in_rounds, run);
+  check_results(run, number);
+  on_mpi_ranks(MPI_COMM_WORLD, run_in_rounds, run);
 }
 
 RankedTest(mpi_collectives, equal_the_oracle) {
   size_t count;
   struct collective_case *cases = collective_cases(size, FEW, &count);
-  collective_each("mpi_collectives", 1, cases, count, check);
+  collective_each("mpi_collectives", 1, cases, count, check_results);
   cases = schedule_cases(size, 1, FEW, &count); /* the ranks of a test are on one host */
   collective_each("mpi_schedules", 1, cases, count, check_schedule);
 }
@@ -70,7 +69,7 @@ static void run_scenarios(MPI_Comm comm) {
 
 /* Creates a communicator of half of the ranks, in reverse order. The library keeps a duplicate, so
  * ours may be freed at once. */
-static onebit_comm_t make_half(int world_rank) {
+static onebit_comm_t make_half_comm(int world_rank) {
   MPI_Comm half;
   onebit_comm_t comm = NULL;
   MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &half);
@@ -84,8 +83,8 @@ static onebit_comm_t make_half(int world_rank) {
 
 /* Starts a request on each of two communicators, and waits in an order that differs between ranks:
  * a rank must not block on one of them while another rank needs progress on the other. */
-static void wait_across_communicators(int world_rank) {
-  onebit_comm_t comms[2] = {NULL, make_half(world_rank)};
+static void check_waits_across_comms(int world_rank) {
+  onebit_comm_t comms[2] = {NULL, make_half_comm(world_rank)};
   onebit_plan_t plans[2];
   float send[2][COUNT], receive[2][COUNT], wanted[COUNT];
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comms[0]), ONEBIT_OK);
@@ -128,7 +127,7 @@ RankedTest(mpi_requests, in_flight_on_any_communicator) {
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half);
   run_scenarios(half);
   MPI_Comm_free(&half);
-  wait_across_communicators(rank);
+  check_waits_across_comms(rank);
 }
 
 /* Wrong arguments and disagreement over MPI: the scenarios of test_wrong_calls.c, and what only
@@ -150,7 +149,7 @@ static void check_not_initialised(void) {
   check_wrong(status, comm, "MPI");
 }
 
-/* Two halves that know each other make an inter-communicator. */
+/* Checks that an inter-communicator between two halves of the ranks is refused. */
 static void check_inter_communicator(int rank, int size) {
   MPI_Comm half, between;
   onebit_comm_t comm = stale_comm();
@@ -216,7 +215,7 @@ RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
     setenv("ONEBIT_CONFIG", "/nowhere/at.all", 1);
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_ERROR_FILE);
   CHECK_WORDS(rank == size - 1 ? "ONEBIT_CONFIG=/nowhere/at.all: No such file" : "another rank");
-  CHECK(comm == NULL, "a communicator");
+  CHECK(comm == NULL, "a failed creation left a communicator");
 }
 
 /*
@@ -224,14 +223,16 @@ RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
  * has failed; and communicators that are destroyed after MPI_Finalize.
  */
 
-static void all_meet(void) { MPI_Barrier(MPI_COMM_WORLD); }
+static void wait_for_all_ranks(void) { MPI_Barrier(MPI_COMM_WORLD); }
 
-static void miss_a_rank(enum wait_fault fault) {
+static void check_missing_rank(enum wait_fault fault) {
   for (size_t k = 0; k < wait_cases_count; k++) {
     if (wait_cases[k].hosts != wait_cases[k].size)
       continue; /* all ranks of the test are on one host */
-    struct wait_run run = {
-        .test = &wait_cases[k], .fault = fault, .blocking = k % 2 == 0, .meet = all_meet};
+    struct wait_run run = {.test = &wait_cases[k],
+                           .fault = fault,
+                           .blocking = k % 2 == 0,
+                           .wait_for_all = wait_for_all_ranks};
     on_mpi_ranks(MPI_COMM_WORLD, wait_on_rank, &run);
     int named = run.named;
     MPI_Allreduce(MPI_IN_PLACE, &named, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
@@ -240,16 +241,16 @@ static void miss_a_rank(enum wait_fault fault) {
 }
 
 SeveralRanksTest(mpi_waits, a_missed_rank) {
-  miss_a_rank(WAIT_IS_AWAY);
-  miss_a_rank(WAIT_CALLS_ANOTHER);
-  miss_a_rank(WAIT_ABORTS);
+  check_missing_rank(WAIT_IS_AWAY);
+  check_missing_rank(WAIT_CALLS_ANOTHER);
+  check_missing_rank(WAIT_ABORTS);
 }
 
 /* --- Late messages -----------------------------------------------------------------------------*/
 
 #define TAG 7
 
-static struct ob_batch *begin(onebit_comm_t comm, void *data, size_t bytes, bool sends) {
+static struct ob_batch *begin_batch(onebit_comm_t comm, void *data, size_t bytes, bool sends) {
   struct ob_batch *batch = NULL;
   CHECK_STATUS(ob_batch_create(comm, 1, &batch), ONEBIT_OK);
   batch->sends = sends;
@@ -259,16 +260,16 @@ static struct ob_batch *begin(onebit_comm_t comm, void *data, size_t bytes, bool
   return batch;
 }
 
-/* Rank 0 gives a receive up before rank 1 sends: the message goes to the next receive, and not to
- * memory that is the program's again. */
-static void send_late(onebit_comm_t comm, void *context) {
+/* Rank 0 gives a receive up before rank 1 sends: the message goes to the next receive, not to
+ * memory that belongs to the program again. */
+static void check_late_message(onebit_comm_t comm, void *context) {
   size_t bytes = *(const size_t *)context;
   bool sends = onebit_comm_rank(comm) == 1;
   unsigned char *given_up = allocate(1, bytes), *message = allocate(1, bytes);
   struct ob_batch *batch;
   comm->timeout = 10;
   if (!sends) {
-    batch = begin(comm, given_up, bytes, false);
+    batch = begin_batch(comm, given_up, bytes, false);
     CHECK_STATUS(comm->transport->test(batch, OB_WAIT_SLICE), ONEBIT_IN_PROGRESS);
     CHECK(comm->transport->peer_awaited(batch) == 1, "awaited: %d",
           comm->transport->peer_awaited(batch));
@@ -279,7 +280,7 @@ static void send_late(onebit_comm_t comm, void *context) {
   }
   MPI_Barrier(MPI_COMM_WORLD);
   if (onebit_comm_rank(comm) < 2) {
-    batch = begin(comm, message, bytes, sends);
+    batch = begin_batch(comm, message, bytes, sends);
     CHECK_STATUS(ob_watch_batch(batch, "the next message"), ONEBIT_OK);
     CHECK(ob_batch_destroy(batch), "the batch is still open");
   }
@@ -293,7 +294,7 @@ static void send_late(onebit_comm_t comm, void *context) {
 SeveralRanksTest(mpi_waits, a_late_message) {
   static const size_t sizes[] = {64, (size_t)1 << 20};
   for (size_t k = 0; k < 2; k++)
-    on_mpi_ranks(MPI_COMM_WORLD, send_late, (void *)&sizes[k]);
+    on_mpi_ranks(MPI_COMM_WORLD, check_late_message, (void *)&sizes[k]);
 }
 
 /* --- After MPI_Finalize ------------------------------------------------------------------------*/

@@ -1,7 +1,7 @@
 /*
- * Plans on a CUDA device over MPI: the bits of the host's, also when only the odd ranks have a
- * device; optimizers make their exchanges by plans (tests/gpu/test_optimizers.c). Without CUDA in
- * the library, or a device on this machine, nothing is tested.
+ * Plans on a CUDA device over MPI give the bits of plans on the host, also when only the odd ranks
+ * have a device; optimizers exchange through plans (tests/gpu/test_optimizers.c). The tests are
+ * skipped if the library is built without CUDA or the machine has no device.
  */
 #include "tests/support_mpi.h"
 
@@ -34,13 +34,13 @@ static void skip_without_device(void) {
 /* The ranks that are on the device. */
 enum job { ALL_HOST, ALL_DEVICE, ODD_DEVICE };
 
-static onebit_device_t device_of(enum job job, int rank) {
+static onebit_device_t find_device(enum job job, int rank) {
   bool device = job == ALL_DEVICE || (job == ODD_DEVICE && rank % 2);
   return device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
 }
 
 /* Allocates memory where the plan needs its buffers. */
-static void *allocate_on(onebit_device_t device, size_t bytes) {
+static void *allocate_on_device(onebit_device_t device, size_t bytes) {
   void *memory = NULL;
   if (device == ONEBIT_DEVICE_HOST)
     return allocate(bytes, 1);
@@ -48,14 +48,14 @@ static void *allocate_on(onebit_device_t device, size_t bytes) {
   return memory;
 }
 
-static void release(onebit_device_t device, void *memory) {
+static void release_memory(onebit_device_t device, void *memory) {
   if (device == ONEBIT_DEVICE_HOST)
     free(memory);
   else
     CHECK_CUDA(cudaFree(memory));
 }
 
-static void copy(void *to, const void *from, size_t bytes) {
+static void copy_memory(void *to, const void *from, size_t bytes) {
   CHECK_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
   CHECK_CUDA(cudaDeviceSynchronize());
 }
@@ -86,25 +86,25 @@ static void run_plan(onebit_comm_t comm, const struct plan_case *what, enum job 
   onebit_plan_options_t options = what->options;
   int rank = onebit_comm_rank(comm);
   size_t bytes = COUNT * dtype_size(options.dtype);
-  onebit_device_t device = device_of(job, rank);
-  void *host = allocate(bytes, 1), *input = allocate_on(device, bytes),
-       *output = allocate_on(device, bytes);
+  onebit_device_t device = find_device(job, rank);
+  void *host = allocate(bytes, 1), *input = allocate_on_device(device, bytes),
+       *output = allocate_on_device(device, bytes);
   onebit_plan_t plan = NULL;
   options.device = device;
   check_case("%s, job %d", what->name, (int)job);
   if (CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK))
     for (int step = 0; step < STEPS; step++) {
       fill_input(host, options.dtype, COUNT, rank, step);
-      copy(input, host, bytes);
+      copy_memory(input, host, bytes);
       CHECK_STATUS(device == ONEBIT_DEVICE_CUDA && step % 2
                        ? onebit_allreduce_stream(input, output, plan, NULL)
                        : onebit_allreduce(input, output, plan),
                    ONEBIT_OK);
-      copy(results + (size_t)step * bytes, output, bytes);
+      copy_memory(results + (size_t)step * bytes, output, bytes);
     }
   onebit_plan_destroy(plan);
-  release(device, output);
-  release(device, input);
+  release_memory(device, output);
+  release_memory(device, input);
   free(host);
 }
 
@@ -131,17 +131,17 @@ Test(mpi_device, plans_equal_the_host) {
   mpi_end();
 }
 
-/* Returns the number of messages. A device alone cuts longer messages than a processor; together
- * both use the processor's. */
-static size_t messages_of(onebit_comm_t comm, enum job job) {
+/* Returns the number of messages of a plan. Plans of devices alone have longer messages than plans
+ * of processors; plans of both use the length for processors. */
+static size_t count_messages(onebit_comm_t comm, enum job job) {
   const size_t count = 500000 * (size_t)onebit_comm_size(comm);
   onebit_plan_options_t options = {.size = sizeof options, EXCHANGE};
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan = NULL;
-  options.device = device_of(job, onebit_comm_rank(comm));
-  void *buffer = allocate_on(options.device, count * sizeof(float));
+  options.device = find_device(job, onebit_comm_rank(comm));
+  void *buffer = allocate_on_device(options.device, count * sizeof(float));
   void *zeros = allocate(count, sizeof(float));
-  copy(buffer, zeros, count * sizeof(float));
+  copy_memory(buffer, zeros, count * sizeof(float));
   free(zeros);
   check_case("long messages, job %d", (int)job);
   if (CHECK_STATUS(onebit_plan_create(comm, count, &options, &plan), ONEBIT_OK)) {
@@ -149,22 +149,22 @@ static size_t messages_of(onebit_comm_t comm, enum job job) {
     CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_OK);
   }
   onebit_plan_destroy(plan);
-  release(options.device, buffer);
+  release_memory(options.device, buffer);
   return info.chunks;
 }
 
-static void cut_messages(onebit_comm_t comm, void *context) {
-  size_t on_hosts = messages_of(comm, ALL_HOST);
+static void check_message_counts(onebit_comm_t comm, void *context) {
+  size_t on_hosts = count_messages(comm, ALL_HOST);
   (void)context;
-  CHECK(messages_of(comm, ALL_DEVICE) < on_hosts, "%zu messages on processors", on_hosts);
+  CHECK(count_messages(comm, ALL_DEVICE) < on_hosts, "%zu messages on processors", on_hosts);
   if (onebit_comm_size(comm) > 1)
-    CHECK(messages_of(comm, ODD_DEVICE) == on_hosts, "%zu messages on processors", on_hosts);
+    CHECK(count_messages(comm, ODD_DEVICE) == on_hosts, "%zu messages on processors", on_hosts);
 }
 
-Test(mpi_device, messages_are_cut_alike) {
+Test(mpi_device, a_mixed_job_has_messages_of_one_length) {
   skip_without_device();
   mpi_begin();
-  on_mpi_ranks(MPI_COMM_WORLD, cut_messages, NULL);
+  on_mpi_ranks(MPI_COMM_WORLD, check_message_counts, NULL);
   mpi_end();
 }
 
@@ -186,28 +186,31 @@ static void pretend_hosts(onebit_comm_t comm) {
   CHECK_STATUS(ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size), ONEBIT_OK);
 }
 
-static void create_mixed(onebit_comm_t comm, onebit_schedule_t schedule, onebit_status_t wanted) {
+static void create_mixed_optimizer(onebit_comm_t comm, onebit_schedule_t schedule,
+                                   onebit_status_t wanted) {
   onebit_adam_options_t options = {.size = sizeof options, .common.schedule = schedule};
   onebit_optimizer_t optimizer;
-  options.common.device = device_of(ODD_DEVICE, comm->rank);
-  float *arrays = allocate_on(options.common.device, 2000 * sizeof(float));
+  options.common.device = find_device(ODD_DEVICE, comm->rank);
+  float *arrays = allocate_on_device(options.common.device, 2000 * sizeof(float));
   onebit_tensor_t tensor = {.parameter = arrays, .gradient = arrays + 1000, .count = 1000};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
   if (wanted == ONEBIT_ERROR_MISMATCH)
     CHECK_WORDS("name ONEBIT_SCHEDULE_EXCHANGE");
   onebit_optimizer_destroy(optimizer);
-  release(options.common.device, arrays);
+  release_memory(options.common.device, arrays);
 }
 
-/* Devices that the host sends for share its memory as processors do. One whose memory the transport
- * sends has its own way inside a host. */
-static void leave_it_to_the_library(onebit_comm_t comm, void *context) {
+/* If messages of devices go through host memory, ranks share that memory on a host as processors
+ * do. If the transport sends device memory itself, a job of both kinds is refused unless it names
+ * the exchange. */
+static void check_mixed_job(onebit_comm_t comm, void *context) {
   bool shared = !(comm->transport->device_messages && comm->transport->device_messages());
   (void)context;
   pretend_hosts(comm);
   check_case("a mixed job");
-  create_mixed(comm, ONEBIT_SCHEDULE_AUTOMATIC, shared ? ONEBIT_OK : ONEBIT_ERROR_MISMATCH);
-  create_mixed(comm, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_OK);
+  create_mixed_optimizer(comm, ONEBIT_SCHEDULE_AUTOMATIC,
+                         shared ? ONEBIT_OK : ONEBIT_ERROR_MISMATCH);
+  create_mixed_optimizer(comm, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_OK);
   for (size_t k = 0; shared && k < sizeof hosts_cases / sizeof hosts_cases[0]; k++) {
     struct plan_case what = hosts_cases[k];
     compare_plans(comm, &what);
@@ -220,7 +223,7 @@ Test(mpi_device, several_ranks_share_a_host) {
   mpi_begin();
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (size == 4)
-    on_mpi_ranks(MPI_COMM_WORLD, leave_it_to_the_library, NULL);
+    on_mpi_ranks(MPI_COMM_WORLD, check_mixed_job, NULL);
   mpi_end();
 }
 

@@ -7,7 +7,7 @@
 
 /* Optimizers over MPI: parameters equal the oracle's in every bit after each step. */
 
-static struct adam_case case_of(const struct optimizer_kind *kind, size_t freeze_step) {
+static struct adam_case make_case(const struct optimizer_kind *kind, size_t freeze_step) {
   struct adam_case what = {.kind = kind,
                            .steps = 12,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
@@ -18,7 +18,7 @@ static struct adam_case case_of(const struct optimizer_kind *kind, size_t freeze
   return what;
 }
 
-static void check(const struct adam_case *what) {
+static void check_adam(const struct adam_case *what) {
   struct adam_run run = adam_prepare(what);
   on_mpi_ranks(MPI_COMM_WORLD, adam_on_rank, &run);
   adam_release(&run);
@@ -28,9 +28,9 @@ static void check(const struct adam_case *what) {
  * other types, clipping, and missing gradients. */
 static void check_buckets(struct adam_case what) {
   what.options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
-  check(&what);
+  check_adam(&what);
   what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check(&what);
+  check_adam(&what);
   what.options.common.block_size = what.options.shards ? 64 : 0;
   what.options.common.chunk_size = what.options.shards ? 256 : 0;
   what.options.common.bucket_size = 1000;
@@ -45,44 +45,44 @@ static void check_buckets(struct adam_case what) {
     what.uncompressed = form % 2 ? 0x2b : 0;
     what.absent = form % 2 ? 5 : 0;
     what.poison = form % 2 ? 0.0f : INFINITY;
-    check(&what);
+    check_adam(&what);
   }
 }
 
 /* Runs a case in a schedule that the plan chooses, and with DeepSpeed's formulas. */
 static void check_profiles(struct adam_case what) {
-  check(&what);
+  check_adam(&what);
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check(&what);
+  check_adam(&what);
   what.poison = INFINITY;
   what.poisoned_rank = what.size - 1;
   what.options.common.gradient_dtype = ONEBIT_FLOAT16;
   what.options.common.parameter_dtype = ONEBIT_BFLOAT16;
   what.options.common.clip_norm = 195;
   what.options.common.initial_loss_scale = 8;
-  check(&what);
+  check_adam(&what);
 }
 
 RankedTest(mpi_optimizers, equal_the_oracle) {
-  check_profiles(case_of(&kind_adam, 5));
-  check_buckets(case_of(&kind_adam, 5));
-  check_profiles(case_of(&kind_lamb, 5));
-  check_buckets(case_of(&kind_lamb, 5));
-  check_buckets(case_of(&kind_momentum, 0));
-  check_buckets(case_of(&kind_momentum, 3));
-  check_buckets(case_of(&kind_efficient_adam, 0));
-  check_buckets(case_of(&kind_lion, 0));
+  check_profiles(make_case(&kind_adam, 5));
+  check_buckets(make_case(&kind_adam, 5));
+  check_profiles(make_case(&kind_lamb, 5));
+  check_buckets(make_case(&kind_lamb, 5));
+  check_buckets(make_case(&kind_momentum, 0));
+  check_buckets(make_case(&kind_momentum, 3));
+  check_buckets(make_case(&kind_efficient_adam, 0));
+  check_buckets(make_case(&kind_lion, 0));
 }
 
 RankedTest(mpi_optimizers, shards_equal_the_oracle) {
-  struct adam_case what = case_of(&kind_adam, 5);
+  struct adam_case what = make_case(&kind_adam, 5);
   for (int mode = ONEBIT_SHARDS_STEP; mode <= ONEBIT_SHARDS_PARAMETERS; mode++) {
     what.options.shards = (onebit_shards_t)mode;
     check_buckets(what);
   }
   what.options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   what.options.beta2 = 0.875;
-  check(&what);
+  check_adam(&what);
 }
 
 static void check_zero_one(const struct zero_one_case *what) {
@@ -106,7 +106,7 @@ RankedTest(mpi_optimizers, zero_one_adam) {
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   what.options.common.gradient_dtype = ONEBIT_BFLOAT16;
   check_zero_one(&what);
-  what.poison = NAN; /* every other call, which all ranks must skip, or this one alone */
+  what.poison = NAN; /* in every other call: all ranks skip it, or in a local step this rank */
   what.poisoned_rank = what.size - 1;
   check_zero_one(&what);
   what.options.common.profile = ONEBIT_PROFILE_DEFAULT;
@@ -142,14 +142,14 @@ struct mpi_run {
   struct directories directories;
 };
 
-static void finish(struct trainee *trainee, const float *wanted) {
+static void finish_training(struct trainee *trainee, const float *wanted) {
   for (int step = SAVED_AT; step < STEPS; step++)
     trainee_step(trainee, step);
   CHECK_BITS("parameters", trainee->parameters, wanted, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
   trainee_destroy(trainee);
 }
 
-static void go_on(onebit_comm_t comm, void *context) {
+static void check_resumed_training(onebit_comm_t comm, void *context) {
   struct mpi_run *run = context;
   const char *path = run->directories.saved;
   struct saved_parts parts = {0};
@@ -167,15 +167,15 @@ static void go_on(onebit_comm_t comm, void *context) {
   share_parts(&parts);
   trainee = trainee_create(comm, run->what, 1);
   CHECK_STATUS(trainee_load(&trainee, &parts), ONEBIT_OK);
-  finish(&trainee, wanted);
+  finish_training(&trainee, wanted);
   trainee = trainee_create(comm, run->what, 2);
   CHECK_STATUS(onebit_optimizer_load_files(trainee.optimizer, path), ONEBIT_OK);
-  finish(&trainee, wanted);
+  finish_training(&trainee, wanted);
   free_parts(&parts);
 }
 
 /* Creates one directory for all ranks. */
-static struct mpi_run begin(int rank) {
+static struct mpi_run create_directories(int rank) {
   struct mpi_run run = {0};
   if (rank == 0)
     run.directories = directories_create();
@@ -183,7 +183,7 @@ static struct mpi_run begin(int rank) {
   return run;
 }
 
-static void end(const struct mpi_run *run, int rank) {
+static void remove_directories(const struct mpi_run *run, int rank) {
   MPI_Barrier(MPI_COMM_WORLD);
   if (rank == 0)
     directories_remove(&run->directories);
@@ -192,19 +192,19 @@ static void end(const struct mpi_run *run, int rank) {
 
 Test(mpi_checkpoint, goes_on_exactly) {
   int rank = mpi_begin();
-  struct mpi_run run = begin(rank);
+  struct mpi_run run = create_directories(rank);
   for (const struct ob_method *const *method = ob_methods; *method; method++) {
     struct checkpoint_case what = {
         .name = (*method)->name, .method = *method, .steps = STEPS, .freeze_step = 3};
     MPI_Comm_size(MPI_COMM_WORLD, &what.size);
     run.what = &what;
-    on_mpi_ranks(MPI_COMM_WORLD, go_on, &run);
+    on_mpi_ranks(MPI_COMM_WORLD, check_resumed_training, &run);
   }
-  end(&run, rank);
+  remove_directories(&run, rank);
 }
 
 /* Fills one rank's disk, and then damages one rank's part. */
-static void fail_on_one(onebit_comm_t comm, void *context) {
+static void check_failure_on_one_rank(onebit_comm_t comm, void *context) {
   struct mpi_run *run = context;
   const char *path = run->directories.saved;
   struct trainee trainee = trainee_create(comm, run->what, 0);
@@ -240,13 +240,13 @@ static void fail_on_one(onebit_comm_t comm, void *context) {
 
 Test(mpi_checkpoint, fails_together) {
   int rank = mpi_begin();
-  struct mpi_run run = begin(rank);
+  struct mpi_run run = create_directories(rank);
   struct checkpoint_case what = {
       .name = "over MPI", .method = &ob_method_adam, .steps = STEPS, .freeze_step = 3};
   MPI_Comm_size(MPI_COMM_WORLD, &what.size);
   run.what = &what;
-  on_mpi_ranks(MPI_COMM_WORLD, fail_on_one, &run);
-  end(&run, rank);
+  on_mpi_ranks(MPI_COMM_WORLD, check_failure_on_one_rank, &run);
+  remove_directories(&run, rank);
 }
 
 /* The outer step among sites over MPI: a late site is left out, and nothing of it is lost. */
@@ -255,7 +255,7 @@ enum { COUNT = 1000, H = 3, DRIFTS = 8 * H };
 
 /* Each rank is a site that drifts by its own constant. With a quorum of all sites none is left out,
  * though all may be late, and they end at the sum of the mean drifts. */
-static void drift(onebit_comm_t between, void *context) {
+static void check_drifting_sites(onebit_comm_t between, void *context) {
   const int site = onebit_comm_rank(between), sites = onebit_comm_size(between);
   const int *quorum = context;
   float p[COUNT] = {0};
@@ -297,5 +297,5 @@ static void drift(onebit_comm_t between, void *context) {
 
 RankedTest(mpi_outer_sites, a_late_site_loses_nothing) {
   for (int quorum = 0; quorum < 2; quorum++)
-    on_mpi_ranks(MPI_COMM_WORLD, drift, &quorum);
+    on_mpi_ranks(MPI_COMM_WORLD, check_drifting_sites, &quorum);
 }

@@ -1,4 +1,4 @@
-/* Wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls on which a rank never comes. */
+/* Wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls that one rank does not make. */
 #include <limits.h>
 
 #include "dropin/mpi/exchange.h"
@@ -7,14 +7,15 @@
 #include "tests/support_wrong_calls.h"
 
 /*
- * Wrong calls of onebit/mpi.h and onebit/mpi_calls.h on every rank: requests that are stale, of
- * another kind or never were any are MPI_ERR_REQUEST, with a message, and nobody is left waiting.
+ * Wrong calls of onebit/mpi.h and onebit/mpi_calls.h on every rank: a handle that is stale, of
+ * another kind, or no handle at all gives MPI_ERR_REQUEST and a message, and no rank is left
+ * waiting.
  */
 
 enum { COUNT = 3000 };
 static float send[COUNT], receive[COUNT];
 
-static int class_of(int code) {
+static int error_class_of(int code) {
   int class = MPI_SUCCESS;
   MPI_Error_class(code, &class);
   return class;
@@ -22,7 +23,7 @@ static int class_of(int code) {
 
 /* Requires that the call returns an error of this class, with a message that contains `part`. */
 #define WRONG_MPI(function, arguments, wanted, part)                                               \
-  WRONG_VALUE(function, arguments, class_of(function arguments) == (wanted), part)
+  WRONG_VALUE(function, arguments, error_class_of(function arguments) == (wanted), part)
 
 static void wrong_arguments(MPI_Comm comm) {
   ONEBIT_Request request;
@@ -66,7 +67,7 @@ static void wrong_handle(ONEBIT_Request request, const char *part) {
   MPI_Status statuses[2];
   ONEBIT_Request both[2] = {ONEBIT_REQUEST_NULL, request};
   WRONG_MPI(ONEBIT_Waitall, (2, both, statuses), MPI_ERR_IN_STATUS, part);
-  CHECK(class_of(statuses[1].MPI_ERROR) == MPI_ERR_REQUEST, "the wrong request has no error");
+  CHECK(error_class_of(statuses[1].MPI_ERROR) == MPI_ERR_REQUEST, "the wrong request has no error");
   CHECK(statuses[0].MPI_ERROR == MPI_SUCCESS, "the other one has an error");
 }
 
@@ -75,14 +76,14 @@ static void wrong_requests(MPI_Comm comm) {
   int flag;
   ONEBIT_Request request, once, persistent, gone;
   CHECK(ONEBIT_Iallreduce(send, receive, COUNT, MPI_FLOAT, MPI_SUM, comm, &request) == MPI_SUCCESS,
-        "a call");
+        "the call fails");
   once = request;
-  CHECK(ONEBIT_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS, "its wait");
+  CHECK(ONEBIT_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS, "the wait fails");
   CHECK(ONEBIT_Allreduce_init(send, receive, COUNT, MPI_FLOAT, MPI_SUM, comm, MPI_INFO_NULL,
                               &persistent) == MPI_SUCCESS,
-        "a persistent call");
+        "the persistent call fails");
   gone = persistent;
-  CHECK(ONEBIT_Request_free(&persistent) == MPI_SUCCESS, "its end");
+  CHECK(ONEBIT_Request_free(&persistent) == MPI_SUCCESS, "the request is not freed");
   wrong_handle(once, "request is 0x");
   wrong_handle(gone, "which is no ONEBIT_Request (finished, or never made)");
   wrong_handle((ONEBIT_Request)(void *)foreign, "which is no ONEBIT_Request");
@@ -101,7 +102,7 @@ static void wrong_requests(MPI_Comm comm) {
 RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   onebit_comm_t made;
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Comm comm = duplicate();
+  MPI_Comm comm = duplicate_world();
   WRONG(onebit_comm_create_mpi, (MPI_COMM_NULL, &made), ONEBIT_ERROR_ARGUMENT, "MPI_COMM_NULL");
   WRONG(onebit_comm_create_mpi, (comm, NULL), ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   wrong_arguments(comm);
@@ -111,7 +112,7 @@ RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   MPI_Comm_free(&comm);
   cr_expect_eq(wrong_check_header("mpi"), 1);
   cr_expect_eq(wrong_check_header("mpi_calls"), 11);
-  cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
+  cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
 }
 
 /*
@@ -135,14 +136,14 @@ static void check_refused(int code, int wanted, const char *word) {
   handled = 0;
 }
 
-static void own_sum(void *from, void *to, int *count, MPI_Datatype *type) {
+static void add_nothing(void *from, void *to, int *count, MPI_Datatype *type) {
   (void)from, (void)to, (void)count, (void)type;
 }
 
-static void refuse_arguments(MPI_Comm comm) {
+static void check_refused_arguments(MPI_Comm comm) {
   float a[8] = {0}, b[64];
   MPI_Op own;
-  MPI_Op_create(own_sum, 1, &own);
+  MPI_Op_create(add_nothing, 1, &own);
   check_refused(ONEBIT_Allreduce(a, b, -1, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_COUNT, "-1");
   check_refused(ONEBIT_Allreduce(a, MPI_IN_PLACE, 8, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_BUFFER,
                 "recvbuf");
@@ -155,7 +156,7 @@ static void refuse_arguments(MPI_Comm comm) {
   MPI_Op_free(&own);
 }
 
-static void refuse_between_groups(int rank, MPI_Errhandler handler) {
+static void check_refused_intercommunicator(int rank, MPI_Errhandler handler) {
   MPI_Comm half, between;
   float a[8] = {0}, b[8];
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
@@ -168,20 +169,20 @@ static void refuse_between_groups(int rank, MPI_Errhandler handler) {
   MPI_Comm_free(&half);
 }
 
-/* A refusal that some rank notices leaves no rank waiting for another. */
-static void refuse_other_counts(MPI_Comm comm, int rank) {
+/* A count that differs between ranks is refused on all of them, so no rank is left waiting. */
+static void check_refused_counts(MPI_Comm comm, int rank) {
   float a[8] = {0}, b[8];
   if (size_of(comm) > 1)
     check_refused(ONEBIT_Allreduce(a, b, rank ? 8 : 7, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_COUNT,
                   "differs between ranks");
 }
 
-/* A rank's environment is wrong: every rank has an error, and the next call is well. */
-static void refuse_environments(int rank, MPI_Errhandler handler) {
+/* If one rank's environment is wrong, every rank gets an error, and the next call succeeds. */
+static void check_refused_environments(int rank, MPI_Errhandler handler) {
   static const char *const wrong[][2] = {{"ONEBIT_CODEC", "abacus"}, {"ONEBIT_PROGRESS", "none"}};
   static float a[COUNT], b[COUNT];
   for (size_t k = 0; size_of(MPI_COMM_WORLD) > 1 && k < 2; k++) {
-    MPI_Comm comm = duplicate();
+    MPI_Comm comm = duplicate_world();
     MPI_Comm_set_errhandler(comm, handler);
     check_case("%s=%s", wrong[k][0], wrong[k][1]);
     if (rank == 0)
@@ -190,14 +191,15 @@ static void refuse_environments(int rank, MPI_Errhandler handler) {
     check_refused(code, MPI_ERR_OTHER, rank == 0 ? wrong[k][1] : "rank");
     unsetenv(wrong[k][0]);
     MPI_Comm_free(&comm);
-    comm = duplicate();
-    CHECK(ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "it is well");
+    comm = duplicate_world();
+    CHECK(ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS,
+          "the next call fails");
     MPI_Comm_free(&comm);
   }
 }
 
-/* MPI's own reductions know nothing of a mean. */
-static void averages_are_not_mpis(void) {
+/* MPI's own reductions do not compute means. */
+static void check_mean_outside_library(void) {
   float mine = 1, result = 1;
   MPI_Allreduce(&mine, &result, 1, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
   CHECK(size_of(MPI_COMM_WORLD) == 1 || isnan(result), "a mean of %g", (double)result);
@@ -207,54 +209,55 @@ Test(mpi_calls_arguments, are_refused_where_they_are_wrong) {
   float a = 0, b;
   MPI_Errhandler handler;
   CHECK(ONEBIT_Allreduce(&a, &b, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) == MPI_ERR_OTHER,
-        "without MPI");
+        "a call without MPI succeeds");
   CHECK_WORDS("not initialised");
-  CHECK(ONEBIT_AVG == MPI_OP_NULL && ONEBIT_FLOAT16_TYPE == MPI_DATATYPE_NULL, "without MPI");
+  CHECK(ONEBIT_AVG == MPI_OP_NULL && ONEBIT_FLOAT16_TYPE == MPI_DATATYPE_NULL,
+        "types exist without MPI");
   int rank = mpi_begin();
-  MPI_Comm comm = duplicate();
+  MPI_Comm comm = duplicate_world();
   MPI_Comm_create_errhandler(note_error, &handler);
   MPI_Comm_set_errhandler(comm, handler);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
-  refuse_arguments(comm);
+  check_refused_arguments(comm);
   check_refused(ONEBIT_Allreduce(&a, &b, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_NULL), MPI_ERR_COMM,
                 "MPI_COMM_NULL");
-  refuse_between_groups(rank, handler);
-  refuse_other_counts(comm, rank);
-  refuse_environments(rank, handler);
-  averages_are_not_mpis();
+  check_refused_intercommunicator(rank, handler);
+  check_refused_counts(comm, rank);
+  check_refused_environments(rank, handler);
+  check_mean_outside_library();
   MPI_Errhandler_free(&handler);
   MPI_Comm_free(&comm);
   mpi_end();
 }
 
-/* Calls of onebit/mpi_calls.h on which one rank never comes: the others get an error that names it,
- * after ONEBIT_TIMEOUT. That is no shorter, since the others' calls have to be in time. */
+/* Calls of onebit/mpi_calls.h that one rank does not make: the other ranks get an error that names
+ * it, after ONEBIT_TIMEOUT. The timeout is not shorter because their own calls must be in time. */
 
 #define TIMEOUT "2"
 
-static int sum(MPI_Comm comm, const float *from, float *to, int count) {
+static int call_allreduce(MPI_Comm comm, const float *from, float *to, int count) {
   return ONEBIT_Allreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm);
 }
 
 /* Waits as dense calls do. */
-static int wait_dense(MPI_Comm comm, const float *from, float *to, int count) {
+static int call_dense(MPI_Comm comm, const float *from, float *to, int count) {
   MPI_Request request;
   MPI_Iallreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm, &request);
   return ob_wait_moving(comm, &request, "a dense call");
 }
 
-typedef int calling(MPI_Comm comm, const float *from, float *to, int count);
+typedef int mpi_call(MPI_Comm comm, const float *from, float *to, int count);
 
 /* The last rank calls after the others got their errors: it gets one as well. */
-static void miss_the_last(calling *call, bool late_fails) {
+static void check_missing_last_rank(mpi_call *call, bool late_fails) {
   int rank = rank_of(MPI_COMM_WORLD), last = size_of(MPI_COMM_WORLD) - 1;
-  MPI_Comm comm = duplicate();
+  MPI_Comm comm = duplicate_world();
   float *from = allocate(2 * COUNT, sizeof *from), *to = allocate(2 * COUNT, sizeof *to);
   char name[48];
   snprintf(name, sizeof name, "waited " TIMEOUT " s for rank %d", last);
   for (int k = 0; k < 2; k++) {
     fill_exact(from, ONEBIT_FLOAT32, COUNT, rank, k);
-    CHECK(sum(comm, from, to, COUNT) == MPI_SUCCESS, "%s", onebit_last_error());
+    CHECK(call_allreduce(comm, from, to, COUNT) == MPI_SUCCESS, "%s", onebit_last_error());
     CHECK_EXACT("before", to, COUNT, last + 1, k);
   }
   MPI_Barrier(MPI_COMM_WORLD);
@@ -268,19 +271,18 @@ static void miss_the_last(calling *call, bool late_fails) {
   }
   CHECK(rank != last || !late_fails || code != MPI_SUCCESS, "it finds all well");
   MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank learns of it */
-  CHECK(sum(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
+  CHECK(call_allreduce(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
   MPI_Barrier(MPI_COMM_WORLD);
-  /* now the last rank has been told */
 }
 
-RankedTest(mpi_calls_waits, an_agreement_on_which_a_rank_never_comes) {
+RankedTest(mpi_calls_waits, an_agreement_without_one_rank) {
   setenv("ONEBIT_TIMEOUT", TIMEOUT, 1);
   if (size_of(MPI_COMM_WORLD) > 1)
-    miss_the_last(sum, true);
+    check_missing_last_rank(call_allreduce, true);
 }
 
-RankedTest(mpi_calls_waits, a_dense_call_on_which_a_rank_never_comes) {
+RankedTest(mpi_calls_waits, a_dense_call_without_one_rank) {
   setenv("ONEBIT_TIMEOUT", TIMEOUT, 1);
   if (size_of(MPI_COMM_WORLD) > 1)
-    miss_the_last(wait_dense, false);
+    check_missing_last_rank(call_dense, false);
 }

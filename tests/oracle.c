@@ -77,14 +77,14 @@ void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float valu
   oracle_store(array, i, dtype, beyond ? copysignf(65504.0f, value) : value);
 }
 
-static float *floats(size_t count) {
+static float *allocate_floats(size_t count) {
   float *array = calloc(count ? count : 1, sizeof *array);
   cr_assert(array, "no memory for %zu floats", count);
   return array;
 }
 
-static struct oracle *create(int size, int each, const size_t *counts, size_t tensors,
-                             const onebit_plan_options_t *options) {
+static struct oracle *create_oracle(int size, int each, const size_t *counts, size_t tensors,
+                                    const onebit_plan_options_t *options) {
   struct oracle *oracle = calloc(1, sizeof *oracle);
   cr_assert(oracle, "no memory for an oracle");
   oracle->options = *options;
@@ -92,11 +92,11 @@ static struct oracle *create(int size, int each, const size_t *counts, size_t te
   oracle->each = each;
   oracle_lay_out(oracle, counts, tensors);
   size_t all = (size_t)size * oracle->elements;
-  oracle->worker_error = floats(all);
-  oracle->server_error = floats(oracle->elements);
-  oracle->compensated = floats(all);
-  oracle->decoded = floats(all);
-  oracle->parts = floats(all);
+  oracle->worker_error = allocate_floats(all);
+  oracle->server_error = allocate_floats(oracle->elements);
+  oracle->compensated = allocate_floats(all);
+  oracle->decoded = allocate_floats(all);
+  oracle->parts = allocate_floats(all);
   if (!oracle->options.bits)
     oracle->options.bits = 1;
   return oracle;
@@ -105,8 +105,8 @@ static struct oracle *create(int size, int each, const size_t *counts, size_t te
 struct oracle *oracle_create_tensors(int size, int hosts, const size_t *counts, size_t tensors,
                                      const onebit_plan_options_t *options) {
   if (options->schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
-    return create(size, 1, counts, tensors, options);
-  return create(hosts, size / hosts, counts, tensors, options);
+    return create_oracle(size, 1, counts, tensors, options);
+  return create_oracle(hosts, size / hosts, counts, tensors, options);
 }
 
 struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
@@ -141,8 +141,8 @@ double oracle_total(struct oracle_sum *sum) {
   return sum->lane[0];
 }
 
-/* The defined sum of a run: of magnitudes. */
-static float magnitudes(const float *values, size_t count, onebit_scale_t rule) {
+/* Returns the sum of the magnitudes of a run, in the defined order. */
+static float sum_magnitudes(const float *values, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++)
     lane[i % LANES] += rule == ONEBIT_SCALE_RMS ? values[i] * values[i] : fabsf(values[i]);
@@ -153,30 +153,32 @@ static float magnitudes(const float *values, size_t count, onebit_scale_t rule) 
 }
 
 float oracle_run_sum(const float *values, size_t count) {
-  return magnitudes(values, count, ONEBIT_SCALE_MEAN_ABSOLUTE);
+  return sum_magnitudes(values, count, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
-static float scale_of(double sum, size_t count, onebit_scale_t rule) {
+static float compute_scale(double sum, size_t count, onebit_scale_t rule) {
   double mean = sum / (double)count;
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
 /* Returns the scale of a whole buffer or share. */
-static float common_scale_of(double sum, size_t count, onebit_scale_t rule) {
+static float compute_common_scale(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
-    return scale_of(sum, count, rule);
+    return compute_scale(sum, count, rule);
   float norm = (float)sqrt(sum), root = (float)sqrt((double)count);
   return norm / root;
 }
 
-static void decode(const float *values, const struct oracle_run *run, float scale, float *decoded) {
+static void decode_signs(const float *values, const struct oracle_run *run, float scale,
+                         float *decoded) {
   for (size_t i = run->first; i < run->first + run->count; i++)
     decoded[i] = copysignf(scale, values[i]);
 }
 
-/* The level next to a value over its scale. 2 bits: halves; 4 bits: whole numbers, ties to even; 8
- * bits: four significant binary digits, ties away from zero, from 1.125 * 2^-15 to 1.875, and 0. */
-static float level_next_to(float ratio, int bits) {
+/* Returns the level next to a value over its scale. 2 bits: halves; 4 bits: whole numbers, ties to
+ * even; 8 bits: four significant binary digits, ties away from zero, from 1.125 * 2^-15 to 1.875,
+ * and 0. */
+static float find_level(float ratio, int bits) {
   if (bits == 2)
     return fminf(fmaxf(rintf(ratio - 0.5f), -2), 1) + 0.5f;
   if (bits == 4)
@@ -189,8 +191,8 @@ static float level_next_to(float ratio, int bits) {
   return copysignf(fminf(level, 1.875f), ratio);
 }
 
-static float level_scale_of(const float *values, size_t count, float squares, onebit_scale_t rule,
-                            int bits) {
+static float find_level_scale(const float *values, size_t count, float squares, onebit_scale_t rule,
+                              int bits) {
   float limit = 0;
   for (size_t i = 0; i < count; i++)
     limit = fmaxf(limit, fabsf(values[i]));
@@ -202,24 +204,25 @@ static float level_scale_of(const float *values, size_t count, float squares, on
   return scale < FLT_MIN ? 0 : scale;
 }
 
-/* `part` is what the scale is multiplied by before it is. */
+/* Decodes values as levels times the scale, which is multiplied by `part` first. */
 static void decode_levels(const float *values, size_t count, int bits, float scale, float part,
                           float *decoded) {
   float inverse = scale > 0 ? 1 / scale : 0;
   for (size_t i = 0; i < count; i++)
-    decoded[i] = level_next_to(values[i] * inverse, bits) * (scale * part);
+    decoded[i] = find_level(values[i] * inverse, bits) * (scale * part);
 }
 
-/* Quantises consecutive runs to levels; parts as decoded, NULL: not wanted. */
+/* Quantises consecutive runs to levels. `parts` gets the decoded values over the number of workers,
+ * unless it is NULL. */
 static bool quantize_levels(const struct oracle *oracle, const struct oracle_run *runs,
                             size_t run_count, const float *values, float *decoded, float *parts) {
   int bits = oracle->options.bits;
   for (size_t k = 0; k < run_count; k++) {
     const float *first = values + runs[k].first;
-    float squares = magnitudes(first, runs[k].count, ONEBIT_SCALE_RMS);
+    float squares = sum_magnitudes(first, runs[k].count, ONEBIT_SCALE_RMS);
     if (!isfinite(squares))
       return false;
-    float scale = level_scale_of(first, runs[k].count, squares, oracle->options.scale, bits);
+    float scale = find_level_scale(first, runs[k].count, squares, oracle->options.scale, bits);
     decode_levels(first, runs[k].count, bits, scale, 1, decoded + runs[k].first);
     if (parts)
       decode_levels(first, runs[k].count, bits, scale, 1.0f / (float)oracle->size,
@@ -228,42 +231,46 @@ static bool quantize_levels(const struct oracle *oracle, const struct oracle_run
   return true;
 }
 
-/* The value as it is read back from a result of the type. */
-static float rounded(float value, onebit_dtype_t dtype) {
+/* Returns the value that is read back after it was stored as a result of the type. */
+static float round_to_dtype(float value, onebit_dtype_t dtype) {
   float room;
   oracle_store_result(&room, 0, dtype, value);
   return oracle_load(&room, 0, dtype);
 }
 
-/* decoded = +-scale by the signs of values, over consecutive runs, the scale rounded to `dtype`.
- * False when some sum is not finite. */
-static bool quantize(const struct oracle *oracle, const struct oracle_run *runs, size_t run_count,
-                     const float *values, float *decoded, float *parts, onebit_dtype_t dtype) {
+/* Decodes the signs of values as +-scale, over consecutive runs, with the scale rounded to `dtype`.
+ * Returns false if a sum is not finite. */
+static bool quantize_runs(const struct oracle *oracle, const struct oracle_run *runs,
+                          size_t run_count, const float *values, float *decoded, float *parts,
+                          onebit_dtype_t dtype) {
   if (oracle->options.bits > 1)
     return quantize_levels(oracle, runs, run_count, values, decoded, parts);
   onebit_scale_t rule = oracle->options.scale;
   struct oracle_sum sums = {0};
   size_t count = 0;
   for (size_t k = 0; k < run_count; k++) {
-    float sum = magnitudes(values + runs[k].first, runs[k].count, rule);
+    float sum = sum_magnitudes(values + runs[k].first, runs[k].count, rule);
     if (!isfinite(sum))
       return false;
     oracle_add(&sums, sum);
     count += runs[k].count;
     if (!oracle->common_scale)
-      decode(values, &runs[k], rounded(scale_of((double)sum, runs[k].count, rule), dtype), decoded);
+      decode_signs(values, &runs[k],
+                   round_to_dtype(compute_scale((double)sum, runs[k].count, rule), dtype), decoded);
   }
   double total = oracle_total(&sums);
   for (size_t k = 0; k < run_count && oracle->common_scale; k++)
-    decode(values, &runs[k], rounded(common_scale_of(total, count, rule), dtype), decoded);
+    decode_signs(values, &runs[k], round_to_dtype(compute_common_scale(total, count, rule), dtype),
+                 decoded);
   for (size_t k = 0; parts && k < run_count; k++)
     for (size_t i = runs[k].first; i < runs[k].first + runs[k].count; i++)
       parts[i] = decoded[i] * (1.0f / (float)oracle->size);
   return true;
 }
 
-/* Compresses every rank's values: the compensated ones, and what the others decode of them. */
-static bool compress(struct oracle *oracle, const float *const *inputs) {
+/* Compresses the inputs of all workers: computes the compensated values, and the values that the
+ * other ranks decode. */
+static bool compress_workers(struct oracle *oracle, const float *const *inputs) {
   bool gathers = oracle->options.operation == ONEBIT_ALLGATHER;
   onebit_dtype_t dtype = gathers ? oracle->result_dtype : ONEBIT_FLOAT32;
   for (int r = 0; r < oracle->size; r++) {
@@ -271,8 +278,8 @@ static bool compress(struct oracle *oracle, const float *const *inputs) {
     float *compensated = oracle->compensated + base;
     for (size_t i = 0; i < oracle->elements; i++)
       compensated[i] = oracle->worker_error[base + i] + (i < oracle->valid ? inputs[r][i] : 0.0f);
-    if (!quantize(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base,
-                  oracle->parts + base, dtype))
+    if (!quantize_runs(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base,
+                       oracle->parts + base, dtype))
       return false;
   }
   return true;
@@ -285,7 +292,7 @@ static void keep_worker_errors(struct oracle *oracle) {
 
 /* Returns the mean over the ranks of the values that they sent, in rank order; the division is part
  * of the scales. */
-static void average(const struct oracle *oracle, float *mean) {
+static void average_parts(const struct oracle *oracle, float *mean) {
   for (size_t i = 0; i < oracle->elements; i++) {
     float sum = oracle->parts[i];
     for (size_t r = 1; r < (size_t)oracle->size; r++)
@@ -295,7 +302,7 @@ static void average(const struct oracle *oracle, float *mean) {
 }
 
 /* Every server compresses its share of the mean. */
-static bool serve(struct oracle *oracle, float *total, float *result) {
+static bool compress_mean(struct oracle *oracle, float *total, float *result) {
   onebit_dtype_t dtype =
       oracle->options.profile == ONEBIT_PROFILE_DEFAULT ? oracle->result_dtype : ONEBIT_FLOAT32;
   for (size_t i = 0; i < oracle->elements; i++)
@@ -304,7 +311,7 @@ static bool serve(struct oracle *oracle, float *total, float *result) {
     for (end = begin; end < oracle->run_count; end++)
       if (oracle->runs[end].server != oracle->runs[begin].server)
         break;
-    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result, NULL, dtype))
+    if (!quantize_runs(oracle, oracle->runs + begin, end - begin, total, result, NULL, dtype))
       return false;
   }
   for (size_t i = 0; i < oracle->elements; i++)
@@ -312,10 +319,10 @@ static bool serve(struct oracle *oracle, float *total, float *result) {
   return true;
 }
 
-static bool allreduce(struct oracle *oracle, float *result) {
-  float *total = floats(oracle->elements), *padded = floats(oracle->elements);
-  average(oracle, total);
-  bool done = serve(oracle, total, padded);
+static bool make_allreduce(struct oracle *oracle, float *result) {
+  float *total = allocate_floats(oracle->elements), *padded = allocate_floats(oracle->elements);
+  average_parts(oracle, total);
+  bool done = compress_mean(oracle, total, padded);
   if (done) {
     keep_worker_errors(oracle);
     memcpy(oracle->server_error, total, oracle->elements * sizeof *total);
@@ -332,39 +339,39 @@ static void forget_errors(struct oracle *oracle) {
 }
 
 bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean) {
-  if (!compress(oracle, inputs))
+  if (!compress_workers(oracle, inputs))
     return false;
-  average(oracle, mean);
+  average_parts(oracle, mean);
   return true;
 }
 
 bool oracle_serve(struct oracle *oracle, const float *values, float *result) {
-  float *total = floats(oracle->elements);
+  float *total = allocate_floats(oracle->elements);
   memcpy(total, values, oracle->elements * sizeof *total);
-  bool done = serve(oracle, total, result);
+  bool done = compress_mean(oracle, total, result);
   if (done && !oracle->options.no_error_feedback)
     memcpy(oracle->server_error, total, oracle->elements * sizeof *total);
   free(total);
   return done;
 }
 
-void oracle_keep(struct oracle *oracle) {
+void oracle_keep_residuals(struct oracle *oracle) {
   keep_worker_errors(oracle);
   if (oracle->options.no_error_feedback)
     forget_errors(oracle);
 }
 
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
-  if (!compress(oracle, inputs))
+  if (!compress_workers(oracle, inputs))
     return false;
   if (oracle_has_servers(oracle)) {
-    if (!allreduce(oracle, result))
+    if (!make_allreduce(oracle, result))
       return false;
   } else {
     if (oracle->options.operation == ONEBIT_ALLGATHER)
       memcpy(result, oracle->decoded, oracle->result_count * sizeof *result);
     else
-      average(oracle, result);
+      average_parts(oracle, result);
     keep_worker_errors(oracle);
   }
   if (oracle->options.no_error_feedback)
@@ -383,7 +390,7 @@ static bool gather_dense(const struct oracle *oracle, const float *const *inputs
   return true;
 }
 
-/* ONEBIT_WIRE_DENSE: the mean in float32, nothing kept. */
+/* Makes a call with ONEBIT_WIRE_DENSE: the mean in float32, without residuals. */
 static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
   if (oracle->options.operation == ONEBIT_ALLGATHER)
     return gather_dense(oracle, inputs, result);
@@ -402,7 +409,7 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
   return true;
 }
 
-/* The input of worker w: a rank's, or the mean of a host's, added in rank order. */
+/* Loads the input of a worker: a rank's, or the mean of a host's ranks, added in rank order. */
 static void load_worker(const struct oracle *oracle, const void *const *inputs, float *values) {
   onebit_dtype_t dtype = oracle->options.dtype;
   for (size_t i = 0; i < oracle->valid; i++) {
@@ -416,8 +423,8 @@ static void load_worker(const struct oracle *oracle, const void *const *inputs, 
 
 bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result) {
   onebit_dtype_t dtype = oracle->options.dtype;
-  float *values = floats((size_t)oracle->size * oracle->valid);
-  float *output = floats(oracle->result_count);
+  float *values = allocate_floats((size_t)oracle->size * oracle->valid);
+  float *output = allocate_floats(oracle->result_count);
   const float **pointers = calloc((size_t)oracle->size, sizeof *pointers);
   for (size_t r = 0; r < (size_t)oracle->size; r++) {
     pointers[r] = values + r * oracle->valid;
@@ -435,27 +442,27 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
 }
 
 /* Returns the first element of a share. */
-static size_t first_of(const struct oracle *oracle, int share) {
+static size_t share_first(const struct oracle *oracle, int share) {
   for (size_t k = 0; k < oracle->run_count; k++)
     if (oracle->runs[k].server >= share)
       return oracle->runs[k].first;
   return oracle->elements;
 }
 
-void oracle_forget(struct oracle *oracle) {
+void oracle_reset_residuals(struct oracle *oracle) {
   memset(oracle->worker_error, 0, (size_t)oracle->size * oracle->elements * sizeof(float));
   memset(oracle->server_error, 0, oracle->elements * sizeof(float));
 }
 
-/* A host's ranks each keep the shares of one segment, one a host. */
+/* Each rank of a host keeps the shares of one segment, one share for each host. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank) {
-  return oracle->each > 1 ? first_of(oracle, rank % oracle->each * oracle->size) : 0;
+  return oracle->each > 1 ? share_first(oracle, rank % oracle->each * oracle->size) : 0;
 }
 
 size_t oracle_worker_count(const struct oracle *oracle, int rank) {
   if (oracle->each == 1)
     return oracle->elements;
-  return first_of(oracle, (rank % oracle->each + 1) * oracle->size) -
+  return share_first(oracle, (rank % oracle->each + 1) * oracle->size) -
          oracle_worker_first(oracle, rank);
 }
 

@@ -7,9 +7,9 @@
  *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise, d for e
  *   result   y = s sign(t), s the scale of t
  *
- * With bits > 1 an element is sent as the level next to c / s that these bits have, and decoded as
- * level * s. The scale s is the largest |c| of the block, or so many times its root mean square
- * where that is less, over the largest level.
+ * With bits > 1 an element is sent as the level of that width next to c / s, and decoded as
+ * level * s. The scale s is the largest |c| of the block, or a multiple of its root mean
+ * square where that is less, divided by the largest level.
  *
  * The residual e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
  * each lane adds c * c (or |c|) in order, lanes are added by halving, then sqrt(sum / count) (or
@@ -68,7 +68,7 @@ struct oracle {
   float *worker_error;          /* [size][elements] */
   float *server_error;          /* [elements]: each server's part at its place */
   float *compensated, *decoded; /* [size][elements]: of the latest call */
-  float *parts;                 /* likewise, decoded with a scale over the number of workers */
+  float *parts; /* likewise, decoded with the scale divided by the number of workers */
 };
 
 /* Creates a plan of `count` elements on `size` ranks, with the options' operation. */
@@ -94,26 +94,26 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
 
 /* The parts of an allreduce, for an optimizer that changes the mean between them. oracle_reduce
  * writes the mean of the workers' messages and changes nothing; oracle_serve compresses the
- * servers' values, stores their residuals and writes the common result; oracle_keep stores the
- * workers' residuals. False means skipped: nothing has changed. */
+ * servers' values, stores their residuals and writes the common result; oracle_keep_residuals
+ * stores the workers' residuals. False means skipped: nothing has changed. */
 bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
 bool oracle_serve(struct oracle *oracle, const float *values, float *result);
-void oracle_keep(struct oracle *oracle);
+void oracle_keep_residuals(struct oracle *oracle);
 
 /* Sets all residuals to zero. */
-void oracle_forget(struct oracle *oracle);
+void oracle_reset_residuals(struct oracle *oracle);
 
-/* Returns where the part of the worker residual that a rank keeps begins: it is all of it, except
- * in the hierarchical schedule. */
+/* Return the first element and the length of the part of the worker residual that a rank keeps, and
+ * that part. In the hierarchical schedule a rank keeps only a part. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
-/* True if ranks serve shares: not if each computes the mean of everyone's messages itself. */
+/* True if ranks serve shares; false if each rank computes the mean of all messages itself. */
 bool oracle_has_servers(const struct oracle *oracle);
 
-/* The first element and the length of the server residual that a rank keeps (0 unless it is an
- * allreduce). */
+/* Return the first element and the length of the server residual that a rank keeps (length 0 unless
+ * it is an allreduce). */
 size_t oracle_server_first(const struct oracle *oracle, int rank);
 size_t oracle_server_count(const struct oracle *oracle, int rank);
 
@@ -123,10 +123,10 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
 /* ---- Weights of gradients (oracle_weigh.c) */
 
 struct oracle_weigher {
-  onebit_optimizer_options_t options; /* including defaults of options that are used here */
+  onebit_optimizer_options_t options; /* with the defaults of the options that the oracle uses */
   int ranks;
   size_t share; /* not 0: all tensors form one buffer, of which a rank reduces `share` elements */
-  double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */
+  double loss_scale, norm; /* norm: of the gradients in the latest step with clipping */
   size_t good_steps;       /* since the loss scale changed */
 };
 
@@ -153,12 +153,12 @@ struct oracle_adam {
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
   float *step;           /* [total]: sharded, the step after the ranks have exchanged it */
   float gradient_factor; /* of the latest step */
-  float *means;          /* [size][total]: of a worker, the mean of its ranks' gradients */
+  float *means;          /* [size][total]: the mean gradients of each worker's ranks */
   const float *scaling;  /* NULL, or each tensor's factor of the momentum in the exchange */
   bool shares;           /* each rank keeps the momentum of the elements that it serves */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
-  double *norms; /* of the variance after step t, bias-corrected where the options say so */
+  double *norms; /* norms of the variance after step t, bias-corrected if the options ask for it */
   size_t norms_capacity;
   double variance_ratio;
   /* One exchange for each bucket of tensors, from the last bucket on; in profile deepspeed one for
@@ -183,7 +183,7 @@ bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, f
 
 /* These parts of a step serve other optimizers too. Fills `means` with the gradients of each
  * worker; returns false if one is not finite. */
-bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients);
+bool oracle_average_gradients(struct oracle_adam *adam, const float *const *gradients);
 
 /* Returns the mean over the workers. */
 float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
@@ -196,17 +196,17 @@ float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchan
                       oracle_value *value, const void *context);
 void oracle_free_inputs(const struct oracle_adam *adam, float **inputs);
 
-/* Copy elements of an exchange to their places among all, and from there. */
+/* Copy the elements of an exchange to their places in an array of all elements, and back. */
 void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                     const float *from, float *to);
 void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                    const float *from, float *to);
 
-/* Makes all exchanges of such values; the results become the momentum. */
+/* Makes all exchanges, with the inputs that `value` computes; the results become the momentum. */
 bool oracle_exchange_all(struct oracle_adam *adam, oracle_value *value, const void *context);
 
 /* Subtracts rate * (step + decay * p) from a tensor's parameters p. */
-void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float learning_rate);
+void oracle_apply_step(struct oracle_adam *adam, size_t k, const float *step, float learning_rate);
 
 /* Returns 1 / sqrt(value), approximated as in the library; and rounds a value to the bfloat16 above
  * or below it, chosen by the low half of `chance`, as moments of normalised gradients need. */
@@ -221,7 +221,7 @@ float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
 void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_rate);
 
 /* Limits a step with a frozen variance to ONEBIT_STEP_BOUND, except in profile deepspeed. */
-float oracle_bounded(const struct oracle_adam *adam, float step);
+float oracle_bound_step(const struct oracle_adam *adam, float step);
 
 /* True if this warm-up step, which has been counted, is the last. */
 bool oracle_must_freeze(struct oracle_adam *adam);

@@ -7,13 +7,13 @@
 
 #include "tests/oracle.h"
 
-static void *zeros(size_t count, size_t size) {
+static void *allocate_zeros(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   cr_assert(memory, "no memory for %zu elements", count);
   return memory;
 }
 
-static onebit_adam_options_t with_defaults(const onebit_adam_options_t *given) {
+static onebit_adam_options_t fill_defaults(const onebit_adam_options_t *given) {
   onebit_adam_options_t options = *given;
   options.beta1 = options.beta1 != 0.0 ? options.beta1 : 0.9;
   options.beta2 = options.beta2 != 0.0 ? options.beta2 : 0.999;
@@ -28,20 +28,21 @@ static onebit_adam_options_t with_defaults(const onebit_adam_options_t *given) {
   return options;
 }
 
-static bool deepspeed(const struct oracle_adam *adam) {
+static bool is_deepspeed(const struct oracle_adam *adam) {
   return adam->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* The exchange of the tensors before number *end that are compressed, and moves *end to its first:
- * at least bucket_size elements, all tensors when that is 0. */
-static struct oracle_exchange exchange_before(const struct oracle_adam *adam, size_t *end) {
-  struct oracle_exchange next = {.tensor = zeros(adam->tensors, sizeof(size_t))};
-  size_t wanted = deepspeed(adam) ? 1 : adam->options.common.bucket_size;
+/* Returns the exchange of the last compressed tensors before number *end, and moves *end to the
+ * first of them: at least bucket_size elements, or all tensors if bucket_size is 0. */
+static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size_t *end) {
+  struct oracle_exchange next = {.tensor = allocate_zeros(adam->tensors, sizeof(size_t))};
+  size_t wanted = is_deepspeed(adam) ? 1 : adam->options.common.bucket_size;
   for (; *end > 0; --*end) {
     size_t t = *end - 1;
     if (adam->uncompressed[t])
       continue;
-    if (deepspeed(adam) ? next.tensors == 1 : wanted && next.total >= wanted && adam->count[t] > 0)
+    if (is_deepspeed(adam) ? next.tensors == 1
+                           : wanted && next.total >= wanted && adam->count[t] > 0)
       break;
     next.tensor[next.tensors++] = t; /* put in order below */
     next.total += adam->count[t];
@@ -57,12 +58,12 @@ static struct oracle_exchange exchange_before(const struct oracle_adam *adam, si
 static void make_exchange(struct oracle_adam *adam, struct oracle_exchange *exchange,
                           const onebit_plan_options_t *options) {
   int ranks = adam->size * adam->each;
-  size_t *counts = zeros(exchange->tensors, sizeof *counts);
+  size_t *counts = allocate_zeros(exchange->tensors, sizeof *counts);
   for (size_t k = 0; k < exchange->tensors; k++)
     counts[k] = adam->count[exchange->tensor[k]];
-  exchange->oracle = deepspeed(adam) ? oracle_create(ranks, *counts, options)
-                                     : oracle_create_tensors(ranks, adam->size, counts,
-                                                             exchange->tensors, options);
+  exchange->oracle = is_deepspeed(adam) ? oracle_create(ranks, *counts, options)
+                                        : oracle_create_tensors(ranks, adam->size, counts,
+                                                                exchange->tensors, options);
   free(counts);
 }
 
@@ -74,9 +75,9 @@ static void make_exchanges(struct oracle_adam *adam) {
   options.no_error_feedback = adam->options.common.no_error_feedback;
   options.schedule = adam->options.common.schedule;
   options.bits = adam->options.common.bits;
-  adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
+  adam->exchanges = allocate_zeros(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
-    struct oracle_exchange next = exchange_before(adam, &end);
+    struct oracle_exchange next = take_exchange(adam, &end);
     if (next.tensors) {
       make_exchange(adam, &next, &options);
       adam->exchanges[adam->exchange_count++] = next;
@@ -87,11 +88,11 @@ static void make_exchanges(struct oracle_adam *adam) {
 }
 
 static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensors) {
-  adam->first = zeros(adam->tensors, sizeof(size_t));
-  adam->count = zeros(adam->tensors, sizeof(size_t));
-  adam->weight_decay = zeros(adam->tensors, sizeof(float));
-  adam->factor = zeros(adam->tensors, sizeof(float));
-  adam->uncompressed = zeros(adam->tensors, sizeof(bool));
+  adam->first = allocate_zeros(adam->tensors, sizeof(size_t));
+  adam->count = allocate_zeros(adam->tensors, sizeof(size_t));
+  adam->weight_decay = allocate_zeros(adam->tensors, sizeof(float));
+  adam->factor = allocate_zeros(adam->tensors, sizeof(float));
+  adam->uncompressed = allocate_zeros(adam->tensors, sizeof(bool));
   for (size_t k = 0; k < adam->tensors; k++) {
     adam->first[k] = adam->total;
     adam->count[k] = tensors[k].count;
@@ -103,7 +104,7 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
         tensors[k].uncompressed > 0 || tensors[k].count < adam->options.common.dense_below;
     adam->total += tensors[k].count;
   }
-  adam->parameter = zeros(adam->total, sizeof(float));
+  adam->parameter = allocate_zeros(adam->total, sizeof(float));
   for (size_t k = 0; k < adam->tensors; k++)
     for (size_t i = 0; i < tensors[k].count; i++)
       adam->parameter[adam->first[k] + i] =
@@ -112,19 +113,19 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
 
 struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_adam_options_t *options) {
-  struct oracle_adam *adam = zeros(1, sizeof *adam);
-  adam->options = with_defaults(options);
+  struct oracle_adam *adam = allocate_zeros(1, sizeof *adam);
+  adam->options = fill_defaults(options);
   adam->shares = options->shards != ONEBIT_SHARDS_NONE;
   adam->weigher = oracle_weigher_of(&options->common, size);
   adam->size = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
   adam->each = size / adam->size;
   adam->tensors = count;
   copy_tensors(adam, tensors);
-  adam->momentum = zeros(adam->total, sizeof(float));
-  adam->variance = zeros(adam->total, sizeof(float));
-  adam->reciprocal = zeros(adam->total, sizeof(float));
-  adam->step = zeros(adam->total, sizeof(float));
-  adam->means = zeros((size_t)adam->size * adam->total, sizeof(float));
+  adam->momentum = allocate_zeros(adam->total, sizeof(float));
+  adam->variance = allocate_zeros(adam->total, sizeof(float));
+  adam->reciprocal = allocate_zeros(adam->total, sizeof(float));
+  adam->step = allocate_zeros(adam->total, sizeof(float));
+  adam->means = allocate_zeros((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
 }
@@ -150,7 +151,6 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
   free(adam);
 }
 
-/* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
 float oracle_momentum_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
@@ -163,26 +163,26 @@ float oracle_variance_correction(const struct oracle_adam *adam, size_t t) {
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
 }
 
-float oracle_bounded(const struct oracle_adam *adam, float step) {
-  return deepspeed(adam) ? step : fmaxf(-ONEBIT_STEP_BOUND, fminf(ONEBIT_STEP_BOUND, step));
+float oracle_bound_step(const struct oracle_adam *adam, float step) {
+  return is_deepspeed(adam) ? step : fmaxf(-ONEBIT_STEP_BOUND, fminf(ONEBIT_STEP_BOUND, step));
 }
 
-/* The mean of element i over consecutive ranks. */
-static float mean_of(const float *const *values, float factor, int count, size_t i) {
+/* Returns the mean of element i over consecutive ranks. */
+static float average_ranks(const float *const *values, float factor, int count, size_t i) {
   float sum = factor * values[0][i];
   for (int r = 1; r < count; r++)
     sum += factor * values[r][i];
   return sum * (1.0f / (float)count);
 }
 
-bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+bool oracle_average_gradients(struct oracle_adam *adam, const float *const *gradients) {
   float factor;
   if (!oracle_weigh(&adam->weigher, gradients, adam->count, adam->tensors, &factor))
     return false;
   adam->gradient_factor = factor;
   for (size_t w = 0; w < (size_t)adam->size; w++)
     for (size_t i = 0; i < adam->total; i++) {
-      float mean = mean_of(gradients + w * (size_t)adam->each, factor, adam->each, i);
+      float mean = average_ranks(gradients + w * (size_t)adam->each, factor, adam->each, i);
       adam->means[w * adam->total + i] = mean;
       if (!isfinite(mean))
         return false;
@@ -197,8 +197,8 @@ float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
   return sum * (1.0f / (float)adam->size);
 }
 
-/* Remembers the norm of the variance after step t = steps, as the freeze compares it. */
-static void keep_norm(struct oracle_adam *adam) {
+/* Records the norm of the variance after step t = steps, for the decision to freeze. */
+static void record_norm(struct oracle_adam *adam) {
   double sum = 0.0, t = (double)adam->steps;
   for (size_t i = 0; i < adam->total; i++)
     sum += (double)adam->variance[i];
@@ -212,17 +212,17 @@ static void keep_norm(struct oracle_adam *adam) {
   adam->norms[adam->steps] = sum;
 }
 
-/* 1 / (1 - beta2) rounded up, where a whole number that double makes a little larger is that
- * number. */
+/* Returns 1 / (1 - beta2) rounded up, except that a result just above a whole number, by an error
+ * of double, is that number. */
 static size_t freeze_distance(double beta2) {
   double steps = 1.0 / (1.0 - beta2), whole = round(steps);
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
 /* True if recent gradients are larger than the variance accounts for. */
-static bool lags(const struct oracle_adam *adam) {
+static bool variance_lags(const struct oracle_adam *adam) {
   double power = 0.0, variance = 0.0;
-  if (deepspeed(adam) || adam->options.shards || !adam->total)
+  if (is_deepspeed(adam) || adam->options.shards || !adam->total)
     return false;
   for (size_t i = 0; i < adam->total; i++) {
     power += (double)adam->momentum[i] * (double)adam->momentum[i];
@@ -235,31 +235,31 @@ static bool lags(const struct oracle_adam *adam) {
 
 bool oracle_must_freeze(struct oracle_adam *adam) {
   const onebit_adam_options_t *options = &adam->options;
-  keep_norm(adam);
+  record_norm(adam);
   if (options->freeze_step == ONEBIT_FREEZE_NEVER)
     return false;
   size_t distance = freeze_distance(options->beta2), t = adam->steps;
   if (t > distance)
     adam->variance_ratio = adam->norms[t - distance] / adam->norms[t];
   if (options->freeze_step != ONEBIT_FREEZE_AUTOMATIC)
-    return t >= options->freeze_step && !lags(adam);
+    return t >= options->freeze_step && !variance_lags(adam);
   double threshold = options->freeze_threshold;
   bool settled =
       t > distance && adam->variance_ratio >= threshold && adam->variance_ratio <= 1.0 / threshold;
-  return (settled || t >= ONEBIT_FREEZE_LATEST * distance) && !lags(adam);
+  return (settled || t >= ONEBIT_FREEZE_LATEST * distance) && !variance_lags(adam);
 }
 
 /* True if the step m / (sqrt(v^) + eps) is exchanged in the momentum's place. */
 static bool exchanges_step(const struct oracle_adam *adam) {
   return adam->options.exchange == ONEBIT_ADAM_EXCHANGE_STEP &&
-         !(deepspeed(adam) && adam->size == 1);
+         !(is_deepspeed(adam) && adam->size == 1);
 }
 
 void oracle_freeze(struct oracle_adam *adam) {
   float correction = oracle_variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
   for (size_t i = 0; i < adam->total; i++) {
-    bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
+    bool still = adam->variance[i] == 0.0f && !is_deepspeed(adam);
     float denominator = sqrtf(adam->variance[i]) * correction + epsilon;
     adam->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
   }
@@ -288,7 +288,7 @@ void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_r
   }
 }
 
-static void warm_up(struct oracle_adam *adam, float learning_rate) {
+static void make_warmup_step(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++)
     oracle_adam_whole_step(adam, k, learning_rate);
   if (oracle_must_freeze(adam))
@@ -296,7 +296,9 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
 }
 
 /* True for one rank in profile deepspeed, which exchanges nothing and keeps its momentum exact. */
-static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
+static bool is_alone(const struct oracle_adam *adam) {
+  return is_deepspeed(adam) && adam->size == 1;
+}
 
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i) {
@@ -308,9 +310,9 @@ float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gr
 
 float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                       oracle_value *value, const void *context) {
-  float **inputs = zeros((size_t)adam->size, sizeof *inputs);
+  float **inputs = allocate_zeros((size_t)adam->size, sizeof *inputs);
   for (size_t w = 0, at = 0; w < (size_t)adam->size; w++, at = 0) {
-    inputs[w] = zeros(exchange->total, sizeof(float));
+    inputs[w] = allocate_zeros(exchange->total, sizeof(float));
     for (size_t k = 0; k < exchange->tensors; k++)
       for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++)
         inputs[w][at] = value(context, exchange, w, at, adam->first[t] + i);
@@ -341,7 +343,7 @@ void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange 
 static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                              oracle_value *value, const void *context) {
   float **inputs = oracle_inputs(adam, exchange, value, context);
-  float *output = zeros(exchange->total, sizeof(float));
+  float *output = allocate_zeros(exchange->total, sizeof(float));
   bool alone = is_alone(adam);
   bool done = alone || oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
   if (done)
@@ -365,8 +367,8 @@ struct given {
 };
 
 /* Returns worker w's own momentum, or step, of element i. */
-static float own_momentum(const void *context, const struct oracle_exchange *exchange, size_t w,
-                          size_t at, size_t i) {
+static float momentum_input(const void *context, const struct oracle_exchange *exchange, size_t w,
+                            size_t at, size_t i) {
   const struct given *given = context;
   const struct oracle_adam *adam = given->adam;
   float b1 = (float)adam->options.beta1;
@@ -377,16 +379,17 @@ static float own_momentum(const void *context, const struct oracle_exchange *exc
 
 /* --- Sharded: gradients in, and steps or parameters out */
 
-static float own_share(const void *context, const struct oracle_exchange *exchange, size_t w,
-                       size_t at, size_t i) {
+static float gradient_input(const void *context, const struct oracle_exchange *exchange, size_t w,
+                            size_t at, size_t i) {
   const struct given *given = context;
   (void)exchange, (void)at;
   return given->adam->gradient_factor * given->gradients[w][i];
 }
 
-/* Stores mean as the momentum and `step` as the step, in the order of the exchange. */
-static void serve_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                        float *mean, float *step) {
+/* Computes the new momentum, in place of the mean gradient, and the step of the elements of an
+ * exchange, in its order. */
+static void compute_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                          float *mean, float *step) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float k1 = oracle_momentum_correction(adam, adam->steps + 1);
   for (size_t k = 0, at = 0; k < exchange->tensors; k++)
@@ -402,16 +405,16 @@ static void serve_share(const struct oracle_adam *adam, const struct oracle_exch
  * are sent back compressed. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
-  float **inputs = oracle_inputs(adam, exchange, own_share, given);
-  float *mean = zeros(exchange->total, sizeof(float)),
-        *step = zeros(exchange->total, sizeof(float));
+  float **inputs = oracle_inputs(adam, exchange, gradient_input, given);
+  float *mean = allocate_zeros(exchange->total, sizeof(float)),
+        *step = allocate_zeros(exchange->total, sizeof(float));
   bool done = oracle_reduce(exchange->oracle, (const float *const *)inputs, mean);
   if (done)
-    serve_share(adam, exchange, mean, step);
+    compute_share(adam, exchange, mean, step);
   if (done && adam->options.shards == ONEBIT_SHARDS_STEP)
     done = oracle_serve(exchange->oracle, step, step);
   if (done) {
-    oracle_keep(exchange->oracle);
+    oracle_keep_residuals(exchange->oracle);
     oracle_scatter(adam, exchange, mean, adam->momentum);
     oracle_scatter(adam, exchange, step, adam->step);
   }
@@ -426,13 +429,13 @@ static bool exchange_momentum(struct oracle_adam *adam, const float *const *grad
   const struct given given = {adam, gradients};
   bool done = true;
   if (!adam->options.shards)
-    return oracle_exchange_all(adam, own_momentum, &given);
+    return oracle_exchange_all(adam, momentum_input, &given);
   for (size_t k = 0; k < adam->exchange_count && done; k++)
     done = exchange_shares(adam, &adam->exchanges[k], &given);
   return done;
 }
 
-void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float learning_rate) {
+void oracle_apply_step(struct oracle_adam *adam, size_t k, const float *step, float learning_rate) {
   float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
   for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
     float *p = &adam->parameter[i];
@@ -440,36 +443,37 @@ void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float le
   }
 }
 
-static void compressed_update(struct oracle_adam *adam, float learning_rate) {
+static void make_compressed_step(struct oracle_adam *adam, float learning_rate) {
   float k1 = oracle_momentum_correction(adam, adam->steps);
   for (size_t i = 0; i < adam->total && !adam->options.shards; i++) {
     float step = adam->momentum[i] * k1;
-    adam->step[i] = oracle_bounded(adam, exchanges_step(adam) ? step : step * adam->reciprocal[i]);
+    adam->step[i] =
+        oracle_bound_step(adam, exchanges_step(adam) ? step : step * adam->reciprocal[i]);
   }
   for (size_t k = 0; k < adam->tensors; k++)
     if (adam->uncompressed[k])
       oracle_adam_whole_step(adam, k, learning_rate);
     else
-      oracle_move(adam, k, adam->step, learning_rate);
+      oracle_apply_step(adam, k, adam->step, learning_rate);
 }
 
-/* Values may overflow in an exchange. Tests of that use one exchange, which then has changed
- * nothing. */
-static bool can_step(struct oracle_adam *adam, const float *const *gradients) {
-  return oracle_take_gradients(adam, gradients) &&
+/* Averages the gradients and exchanges the momentum; returns false if that overflows. Tests of an
+ * overflow have a single exchange, which then has changed nothing. */
+static bool prepare_step(struct oracle_adam *adam, const float *const *gradients) {
+  return oracle_average_gradients(adam, gradients) &&
          (!adam->compressed || exchange_momentum(adam, gradients));
 }
 
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients,
                       float learning_rate) {
-  bool made = can_step(adam, gradients);
+  bool made = prepare_step(adam, gradients);
   oracle_rescale(&adam->weigher, !made);
   if (!made)
     return false;
   adam->steps++;
   if (adam->compressed)
-    compressed_update(adam, learning_rate);
+    make_compressed_step(adam, learning_rate);
   else
-    warm_up(adam, learning_rate);
+    make_warmup_step(adam, learning_rate);
   return true;
 }

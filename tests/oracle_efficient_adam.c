@@ -14,10 +14,10 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   return oracle_adam_create(size, hosts, tensors, count, &adam);
 }
 
-/* Creates an Adam whose messages have more bits, with a scale for each block. */
-static struct oracle_adam *create_warm(int size, int hosts, const onebit_tensor_t *tensors,
-                                       size_t count,
-                                       const onebit_efficient_adam_options_t *options) {
+/* Creates an Adam for the warm-up, whose messages have more bits and a scale for each block. */
+static struct oracle_adam *create_warmup(int size, int hosts, const onebit_tensor_t *tensors,
+                                         size_t count,
+                                         const onebit_efficient_adam_options_t *options) {
   onebit_efficient_adam_options_t warm = *options;
   warm.common.bits = options->common.warmup_bits ? options->common.warmup_bits : 8;
   warm.common.max_bits = 0;
@@ -50,7 +50,7 @@ struct oracle_efficient_adam *oracle_efficient_adam_create(
       oracle->lamb ? oracle->lamb->state : create_adam(size, hosts, tensors, count, options);
   oracle->state->compressed = options->warmup_steps == ONEBIT_WARMUP_NONE;
   oracle->warmup_steps = options->warmup_steps ? options->warmup_steps : ONEBIT_WARMUP_STEPS;
-  oracle->warm = create_warm(size, hosts, tensors, count, options);
+  oracle->warm = create_warmup(size, hosts, tensors, count, options);
   oracle->divisor = allocate(oracle->state->total, sizeof(float));
   oracle->update = allocate(oracle->state->total, sizeof(float));
   oracle->gain = options->gain;
@@ -94,7 +94,7 @@ float oracle_rounded_by_chance(float value, float chance) {
   return value;
 }
 
-static float nearest_bfloat16(float value) {
+static float round_to_bfloat16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   bits = (bits + 0x7fff + bits / 65536 % 2) / 65536 * 65536;
@@ -102,10 +102,10 @@ static float nearest_bfloat16(float value) {
   return value;
 }
 
-/* Worker w's estimate of the mean gradient's second moment, without bias: v is its own moment, old
- * what that was before this step. `begins`: the last step of the element's block was 0. */
-static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins, float v,
-                         float old) {
+/* Returns a worker's estimate of the mean gradient's second moment, without bias. Its own moment is
+ * v, and was `old` before this step. `begins`: the last step of the element's block was 0. */
+static float estimate_moment(const struct oracle_efficient_adam *oracle, bool begins, float v,
+                             float old) {
   const struct oracle_adam *state = oracle->state;
   double ranks = (double)state->size, b2 = state->options.beta2,
          step = (double)(state->steps - oracle->zero_steps) + 1.0;
@@ -117,14 +117,14 @@ static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins
   return (float)(correction * own) * v + (float)others * old;
 }
 
-/* The input of worker w for element i; its error is `error`. Updates *moment. */
-static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, bool begins,
-                      float floor, float error, float *moment) {
+/* Returns the input of worker w for element i, whose residual is `error`; updates *moment. */
+static float compute_input(const struct oracle_efficient_adam *oracle, size_t w, size_t i,
+                           bool begins, float floor, float error, float *moment) {
   const struct oracle_adam *state = oracle->state;
   double b2 = state->options.beta2, b1 = state->options.beta1;
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
-  float mean = mean_moment(oracle, begins, v, *moment) + (epsilon * epsilon + floor);
+  float mean = estimate_moment(oracle, begins, v, *moment) + (epsilon * epsilon + floor);
   /* Just after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
   *moment = oracle_rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
@@ -132,8 +132,9 @@ static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size
   return (float)b1 * state->momentum[i] + weight * (g * oracle_reciprocal_root(mean));
 }
 
-/* For each element of the exchange: true if the last step of its whole block was 0. */
-static bool *find_begins(const struct oracle_adam *state, const struct oracle_exchange *exchange) {
+/* Returns, for each element of the exchange, true if the last step of its whole block was 0. */
+static bool *find_zero_blocks(const struct oracle_adam *state,
+                              const struct oracle_exchange *exchange) {
   const struct oracle *oracle = exchange->oracle;
   bool *begins = allocate(exchange->total, sizeof *begins), *zero = begins;
   for (size_t k = 0; k < exchange->tensors; k++)
@@ -149,7 +150,8 @@ static bool *find_begins(const struct oracle_adam *state, const struct oracle_ex
   return begins;
 }
 
-/* Runs first .. end - 1: those of run k's tensor that the same rank of a host compresses. */
+/* Finds runs first .. end - 1 around run k: those of its tensor that the same rank of a host
+ * compresses. */
 static void find_part(const struct oracle_exchange *exchange, const size_t *tensor, size_t k,
                       size_t *first, size_t *end) {
   const struct oracle *runs = exchange->oracle;
@@ -162,7 +164,7 @@ static void find_part(const struct oracle_exchange *exchange, const size_t *tens
       break;
 }
 
-/* The tensor of each run, numbered by the exchange. */
+/* Returns the tensor of each run, numbered within the exchange. */
 static size_t *find_tensors(const struct oracle_adam *state,
                             const struct oracle_exchange *exchange) {
   const struct oracle *runs = exchange->oracle;
@@ -177,7 +179,7 @@ static size_t *find_tensors(const struct oracle_adam *state,
 
 /* Returns the mean moment of a sample of words of 32 elements, from word `start` on, within
  * elements first .. end - 1: each lane is summed, and then the lanes. */
-static float mean_of_sample(const float *moment, size_t first, size_t end, size_t start,
+static float average_sample(const float *moment, size_t first, size_t end, size_t start,
                             size_t step) {
   size_t words = 0, total = (end - first + 31) / 32;
   float *sample = allocate(32 * (total + 1), sizeof *sample);
@@ -189,7 +191,8 @@ static float mean_of_sample(const float *moment, size_t first, size_t end, size_
   return mean;
 }
 
-/* The mean of a table's moments, for each worker and element of the exchange; 0 in others. */
+/* Returns the floors of moments, for each worker and element of the exchange: the mean of the
+ * moments of the element's table; 0 in other tensors. */
 static float *find_floors(const struct oracle_efficient_adam *oracle,
                           const struct oracle_exchange *exchange) {
   const struct oracle_adam *state = oracle->state;
@@ -210,7 +213,7 @@ static float *find_floors(const struct oracle_efficient_adam *oracle,
       size_t from = runs->runs[first].first,
              upto = runs->runs[end - 1].first + runs->runs[end - 1].count,
              words = (upto - from + 31) / 32, step = words > 64 ? words / 64 : 1;
-      float mean = mean_of_sample(moment, from, upto, k % step, step);
+      float mean = average_sample(moment, from, upto, k % step, step);
       for (size_t i = 0; i < runs->runs[k].count; i++)
         floors[w * total + runs->runs[k].first + i] = all_new * mean;
     }
@@ -220,7 +223,7 @@ static float *find_floors(const struct oracle_efficient_adam *oracle,
   return floors;
 }
 
-/* The state of a step. Reading its source updates the moments. */
+/* The state of a step. step_input updates the moments. */
 struct step {
   const struct oracle_efficient_adam *oracle;
   const bool *begins;
@@ -228,12 +231,12 @@ struct step {
   float *moments;
 };
 
-static float input_of(const void *context, const struct oracle_exchange *exchange, size_t w,
-                      size_t at, size_t i) {
+static float step_input(const void *context, const struct oracle_exchange *exchange, size_t w,
+                        size_t at, size_t i) {
   const struct step *step = context;
   float error = exchange->oracle->worker_error[w * exchange->oracle->elements + at];
-  return own_step(step->oracle, w, i, step->begins[at], step->floors[w * exchange->total + at],
-                  error, &step->moments[w * step->oracle->state->total + i]);
+  return compute_input(step->oracle, w, i, step->begins[at], step->floors[w * exchange->total + at],
+                       error, &step->moments[w * step->oracle->state->total + i]);
 }
 
 static bool exchange_tensors(struct oracle_efficient_adam *oracle,
@@ -241,11 +244,11 @@ static bool exchange_tensors(struct oracle_efficient_adam *oracle,
   struct oracle_adam *state = oracle->state;
   size_t bytes = (size_t)state->size * state->total * sizeof(float);
   float *moments = allocate(bytes, 1), *output = allocate(exchange->total, sizeof *output);
-  bool *begins = find_begins(state, exchange);
+  bool *begins = find_zero_blocks(state, exchange);
   float *floors = find_floors(oracle, exchange);
   memcpy(moments, oracle->moment, bytes);
   float **inputs =
-      oracle_inputs(state, exchange, input_of, &(struct step){oracle, begins, floors, moments});
+      oracle_inputs(state, exchange, step_input, &(struct step){oracle, begins, floors, moments});
   bool done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
   if (done) {
     oracle_scatter(state, exchange, output, state->momentum);
@@ -268,7 +271,7 @@ static bool exchange_all(struct oracle_efficient_adam *oracle) {
 
 /* Returns the norm of the parameters over that of the step, in which the momentum has the factor
  * 2/3. */
-static double trust_ratio(struct oracle_lamb *lamb, size_t k) {
+static double compute_trust_ratio(struct oracle_lamb *lamb, size_t k) {
   const struct oracle_adam *state = lamb->state;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
     lamb->update[i] =
@@ -280,11 +283,12 @@ static double trust_ratio(struct oracle_lamb *lamb, size_t k) {
   return fmax(fmin(p / u, lamb->max_coefficient), lamb->min_coefficient);
 }
 
-static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+static void apply_step(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
   struct oracle_adam *state = oracle->state;
   float rate = learning_rate * state->factor[k], decay = state->weight_decay[k];
   if (oracle->lamb)
-    rate = (float)((double)learning_rate * (double)state->factor[k] * trust_ratio(oracle->lamb, k));
+    rate = (float)((double)learning_rate * (double)state->factor[k] *
+                   compute_trust_ratio(oracle->lamb, k));
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
     float *p = &state->parameter[i];
     *p = *p - rate * (state->momentum[i] + decay * *p);
@@ -293,7 +297,7 @@ static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning
 
 /* --- The warm-up: gradients divided by the root of moments that all workers share */
 
-/* Step t's, by what the moments were before it. */
+/* Computes the divisors of step t from the moments before it. */
 static void find_divisors(struct oracle_efficient_adam *oracle,
                           const struct oracle_exchange *exchange, double t) {
   const struct oracle_adam *state = oracle->state;
@@ -324,7 +328,7 @@ static float divided_gradient(const void *context, const struct oracle_exchange 
   return fminf(fmaxf(x, -limit), limit);
 }
 
-/* The result is in `momentum` of the warm-up's state. */
+/* Exchanges the divided gradients; the result is the `momentum` of the warm-up's Adam. */
 static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   for (size_t k = 0; k < state->exchange_count; k++)
@@ -332,7 +336,7 @@ static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   return oracle_exchange_all(oracle->warm, divided_gradient, oracle);
 }
 
-static void move_divided(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+static void apply_divided(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
   struct oracle_adam *state = oracle->state;
   float *update = oracle->lamb ? oracle->lamb->update : oracle->update;
   double b1 = state->options.beta1, b2 = state->options.beta2;
@@ -355,7 +359,8 @@ static void move_divided(struct oracle_efficient_adam *oracle, size_t k, float l
     state->parameter[i] = state->parameter[i] - learning_rate * state->factor[k] * update[i];
 }
 
-/* Every worker's moments start as those of the mean times the number of workers. */
+/* Ends the warm-up after its last step: every worker's moments start as those of the mean times the
+ * number of workers. */
 static void end_warm_up(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   bool quiet = true;
@@ -365,17 +370,17 @@ static void end_warm_up(struct oracle_efficient_adam *oracle) {
     oracle->zero_steps = state->steps;
   for (size_t k = 0; k < oracle->warm->exchange_count && state->steps - oracle->zero_steps == 1;
        k++)
-    oracle_forget(oracle->warm->exchanges[k].oracle);
+    oracle_reset_residuals(oracle->warm->exchanges[k].oracle);
   if (state->steps - oracle->zero_steps < oracle->warmup_steps)
     return;
   for (size_t i = 0; i < (size_t)state->size * state->total; i++)
-    oracle->moment[i] = nearest_bfloat16((float)state->size * state->variance[i % state->total]);
+    oracle->moment[i] = round_to_bfloat16((float)state->size * state->variance[i % state->total]);
   state->compressed = true;
   state->freeze_step = state->steps;
 }
 
-/* The dense form's step, which counts from the first gradient too. */
-static void move_uncompressed(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+/* Makes the dense optimizer's step, whose number also counts from the first gradient. */
+static void step_uncompressed(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
   struct oracle_adam *state = oracle->state;
   state->steps -= oracle->zero_steps;
   if (oracle->lamb)
@@ -388,7 +393,7 @@ static void move_uncompressed(struct oracle_efficient_adam *oracle, size_t k, fl
 bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
                                 float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  bool made = oracle_take_gradients(state, gradients);
+  bool made = oracle_average_gradients(state, gradients);
   bool compressed = state->compressed;
   made = made && (compressed ? exchange_all(oracle) : exchange_divided(oracle));
   oracle_rescale(&state->weigher, !made);
@@ -397,11 +402,11 @@ bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const floa
   state->steps++;
   for (size_t k = 0; k < state->tensors; k++)
     if (!state->uncompressed[k] && !compressed)
-      move_divided(oracle, k, learning_rate);
+      apply_divided(oracle, k, learning_rate);
     else if (!state->uncompressed[k])
-      apply(oracle, k, learning_rate);
+      apply_step(oracle, k, learning_rate);
     else
-      move_uncompressed(oracle, k, learning_rate);
+      step_uncompressed(oracle, k, learning_rate);
   if (!compressed)
     end_warm_up(oracle);
   return true;

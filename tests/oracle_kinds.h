@@ -11,18 +11,18 @@
  */
 
 struct oracle_lamb {
-  /* Its `momentum` is the latest exchanged one, without scaling. In profile deepspeed it has one
-   * exchange, of all compressed tensors and padding after them. */
+  /* The `momentum` of `state` is the latest exchanged one, without scaling. In profile deepspeed
+   * `state` has one exchange, of all compressed tensors and padding after them. */
   struct oracle_adam *state;
   double min_coefficient, max_coefficient, coefficient_beta;
   double min_factor, max_factor, factor_change;
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* The result of the exchange, with scaling; and the momentum with which a worker's next step
-   * starts, without. */
+  /* The result of the exchange, with scaling; and the momentum, without scaling, with which a
+   * worker's next step starts. */
   float *received, *carried;
-  float *padding; /* both, of the padding */
+  float *padding; /* [padding_count]: `received` and `carried` of the padding */
   size_t padding_count;
 };
 
@@ -52,14 +52,13 @@ bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, f
 struct oracle_efficient_adam {
   struct oracle_adam *state; /* its `momentum` is the common step */
   struct oracle_lamb *lamb;  /* with trust ratios, the LAMB that owns `state`; or NULL */
-  float *moment;             /* [size][total]: of each worker's own gradients */
+  float *moment;             /* [size][total]: second moments of each worker's own gradients */
   double gain;               /* 0: the default */
-  bool *table;               /* [tensors] */
-  /* The warm-up: exchanges of divided gradients, their state being nothing else; how many steps;
-   * steps before the first gradient; [total]: by what they are divided, the update. */
-  struct oracle_adam *warm;
-  size_t warmup_steps, zero_steps;
-  float *divisor, *update;
+  bool *table;               /* [tensors]: true for tables of embeddings */
+  struct oracle_adam *warm;  /* the exchanges of the warm-up, of divided gradients */
+  size_t warmup_steps;
+  size_t zero_steps;       /* steps before the first gradient */
+  float *divisor, *update; /* [total]: of gradients, and of parameters, in the warm-up */
 };
 
 struct oracle_efficient_adam *oracle_efficient_adam_create(
@@ -72,7 +71,7 @@ bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const floa
 struct oracle_lion {
   struct oracle_adam *state;
   double beta2;
-  float *moment; /* [size][total]: of each worker's own gradients */
+  float *moment; /* [size][total]: second moments of each worker's own gradients */
 };
 
 struct oracle_lion *oracle_lion_create(int size, int hosts, const onebit_tensor_t *tensors,

@@ -1,4 +1,4 @@
-/* 1-bit LAMB of the oracle: elements in float32, what is a tensor's in double, one operation after
+/* 1-bit LAMB of the oracle: elements in float32, numbers of a tensor in double, one operation after
  * the other as the public header writes them. */
 #include "tests/oracle_kinds.h"
 
@@ -9,19 +9,19 @@
 
 #define LANES 32
 
-static void *zeros(size_t count, size_t size) {
+static void *allocate_zeros(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   cr_assert(memory, "no memory for %zu elements", count);
   return memory;
 }
 
-static double given_or(double given, double fallback) { return given != 0.0 ? given : fallback; }
+static double value_or(double given, double fallback) { return given != 0.0 ? given : fallback; }
 
-static bool deepspeed(const struct oracle_lamb *lamb) {
+static bool is_deepspeed(const struct oracle_lamb *lamb) {
   return lamb->state->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-static onebit_adam_options_t adam_options(const onebit_lamb_options_t *options) {
+static onebit_adam_options_t make_adam_options(const onebit_lamb_options_t *options) {
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta1 = options->beta1;
   adam.beta2 = options->beta2;
@@ -33,7 +33,7 @@ static onebit_adam_options_t adam_options(const onebit_lamb_options_t *options) 
   return adam;
 }
 
-static size_t padded(size_t count, size_t ranks) {
+static size_t pad_count(size_t count, size_t ranks) {
   size_t multiple = ranks;
   while (multiple % 8)
     multiple += ranks;
@@ -42,8 +42,8 @@ static size_t padded(size_t count, size_t ranks) {
 }
 
 /* Returns one exchange of all compressed tensors, instead of one for each tensor. */
-static struct oracle_exchange join(struct oracle_adam *state) {
-  struct oracle_exchange all = {.tensor = zeros(state->tensors, sizeof(size_t))};
+static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
+  struct oracle_exchange all = {.tensor = allocate_zeros(state->tensors, sizeof(size_t))};
   for (size_t k = 0; k < state->tensors; k++)
     if (!state->uncompressed[k]) {
       all.tensor[all.tensors++] = k;
@@ -54,20 +54,20 @@ static struct oracle_exchange join(struct oracle_adam *state) {
     free(state->exchanges[x].tensor);
   }
   free(state->exchanges);
-  state->exchanges = zeros(1, sizeof *state->exchanges);
+  state->exchanges = allocate_zeros(1, sizeof *state->exchanges);
   state->exchange_count = 1;
   return all;
 }
 
 /* Adds the padding as a tensor of its own. */
-static void fuse(struct oracle_lamb *lamb) {
+static void fuse_tensors(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
-  struct oracle_exchange all = join(state);
-  size_t *counts = zeros(all.tensors + 1, sizeof *counts);
+  struct oracle_exchange all = join_exchanges(state);
+  size_t *counts = allocate_zeros(all.tensors + 1, sizeof *counts);
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.no_error_feedback = state->options.common.no_error_feedback;
-  lamb->padding_count = padded(all.total, (size_t)state->size) - all.total;
+  lamb->padding_count = pad_count(all.total, (size_t)state->size) - all.total;
   for (size_t k = 0; k < all.tensors; k++)
     counts[k] = state->count[all.tensor[k]];
   counts[all.tensors] = lamb->padding_count;
@@ -77,36 +77,36 @@ static void fuse(struct oracle_lamb *lamb) {
   free(counts);
 }
 
-static void take_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *options) {
-  lamb->min_coefficient = given_or(options->min_coefficient, 0.01);
-  lamb->max_coefficient = given_or(options->max_coefficient, 10.0);
-  lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
-  lamb->min_factor = given_or(options->min_factor, 0.5);
-  lamb->max_factor = given_or(options->max_factor,
+static void set_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *options) {
+  lamb->min_coefficient = value_or(options->min_coefficient, 0.01);
+  lamb->max_coefficient = value_or(options->max_coefficient, 10.0);
+  lamb->coefficient_beta = value_or(options->coefficient_beta, 0.9);
+  lamb->min_factor = value_or(options->min_factor, 0.5);
+  lamb->max_factor = value_or(options->max_factor,
                               options->common.profile == ONEBIT_PROFILE_DEEPSPEED ? 4.0 : 1.5);
-  lamb->factor_change = given_or(options->factor_change, 0.1);
+  lamb->factor_change = value_or(options->factor_change, 0.1);
 }
 
 struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_lamb_options_t *options) {
-  struct oracle_lamb *lamb = zeros(1, sizeof *lamb);
-  onebit_adam_options_t adam = adam_options(options);
+  struct oracle_lamb *lamb = allocate_zeros(1, sizeof *lamb);
+  onebit_adam_options_t adam = make_adam_options(options);
   lamb->state = oracle_adam_create(size, hosts, tensors, count, &adam);
-  take_limits(lamb, options);
-  if (deepspeed(lamb))
-    fuse(lamb);
-  lamb->coefficient = zeros(count, sizeof(double));
-  lamb->factor = zeros(count, sizeof(double));
-  lamb->scaling = zeros(count, sizeof(float));
+  set_limits(lamb, options);
+  if (is_deepspeed(lamb))
+    fuse_tensors(lamb);
+  lamb->coefficient = allocate_zeros(count, sizeof(double));
+  lamb->factor = allocate_zeros(count, sizeof(double));
+  lamb->scaling = allocate_zeros(count, sizeof(float));
   lamb->state->scaling = lamb->scaling;
   for (size_t k = 0; k < count; k++)
     lamb->factor[k] = lamb->scaling[k] = 1.0f;
-  lamb->fresh = zeros(lamb->state->total, sizeof(float));
-  lamb->update = zeros(lamb->state->total, sizeof(float));
-  lamb->plain = zeros(lamb->state->total, sizeof(float));
-  lamb->received = zeros(lamb->state->total, sizeof(float));
-  lamb->carried = zeros(lamb->state->total, sizeof(float));
-  lamb->padding = zeros(lamb->padding_count, sizeof(float));
+  lamb->fresh = allocate_zeros(lamb->state->total, sizeof(float));
+  lamb->update = allocate_zeros(lamb->state->total, sizeof(float));
+  lamb->plain = allocate_zeros(lamb->state->total, sizeof(float));
+  lamb->received = allocate_zeros(lamb->state->total, sizeof(float));
+  lamb->carried = allocate_zeros(lamb->state->total, sizeof(float));
+  lamb->padding = allocate_zeros(lamb->padding_count, sizeof(float));
   return lamb;
 }
 
@@ -126,9 +126,9 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
 
 /* --- Norms */
 
-/* The squares of one run, summed as scales are: element i goes to lane i mod 32, lanes are added by
- * halving. */
-static float run_squares(const float *values, size_t count) {
+/* Returns the sum of squares of one run, in the order of scales: element i goes to lane i mod 32,
+ * lanes are added by halving. */
+static float sum_run_squares(const float *values, size_t count) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++)
     lane[i % LANES] += values[i] * values[i];
@@ -138,28 +138,28 @@ static float run_squares(const float *values, size_t count) {
   return lane[0];
 }
 
-/* The runs of tensor k among those of its exchange, where elements of it are `before` the
- * tensor. */
-static double squares_there(const struct oracle *oracle, size_t before, size_t count,
-                            const float *values) {
+/* Returns the sum of squares of a tensor by the runs of its exchange, in which `before` elements
+ * precede it. */
+static double sum_exchanged_squares(const struct oracle *oracle, size_t before, size_t count,
+                                    const float *values) {
   struct oracle_sum sum = {0};
   for (size_t r = 0; r < oracle->run_count; r++) {
     const struct oracle_run *run = &oracle->runs[r];
     if (run->first >= before && run->first < before + count)
-      oracle_add(&sum, run_squares(values + run->first - before, run->count));
+      oracle_add(&sum, sum_run_squares(values + run->first - before, run->count));
   }
   return oracle_total(&sum);
 }
 
 /* Returns the sum of squares of a tensor that is in no exchange: by blocks, or by runs if one scale
  * covered more than a block. */
-static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
+static double sum_dense_squares(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
   struct oracle_sum sum = {0};
   if (length == 0 || length == ONEBIT_BLOCK_BUFFER)
     length = 2048;
   for (size_t done = 0; done < count; done += length)
-    oracle_add(&sum, run_squares(values + done, count - done < length ? count - done : length));
+    oracle_add(&sum, sum_run_squares(values + done, count - done < length ? count - done : length));
   return oracle_total(&sum);
 }
 
@@ -170,17 +170,17 @@ double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float
     for (size_t j = 0, before = 0; j < state->exchanges[x].tensors; j++) {
       size_t tensor = state->exchanges[x].tensor[j];
       if (tensor == k)
-        return squares_there(state->exchanges[x].oracle, before, state->count[k], values);
+        return sum_exchanged_squares(state->exchanges[x].oracle, before, state->count[k], values);
       before += state->count[tensor];
     }
-  return squares_alone(lamb, state->count[k], values);
+  return sum_dense_squares(lamb, state->count[k], values);
 }
 
-static double clamp(double value, double least, double most) {
+static double clamp_value(double value, double least, double most) {
   return fmax(fmin(value, most), least);
 }
 
-static void move(struct oracle_lamb *lamb, size_t k, float learning_rate, double ratio) {
+static void move_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate, double ratio) {
   struct oracle_adam *state = lamb->state;
   float rate = (float)((double)learning_rate * (double)state->factor[k] * ratio);
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -210,43 +210,44 @@ void oracle_lamb_move(struct oracle_lamb *lamb, size_t k, float learning_rate) {
          u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
   double ratio = 1.0;
   if (p != 0.0 && u != 0.0)
-    ratio = clamp(p / u, lamb->min_coefficient, lamb->max_coefficient);
+    ratio = clamp_value(p / u, lamb->min_coefficient, lamb->max_coefficient);
   if (ratio != 1.0)
     lamb->coefficient[k] =
         lamb->coefficient_beta * lamb->coefficient[k] + (1.0 - lamb->coefficient_beta) * ratio;
-  move(lamb, k, learning_rate, ratio);
+  move_tensor(lamb, k, learning_rate, ratio);
 }
 
-static double level_of(const struct oracle_lamb *lamb, size_t k) {
+static double momentum_level(const struct oracle_lamb *lamb, size_t k) {
   size_t count = lamb->state->count[k];
   return count ? sqrt(oracle_lamb_squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
 }
 
-/* Root mean squares of momenta, over the tensors of an exchange. */
+/* Sets the scalings of an exchange's tensors: the mean of the root mean squares of their momenta
+ * over that of the tensor. */
 static void scale_exchange(struct oracle_lamb *lamb, const struct oracle_exchange *exchange) {
   double sum = 0.0;
   int moving = 0;
   for (size_t j = 0; j < exchange->tensors; j++) {
-    sum += level_of(lamb, exchange->tensor[j]);
-    moving += level_of(lamb, exchange->tensor[j]) != 0.0;
+    sum += momentum_level(lamb, exchange->tensor[j]);
+    moving += momentum_level(lamb, exchange->tensor[j]) != 0.0;
   }
   for (size_t j = 0; j < exchange->tensors; j++)
-    if (level_of(lamb, exchange->tensor[j]) != 0.0)
+    if (momentum_level(lamb, exchange->tensor[j]) != 0.0)
       lamb->scaling[exchange->tensor[j]] =
-          (float)(sum / moving / level_of(lamb, exchange->tensor[j]));
+          (float)(sum / moving / momentum_level(lamb, exchange->tensor[j]));
 }
 
-static void freeze(struct oracle_lamb *lamb) {
+static void freeze_variance(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
   float correction = oracle_variance_correction(state, state->steps);
-  bool shared =
-      deepspeed(lamb) ? state->size > 1 : state->options.common.block_size == ONEBIT_BLOCK_BUFFER;
+  bool shared = is_deepspeed(lamb) ? state->size > 1
+                                   : state->options.common.block_size == ONEBIT_BLOCK_BUFFER;
   for (size_t x = 0; shared && x < state->exchange_count; x++)
     scale_exchange(lamb, &state->exchanges[x]);
   for (size_t k = 0; k < state->tensors; k++)
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
       float v = state->variance[i];
-      bool still = v == 0.0f && !deepspeed(lamb);
+      bool still = v == 0.0f && !is_deepspeed(lamb);
       float denominator = sqrtf(v) * correction + (float)state->options.epsilon;
       state->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
       lamb->fresh[i] = v;
@@ -262,7 +263,7 @@ static void freeze(struct oracle_lamb *lamb) {
 static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                          const float *const *gradients, size_t w) {
   const struct oracle_adam *state = lamb->state;
-  float *input = zeros(exchange->total + lamb->padding_count, sizeof *input);
+  float *input = allocate_zeros(exchange->total + lamb->padding_count, sizeof *input);
   size_t at = 0;
   for (size_t j = 0; j < exchange->tensors; j++) {
     size_t k = exchange->tensor[j];
@@ -275,8 +276,8 @@ static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exc
   return input;
 }
 
-static void receive(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
-                    const float *result) {
+static void store_result(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                         const float *result) {
   const struct oracle_adam *state = lamb->state;
   size_t at = 0;
   for (size_t j = 0; j < exchange->tensors; j++)
@@ -290,15 +291,15 @@ static void receive(struct oracle_lamb *lamb, const struct oracle_exchange *exch
 static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;
-  float **inputs = zeros(size, sizeof *inputs);
-  float *result = zeros(exchange->total + lamb->padding_count, sizeof *result);
+  float **inputs = allocate_zeros(size, sizeof *inputs);
+  float *result = allocate_zeros(exchange->total + lamb->padding_count, sizeof *result);
   for (size_t w = 0; w < size; w++)
     inputs[w] = make_input(lamb, exchange, gradients, w);
-  bool alone = deepspeed(lamb) && size == 1, done = true;
+  bool alone = is_deepspeed(lamb) && size == 1, done = true;
   if (!alone)
     done = oracle_exchange(exchange->oracle, (const float *const *)inputs, result);
   if (done)
-    receive(lamb, exchange, alone ? inputs[0] : result);
+    store_result(lamb, exchange, alone ? inputs[0] : result);
   for (size_t w = 0; w < size; w++)
     free(inputs[w]);
   free(inputs);
@@ -313,8 +314,9 @@ static bool exchange_all(struct oracle_lamb *lamb, const float *const *gradients
   return done;
 }
 
-/* The update and the fresh variance; returns the largest quotient of denominators. */
-static float compare(struct oracle_lamb *lamb, size_t k) {
+/* Computes the update and the fresh variance of tensor k; returns the largest quotient of
+ * denominators. */
+static float update_tensor(struct oracle_lamb *lamb, size_t k) {
   struct oracle_adam *state = lamb->state;
   float w1 = (float)(1.0 - state->options.beta1);
   float b2 = (float)state->options.beta2, w2 = (float)(1.0 - state->options.beta2);
@@ -328,48 +330,48 @@ static float compare(struct oracle_lamb *lamb, size_t k) {
     if (state->reciprocal[i] != 0.0f)
       largest = fmaxf(largest, 1.0f / (state->reciprocal[i] * denominator));
     state->momentum[i] = m;
-    lamb->plain[i] = oracle_bounded(state, (m * k1) * state->reciprocal[i]);
+    lamb->plain[i] = oracle_bound_step(state, (m * k1) * state->reciprocal[i]);
     lamb->update[i] = lamb->plain[i] + state->weight_decay[k] * state->parameter[i];
   }
   return largest;
 }
 
-static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate) {
-  double f = (double)compare(lamb, k), last = lamb->factor[k];
+static void step_compressed(struct oracle_lamb *lamb, size_t k, float learning_rate) {
+  double f = (double)update_tensor(lamb, k), last = lamb->factor[k];
   if (lamb->state->weight_decay[k] > 0.0f) {
     double q = sqrt(oracle_lamb_squares(lamb, k, lamb->plain)),
            u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
     double s = u == 0.0 ? 1.0 : fmin(1.0, q / u);
     f = f * s + (1.0 - s);
   }
-  f = clamp(f, lamb->min_factor, lamb->max_factor);
-  f = clamp(f, last * (1.0 - lamb->factor_change), last * (1.0 + lamb->factor_change));
+  f = clamp_value(f, lamb->min_factor, lamb->max_factor);
+  f = clamp_value(f, last * (1.0 - lamb->factor_change), last * (1.0 + lamb->factor_change));
   lamb->factor[k] = f;
-  move(lamb, k, learning_rate, lamb->coefficient[k] * f);
+  move_tensor(lamb, k, learning_rate, lamb->coefficient[k] * f);
 }
 
-/* Does the part of a step that may fail, as oracle_adam_step. */
-static bool can_step(struct oracle_lamb *lamb, const float *const *gradients) {
-  return oracle_take_gradients(lamb->state, gradients) &&
+/* Averages the gradients and exchanges the momentum; returns false if that overflows. */
+static bool prepare_step(struct oracle_lamb *lamb, const float *const *gradients) {
+  return oracle_average_gradients(lamb->state, gradients) &&
          (!lamb->state->compressed || exchange_all(lamb, gradients));
 }
 
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
                       float learning_rate) {
   struct oracle_adam *state = lamb->state;
-  bool made = can_step(lamb, gradients);
+  bool made = prepare_step(lamb, gradients);
   oracle_rescale(&state->weigher, !made);
   if (!made)
     return false;
   state->steps++;
   for (size_t k = 0; k < state->tensors; k++)
     if (state->compressed && !state->uncompressed[k])
-      compressed_tensor(lamb, k, learning_rate);
+      step_compressed(lamb, k, learning_rate);
     else
       oracle_lamb_whole_step(lamb, k, learning_rate);
   for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
     lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
   if (!state->compressed && oracle_must_freeze(state))
-    freeze(lamb);
+    freeze_variance(lamb);
   return true;
 }

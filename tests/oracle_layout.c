@@ -1,4 +1,5 @@
-/* Cuts a buffer for the oracle: into shares, one a server, and into runs, one sum each. */
+/* Cuts a buffer for the oracle into shares, one for each server, and into runs, one for each
+ * sum. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -8,7 +9,7 @@
 #define RUN        2048 /* elements summed together where a scale covers more */
 #define BLOCK_SIZE 2048 /* the default */
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
 
 static void add_run(struct oracle *oracle, size_t first, size_t count, int server) {
   struct oracle_run *runs =
@@ -20,7 +21,7 @@ static void add_run(struct oracle *oracle, size_t first, size_t count, int serve
 
 static void add_runs(struct oracle *oracle, size_t first, size_t count, size_t length, int server) {
   for (size_t done = 0; done < count; done += length)
-    add_run(oracle, first + done, smaller(length, count - done), server);
+    add_run(oracle, first + done, smaller_of(length, count - done), server);
 }
 
 /* floor(k * words / size), in steps that cannot overflow. */
@@ -28,8 +29,9 @@ static size_t share_begin(size_t k, size_t words, size_t size) {
   return words / size * k + words % size * k / size;
 }
 
-/* The rank that serves a block whose first word is `word`: the last whose share has begun. */
-static int server_of(size_t word, size_t words, int size) {
+/* Returns the rank that serves a block whose first word is `word`: the last one whose share begins
+ * there or before. */
+static int find_server(size_t word, size_t words, int size) {
   int server = 0;
   while (server + 1 < size && share_begin((size_t)server + 1, words, (size_t)size) <= word)
     server++;
@@ -42,8 +44,8 @@ static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, si
                            size_t words) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
   for (size_t done = 0; done < count; done += length)
-    add_run(oracle, first + done, smaller(length, count - done),
-            server_of(word + done / WORD, words, oracle->size * oracle->each));
+    add_run(oracle, first + done, smaller_of(length, count - done),
+            find_server(word + done / WORD, words, oracle->size * oracle->each));
 }
 
 static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_t tensors) {
@@ -58,8 +60,8 @@ static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_
   oracle->valid = oracle->elements = oracle->result_count = first;
 }
 
-/* A segment a rank (reduce-scatter) or one that all ranks read (allgather, which needs no server).
- */
+/* Lays out one segment for each rank (reduce-scatter), or one for all ranks (allgather, which has
+ * no server). */
 static void lay_out_segments(struct oracle *oracle, size_t count, int segments) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
   for (int k = 0; k < segments; k++)
@@ -75,16 +77,16 @@ static size_t least_common_multiple(size_t a, size_t b) {
   return multiple;
 }
 
-/* The part of a tensor that lies in one chunk, in runs. */
+/* Adds the runs of the part of a tensor that lies in one chunk. */
 static void lay_out_part(struct oracle *oracle, size_t first, size_t end, size_t chunk, size_t k) {
   size_t begin = first > k * chunk ? first : k * chunk;
-  size_t last = smaller(end, (k + 1) * chunk);
+  size_t last = smaller_of(end, (k + 1) * chunk);
   if (begin < last)
     add_runs(oracle, begin, last - begin, RUN, (int)k);
 }
 
-/* One tensor after the other, padded to a multiple of P * lcm(P, 8), which the last one's runs take
- * up, and cut in P chunks. */
+/* Lays out one tensor after the other, cut in P chunks. Padding to a multiple of P * lcm(P, 8)
+ * belongs to the runs of the last tensor. */
 static void lay_out_deepspeed(struct oracle *oracle, const size_t *counts, size_t tensors) {
   size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8), count = 0;
   for (size_t t = 0; t < tensors; t++)
@@ -112,8 +114,9 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
     lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
 }
 
-/* Returns the share that a rank serves: in segment l, its host's. */
-static int share_of(const struct oracle *oracle, int rank) {
+/* Returns the number of the share that a rank serves: the share of its host in the segment of its
+ * local rank. */
+static int share_number(const struct oracle *oracle, int rank) {
   return rank % oracle->each * oracle->size + rank / oracle->each;
 }
 
@@ -124,7 +127,7 @@ bool oracle_has_servers(const struct oracle *oracle) {
 
 size_t oracle_server_first(const struct oracle *oracle, int rank) {
   for (size_t k = 0; k < oracle->run_count; k++)
-    if (oracle->runs[k].server >= share_of(oracle, rank))
+    if (oracle->runs[k].server >= share_number(oracle, rank))
       return oracle->runs[k].first;
   return oracle->elements;
 }
@@ -133,6 +136,6 @@ size_t oracle_server_count(const struct oracle *oracle, int rank) {
   size_t count = 0;
   if (oracle->options.wire == ONEBIT_WIRE_BITS && oracle_has_servers(oracle))
     for (size_t k = 0; k < oracle->run_count; k++)
-      count += oracle->runs[k].server == share_of(oracle, rank) ? oracle->runs[k].count : 0;
+      count += oracle->runs[k].server == share_number(oracle, rank) ? oracle->runs[k].count : 0;
   return count;
 }

@@ -17,14 +17,14 @@ struct oracle_adam *oracle_momentum_create(int size, int hosts, const onebit_ten
   return oracle;
 }
 
-static float own_momentum(const void *context, const struct oracle_exchange *exchange, size_t w,
-                          size_t at, size_t i) {
+static float momentum_input(const void *context, const struct oracle_exchange *exchange, size_t w,
+                            size_t at, size_t i) {
   const struct oracle_adam *oracle = context;
   (void)exchange, (void)at;
   return (float)oracle->options.beta1 * oracle->momentum[i] + oracle->means[w * oracle->total + i];
 }
 
-static void dense_momentum(struct oracle_adam *oracle, size_t k) {
+static void update_dense_momentum(struct oracle_adam *oracle, size_t k) {
   for (size_t i = oracle->first[k]; i < oracle->first[k] + oracle->count[k]; i++)
     oracle->momentum[i] =
         (float)oracle->options.beta1 * oracle->momentum[i] + oracle_mean_gradient(oracle, i);
@@ -32,16 +32,16 @@ static void dense_momentum(struct oracle_adam *oracle, size_t k) {
 
 bool oracle_momentum_step(struct oracle_adam *oracle, const float *const *gradients,
                           float learning_rate) {
-  bool made = oracle_take_gradients(oracle, gradients) &&
-              (!oracle->compressed || oracle_exchange_all(oracle, own_momentum, oracle));
+  bool made = oracle_average_gradients(oracle, gradients) &&
+              (!oracle->compressed || oracle_exchange_all(oracle, momentum_input, oracle));
   oracle_rescale(&oracle->weigher, !made);
   if (!made)
     return false;
   oracle->steps++;
   for (size_t k = 0; k < oracle->tensors; k++) {
     if (!oracle->compressed || oracle->uncompressed[k])
-      dense_momentum(oracle, k);
-    oracle_move(oracle, k, oracle->momentum, learning_rate);
+      update_dense_momentum(oracle, k);
+    oracle_apply_step(oracle, k, oracle->momentum, learning_rate);
   }
   if (!oracle->compressed && oracle->steps >= oracle->options.freeze_step) {
     oracle->compressed = true;
@@ -73,9 +73,10 @@ void oracle_lion_destroy(struct oracle_lion *lion) {
   free(lion);
 }
 
-/* A worker's normalised gradient; its moment is rounded by the lower half of its error. */
-static float own_gradient(const void *context, const struct oracle_exchange *exchange, size_t w,
-                          size_t at, size_t i) {
+/* Returns a worker's normalised gradient, and updates its moment, which the low half of the
+ * residual rounds. */
+static float gradient_input(const void *context, const struct oracle_exchange *exchange, size_t w,
+                            size_t at, size_t i) {
   const struct oracle_lion *lion = context;
   const struct oracle_adam *state = lion->state;
   const double beta3 = state->options.beta2;
@@ -89,8 +90,8 @@ static float own_gradient(const void *context, const struct oracle_exchange *exc
   return g * oracle_reciprocal_root((float)share * moment + epsilon * epsilon);
 }
 
-/* The direction of an element, whose momentum moves on. */
-static float direction(struct oracle_lion *lion, size_t i, float mean) {
+/* Returns the direction of an element, and updates its momentum. */
+static float take_direction(struct oracle_lion *lion, size_t i, float mean) {
   const double beta1 = lion->state->options.beta1;
   float *momentum = &lion->state->momentum[i];
   const float before = *momentum;
@@ -101,8 +102,8 @@ static float direction(struct oracle_lion *lion, size_t i, float mean) {
 /* Computes steps with one scale for each block, or with one scale for all that a rank serves.
  * Elements without a direction alternate between + and -; where no element has a direction, none
  * moves. */
-static void serve(const struct oracle_run *runs, size_t count, const float *directions,
-                  float *steps) {
+static void compute_steps(const struct oracle_run *runs, size_t count, const float *directions,
+                          float *steps) {
   float most = 0.0f;
   for (size_t r = 0; r < count; r++)
     for (size_t i = runs[r].first; i < runs[r].first + runs[r].count; i++)
@@ -117,22 +118,22 @@ static void serve(const struct oracle_run *runs, size_t count, const float *dire
 static bool exchange_tensors(struct oracle_lion *lion, const struct oracle_exchange *exchange) {
   struct oracle_adam *state = lion->state;
   struct oracle *oracle = exchange->oracle;
-  float **inputs = oracle_inputs(state, exchange, own_gradient, lion);
+  float **inputs = oracle_inputs(state, exchange, gradient_input, lion);
   float *values = allocate(exchange->total, sizeof *values);
   float *steps = allocate(exchange->total, sizeof *steps);
   bool done = oracle_reduce(oracle, (const float *const *)inputs, values);
   for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
     for (size_t t = exchange->tensor[k], i = 0; i < state->count[t]; i++, at++)
-      values[at] = direction(lion, state->first[t] + i, values[at]);
+      values[at] = take_direction(lion, state->first[t] + i, values[at]);
   for (size_t begin = 0, end = 0; done && begin < oracle->run_count; begin = end) {
     do
       end++;
     while (oracle->common_scale && end < oracle->run_count &&
            oracle->runs[end].server == oracle->runs[begin].server);
-    serve(oracle->runs + begin, end - begin, values, steps);
+    compute_steps(oracle->runs + begin, end - begin, values, steps);
   }
   if (done) {
-    oracle_keep(oracle);
+    oracle_keep_residuals(oracle);
     oracle_scatter(state, exchange, steps, state->step);
   }
   oracle_free_inputs(state, inputs);
@@ -141,10 +142,10 @@ static bool exchange_tensors(struct oracle_lion *lion, const struct oracle_excha
   return done;
 }
 
-static void dense_tensor(struct oracle_lion *lion, size_t k) {
+static void compute_dense_steps(struct oracle_lion *lion, size_t k) {
   struct oracle_adam *state = lion->state;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
-    const float c = direction(lion, i, oracle_mean_gradient(state, i));
+    const float c = take_direction(lion, i, oracle_mean_gradient(state, i));
     state->step[i] = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f;
   }
 }
@@ -152,7 +153,7 @@ static void dense_tensor(struct oracle_lion *lion, size_t k) {
 bool oracle_lion_step(struct oracle_lion *lion, const float *const *gradients,
                       float learning_rate) {
   struct oracle_adam *state = lion->state;
-  bool made = oracle_take_gradients(state, gradients);
+  bool made = oracle_average_gradients(state, gradients);
   for (size_t k = 0; made && k < state->exchange_count; k++)
     made = exchange_tensors(lion, &state->exchanges[k]);
   oracle_rescale(&state->weigher, !made);
@@ -161,8 +162,8 @@ bool oracle_lion_step(struct oracle_lion *lion, const float *const *gradients,
   state->steps++;
   for (size_t k = 0; k < state->tensors; k++) {
     if (state->uncompressed[k])
-      dense_tensor(lion, k);
-    oracle_move(state, k, state->step, learning_rate);
+      compute_dense_steps(lion, k);
+    oracle_apply_step(state, k, state->step, learning_rate);
   }
   return true;
 }

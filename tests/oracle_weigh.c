@@ -1,5 +1,5 @@
-/* The weight of a step's gradients, by the oracle: their share of a batch, the loss scale,
- * clipping; and the changes of the loss scale. */
+/* The oracle's factor of a step's gradients, by accumulation, loss scale and clipping; and the
+ * changes of the loss scale. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
   }
 }
 
-static float run_of_squares(const float *gradient, float factor, size_t count) {
+static float sum_run_squares(const float *gradient, float factor, size_t count) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++) {
     float counted = factor * gradient[i];
@@ -49,9 +49,10 @@ static float run_of_squares(const float *gradient, float factor, size_t count) {
   return lane[0];
 }
 
-/* Elements from which on a rank serves what is compressed together, where runs begin anew; 0: there
- * is no such place. Profile deepspeed pads each tensor and cuts it in a part a rank. */
-static size_t part_of(const struct oracle_weigher *weigher, size_t count) {
+/* Returns the number of elements that one rank reduces before the next rank's share begins, with a
+ * new run; 0: shares do not divide runs. Profile deepspeed pads each tensor and cuts it in one
+ * share for each rank. */
+static size_t share_length(const struct oracle_weigher *weigher, size_t count) {
   size_t multiple = 8, ranks = (size_t)weigher->ranks;
   if (weigher->share || weigher->options.profile != ONEBIT_PROFILE_DEEPSPEED)
     return weigher->share;
@@ -61,30 +62,31 @@ static size_t part_of(const struct oracle_weigher *weigher, size_t count) {
   return (count + multiple - 1) / multiple * multiple / ranks;
 }
 
-/* `before`: elements of tensors before it. */
-static double squares_of_tensor(const struct oracle_weigher *weigher, const float *gradient,
-                                float factor, size_t before, size_t count) {
-  size_t run = weigher->options.block_size, part = part_of(weigher, count);
+/* Returns the sum of squares of one tensor; `before` is the number of elements of earlier
+ * tensors. */
+static double sum_tensor_squares(const struct oracle_weigher *weigher, const float *gradient,
+                                 float factor, size_t before, size_t count) {
+  size_t run = weigher->options.block_size, part = share_length(weigher, count);
   if (run == 0 || run == ONEBIT_BLOCK_BUFFER ||
       weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     run = RUN;
-  size_t begun = weigher->share ? before % part : 0; /* of the part where the tensor begins */
+  size_t begun = weigher->share ? before % part : 0; /* elements of a share before the tensor */
   struct oracle_sum sum = {0};
   for (size_t first = 0, length; first < count; first += length) {
     size_t into = part ? (begun + first) % part : first, left = count - first;
     length = part && part - into < left ? part - into : left;
     for (size_t at = 0; at < length; at += run)
-      oracle_add(&sum, run_of_squares(gradient + first + at, factor,
-                                      length - at < run ? length - at : run));
+      oracle_add(&sum, sum_run_squares(gradient + first + at, factor,
+                                       length - at < run ? length - at : run));
   }
   return oracle_total(&sum);
 }
 
-static float squares_of_rank(const struct oracle_weigher *weigher, const float *gradient,
-                             float factor, const size_t *counts, size_t tensors) {
+static float sum_rank_squares(const struct oracle_weigher *weigher, const float *gradient,
+                              float factor, const size_t *counts, size_t tensors) {
   double sum = 0.0;
   for (size_t k = 0, before = 0; k < tensors; before += counts[k++])
-    sum += squares_of_tensor(weigher, gradient + before, factor, before, counts[k]);
+    sum += sum_tensor_squares(weigher, gradient + before, factor, before, counts[k]);
   return (float)sum;
 }
 
@@ -96,7 +98,7 @@ bool oracle_weigh(struct oracle_weigher *weigher, const float *const *gradients,
     return true;
   float sum = 0.0f;
   for (int r = 0; r < weigher->ranks; r++) {
-    float own = squares_of_rank(weigher, gradients[r], *factor, counts, tensors);
+    float own = sum_rank_squares(weigher, gradients[r], *factor, counts, tensors);
     sum = r == 0 ? own : sum + own;
     if (!isfinite(own))
       return false;

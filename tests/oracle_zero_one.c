@@ -5,15 +5,16 @@
 
 enum { DENSE = ORACLE_DENSE, BITS = ORACLE_BITS, NOTHING = ORACLE_NOTHING };
 
-static bool deepspeed(const struct oracle_zero_one *oracle) {
+static bool is_deepspeed(const struct oracle_zero_one *oracle) {
   return oracle->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
 /* --- The exchanged values */
 
-/* Reads values[r], those of rank r, into each worker: a rank's own, or the mean of a host's ranks.
- * False if one of them is not finite. */
-static bool take_in(struct oracle_zero_one *oracle, const float *const *values, float factor) {
+/* Fills the workers' inputs from values[r] of rank r: a rank's own values, or the mean of a host's
+ * ranks. Returns false if an input is not finite. */
+static bool load_worker_values(struct oracle_zero_one *oracle, const float *const *values,
+                               float factor) {
   bool finite = true;
   for (size_t w = 0; w < (size_t)oracle->workers; w++)
     for (size_t i = 0; i < oracle->total; i++) {
@@ -58,7 +59,7 @@ static void exchange_bucket(struct oracle_zero_one *oracle,
 }
 
 /* Sets `mean` to the mean of the exchanged values: compressed, or each tensor in float32. */
-static void exchange(struct oracle_zero_one *oracle, bool bits) {
+static void exchange_values(struct oracle_zero_one *oracle, bool bits) {
   for (size_t k = 0; k < oracle->tensors; k++)
     if (!bits || oracle->uncompressed[k])
       write_mean(oracle, k);
@@ -68,7 +69,7 @@ static void exchange(struct oracle_zero_one *oracle, bool bits) {
 
 /* --- Elements */
 
-/* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
+/* Return 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
 static float momentum_correction(const struct oracle_zero_one *oracle, size_t t) {
   if (oracle->options.no_bias_correction)
     return 1.0f;
@@ -81,34 +82,36 @@ static float variance_correction(const struct oracle_zero_one *oracle, size_t t)
   return (float)(1.0 / sqrt(1.0 - pow(oracle->options.beta2, (double)t)));
 }
 
-static float new_momentum(const struct oracle_zero_one *oracle, float momentum, float gradient) {
+static float update_momentum(const struct oracle_zero_one *oracle, float momentum, float gradient) {
   float b1 = (float)oracle->options.beta1, w1 = (float)(1.0 - oracle->options.beta1);
   return b1 * momentum + w1 * gradient;
 }
 
-/* sqrt(v^) + eps; infinite for what never had a gradient, which then does not move. */
-static float denominator_of(const struct oracle_zero_one *oracle, float variance, size_t updates) {
-  if (variance == 0.0f && !deepspeed(oracle))
+/* Returns sqrt(v^) + eps, or infinity for an element that never had a gradient, which then does not
+ * move. */
+static float compute_denominator(const struct oracle_zero_one *oracle, float variance,
+                                 size_t updates) {
+  if (variance == 0.0f && !is_deepspeed(oracle))
     return INFINITY;
   return sqrtf(variance) * variance_correction(oracle, updates) + (float)oracle->options.epsilon;
 }
 
 /* Bounds a movement: the sum of steps at these rates, each at most ONEBIT_STEP_BOUND except in
  * profile deepspeed. */
-static float bounded(const struct oracle_zero_one *oracle, float movement, float rates) {
+static float bound_movement(const struct oracle_zero_one *oracle, float movement, float rates) {
   float most = ONEBIT_STEP_BOUND * rates;
-  return deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
+  return is_deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
 }
 
-/* Calls body for every element of a tensor on every rank. */
+/* Loops over every element of a tensor on every rank. */
 #define FOR_EACH(oracle, k, r, i)                                                                  \
   for (size_t r = 0; r < (size_t)(oracle)->ranks; r++)                                             \
     for (size_t i = (oracle)->first[k]; i < (oracle)->first[k] + (oracle)->count[k]; i++)
 
 /* Makes a step of Adam with mean gradients. All ranks have the same variance: it is updated for the
  * last of them. */
-static void dense_step(struct oracle_zero_one *oracle, size_t k, float learning_rate,
-                       size_t updates) {
+static void make_dense_step(struct oracle_zero_one *oracle, size_t k, float learning_rate,
+                            size_t updates) {
   float b2 = (float)oracle->options.beta2, w2 = (float)(1.0 - oracle->options.beta2);
   float rate = learning_rate * oracle->factor[k], decay = oracle->weight_decay[k];
   float k1 = momentum_correction(oracle, oracle->steps + 1);
@@ -118,45 +121,46 @@ static void dense_step(struct oracle_zero_one *oracle, size_t k, float learning_
     float v = b2 * oracle->variance[i] + (w2 * g) * g;
     float denominator =
         sqrtf(v) * variance_correction(oracle, updates) + (float)oracle->options.epsilon;
-    *m = new_momentum(oracle, *m, g);
-    *p = *p - rate * (bounded(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
+    *m = update_momentum(oracle, *m, g);
+    *p = *p - rate * (bound_movement(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
     if (r + 1 == (size_t)oracle->ranks)
       oracle->variance[i] = v;
   }
 }
 
-static void bits_step(struct oracle_zero_one *oracle, size_t k, float learning_rate) {
+static void make_compressed_step(struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   float rate = learning_rate * oracle->factor[k], decay = oracle->weight_decay[k];
   float k1 = momentum_correction(oracle, oracle->steps + 1);
   FOR_EACH(oracle, k, r, i) {
     float *p = &oracle->parameter[r * oracle->total + i];
     float *m = &oracle->momentum[r * oracle->total + i];
-    float denominator = denominator_of(oracle, oracle->variance[i], oracle->updates);
-    *m = isinf(denominator) ? 0.0f : new_momentum(oracle, *m, oracle->mean[i]);
-    *p = *p - rate * (bounded(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
+    float denominator = compute_denominator(oracle, oracle->variance[i], oracle->updates);
+    *m = isinf(denominator) ? 0.0f : update_momentum(oracle, *m, oracle->mean[i]);
+    *p = *p - rate * (bound_movement(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
   }
 }
 
-/* The state that one element of one rank would get in a step. */
+/* The new momentum of one element of one rank in a local step, and the movement of its
+ * parameter. */
 struct moved {
   float momentum, move;
 };
 
-static struct moved alone(const struct oracle_zero_one *oracle, size_t k, size_t at, size_t i,
-                          float gradient, float learning_rate) {
+static struct moved compute_local_move(const struct oracle_zero_one *oracle, size_t k, size_t at,
+                                       size_t i, float gradient, float learning_rate) {
   float rate = learning_rate * oracle->factor[k], decay = oracle->weight_decay[k];
   float k1 = momentum_correction(oracle, oracle->steps + 1);
-  float momentum = new_momentum(oracle, oracle->momentum[at],
-                                (float)oracle->options.common.gradient_factor * gradient);
-  float step = bounded(oracle, (momentum * k1) / oracle->denominator[i], 1.0f);
+  float momentum = update_momentum(oracle, oracle->momentum[at],
+                                   (float)oracle->options.common.gradient_factor * gradient);
+  float step = bound_movement(oracle, (momentum * k1) / oracle->denominator[i], 1.0f);
   return (struct moved){momentum, -rate * (step + decay * oracle->parameter[at])};
 }
 
-static void local_step(struct oracle_zero_one *oracle, size_t k, const float *const *gradients,
-                       float learning_rate, const onebit_status_t *statuses) {
+static void make_local_step(struct oracle_zero_one *oracle, size_t k, const float *const *gradients,
+                            float learning_rate, const onebit_status_t *statuses) {
   FOR_EACH(oracle, k, r, i) {
     size_t at = r * oracle->total + i;
-    struct moved to = alone(oracle, k, at, i, gradients[r][i], learning_rate);
+    struct moved to = compute_local_move(oracle, k, at, i, gradients[r][i], learning_rate);
     if (statuses[r] != ONEBIT_OK)
       continue;
     oracle->momentum[at] = to.momentum;
@@ -165,37 +169,39 @@ static void local_step(struct oracle_zero_one *oracle, size_t k, const float *co
   }
 }
 
-/* Returns wd L', if weight decay is not part of what is exchanged. */
+/* Returns the factor by which weight decay reduces the anchor: 0 in profile deepspeed, where the
+ * exchanged movements include the decay. */
 static float anchor_decay(const struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   float rates = (float)(oracle->rates + (double)learning_rate);
-  return deepspeed(oracle) ? 0.0f : oracle->weight_decay[k] * (rates * oracle->factor[k]);
+  return is_deepspeed(oracle) ? 0.0f : oracle->weight_decay[k] * (rates * oracle->factor[k]);
 }
 
-static void say_movement(struct oracle_zero_one *oracle, size_t k, const float *const *gradients,
+static void set_movement(struct oracle_zero_one *oracle, size_t k, const float *const *gradients,
                          float learning_rate) {
   float decayed = anchor_decay(oracle, k, learning_rate);
   FOR_EACH(oracle, k, r, i) {
     size_t at = r * oracle->total + i;
-    struct moved to = alone(oracle, k, at, i, gradients[r][i], learning_rate);
+    struct moved to = compute_local_move(oracle, k, at, i, gradients[r][i], learning_rate);
     float p = oracle->parameter[at], a = oracle->anchor[i], d = oracle->denominator[i];
-    float moved = deepspeed(oracle) ? oracle->moved[at] + to.move : p + to.move - a + decayed * a;
+    float moved =
+        is_deepspeed(oracle) ? oracle->moved[at] + to.move : p + to.move - a + decayed * a;
     float still = isfinite(moved) ? 0.0f : NAN;
     float own = (float)oracle->options.common.gradient_factor * gradients[r][i];
     oracle->sent[at] = !isfinite(own * own) ? NAN : isinf(d) ? still : moved * d;
   }
 }
 
-static double corrected(const struct oracle_zero_one *oracle, float learning_rate) {
+static double correct_rate(const struct oracle_zero_one *oracle, float learning_rate) {
   return (double)learning_rate * (double)momentum_correction(oracle, oracle->steps + 1);
 }
 
-static void meet_tensor(struct oracle_zero_one *oracle, size_t k, float learning_rate) {
+static void synchronize_tensor(struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   float decayed = anchor_decay(oracle, k, learning_rate);
-  float rates = (float)(oracle->corrected_rates + corrected(oracle, learning_rate));
+  float rates = (float)(oracle->corrected_rates + correct_rate(oracle, learning_rate));
   rates *= oracle->factor[k];
   for (size_t i = oracle->first[k]; i < oracle->first[k] + oracle->count[k]; i++) {
     float a = oracle->anchor[i], u = oracle->mean[i];
-    float p = a + bounded(oracle, u / oracle->denominator[i], rates) - decayed * a;
+    float p = a + bound_movement(oracle, u / oracle->denominator[i], rates) - decayed * a;
     oracle->anchor[i] = p;
     for (size_t at = i; at < (size_t)oracle->ranks * oracle->total; at += oracle->total) {
       oracle->momentum[at] = rates > 0.0f ? -(u / rates) : 0.0f;
@@ -207,7 +213,7 @@ static void meet_tensor(struct oracle_zero_one *oracle, size_t k, float learning
 
 /* --- Steps */
 
-static void skip(const struct oracle_zero_one *oracle, onebit_status_t *statuses) {
+static void skip_step(const struct oracle_zero_one *oracle, onebit_status_t *statuses) {
   for (int r = 0; r < oracle->ranks; r++)
     statuses[r] = ONEBIT_SKIPPED;
 }
@@ -221,9 +227,9 @@ static bool is_finite(const struct oracle_zero_one *oracle, const float *gradien
   return true;
 }
 
-static void freeze(struct oracle_zero_one *oracle) {
+static void freeze_variance(struct oracle_zero_one *oracle) {
   for (size_t i = 0; i < oracle->total; i++) {
-    oracle->denominator[i] = denominator_of(oracle, oracle->variance[i], oracle->updates);
+    oracle->denominator[i] = compute_denominator(oracle, oracle->variance[i], oracle->updates);
     oracle->anchor[i] = oracle->parameter[i];
   }
   for (size_t k = 0; k < oracle->bucket_count; k++) {
@@ -238,39 +244,39 @@ static void freeze(struct oracle_zero_one *oracle) {
 static void count_step(struct oracle_zero_one *oracle, int sends, float learning_rate) {
   bool was_local = oracle->clock.local;
   oracle->rates += (double)learning_rate;
-  oracle->corrected_rates += corrected(oracle, learning_rate);
+  oracle->corrected_rates += correct_rate(oracle, learning_rate);
   if (!was_local || sends == BITS)
     oracle->rates = oracle->corrected_rates = 0.0;
   oracle->steps++;
   oracle->exchanges[sends]++;
   oracle_zero_one_clock_advance(&oracle->clock);
   if (oracle->clock.local && !was_local)
-    freeze(oracle);
+    freeze_variance(oracle);
 }
 
-/* Prepares the exchange of gradients, or of movements of tensors that are compressed. False when
- * one is not finite. */
-static bool prepare(struct oracle_zero_one *oracle, const float *const *gradients,
-                    float learning_rate) {
+/* Prepares the exchange of gradients, or in a synchronisation step of the movements of compressed
+ * tensors. Returns false if a value is not finite. */
+static bool prepare_exchange(struct oracle_zero_one *oracle, const float *const *gradients,
+                             float learning_rate) {
   const float **values = allocate((size_t)oracle->ranks, sizeof *values);
-  bool meeting = oracle->clock.local;
+  bool synchronizes = oracle->clock.local;
   float factor = (float)oracle->options.common.gradient_factor;
-  for (size_t k = 0; meeting && k < oracle->tensors; k++) {
+  for (size_t k = 0; synchronizes && k < oracle->tensors; k++) {
     if (!oracle->uncompressed[k])
-      say_movement(oracle, k, gradients, learning_rate);
+      set_movement(oracle, k, gradients, learning_rate);
     FOR_EACH(oracle, k, r, i)
     if (oracle->uncompressed[k])
       oracle->sent[r * oracle->total + i] = factor * gradients[r][i];
   }
   for (size_t r = 0; r < (size_t)oracle->ranks; r++)
-    values[r] = meeting ? oracle->sent + r * oracle->total : gradients[r];
-  bool finite = take_in(oracle, values, meeting ? 1.0f : factor);
+    values[r] = synchronizes ? oracle->sent + r * oracle->total : gradients[r];
+  bool finite = load_worker_values(oracle, values, synchronizes ? 1.0f : factor);
   free(values);
   return finite;
 }
 
-/* Only the tensors that stay uncompressed are exchanged. */
-static bool prepare_silent(struct oracle_zero_one *oracle, const float *const *gradients) {
+/* Prepares a local step, in which only the tensors that stay uncompressed are exchanged. */
+static bool prepare_local_step(struct oracle_zero_one *oracle, const float *const *gradients) {
   float factor = (float)oracle->options.common.gradient_factor;
   for (size_t k = 0; k < oracle->tensors; k++)
     FOR_EACH(oracle, k, r, i) {
@@ -280,7 +286,7 @@ static bool prepare_silent(struct oracle_zero_one *oracle, const float *const *g
   const float **values = allocate((size_t)oracle->ranks, sizeof *values);
   for (size_t r = 0; r < (size_t)oracle->ranks; r++)
     values[r] = oracle->sent + r * oracle->total;
-  bool finite = take_in(oracle, values, 1.0f);
+  bool finite = load_worker_values(oracle, values, 1.0f);
   free(values);
   return finite;
 }
@@ -289,29 +295,29 @@ static void step_tensor(struct oracle_zero_one *oracle, size_t k, int sends,
                         const float *const *gradients, float learning_rate,
                         const onebit_status_t *statuses) {
   if (oracle->uncompressed[k])
-    dense_step(oracle, k, learning_rate, oracle->steps + 1);
+    make_dense_step(oracle, k, learning_rate, oracle->steps + 1);
   else if (sends == DENSE)
-    dense_step(oracle, k, learning_rate, oracle->updates);
+    make_dense_step(oracle, k, learning_rate, oracle->updates);
   else if (sends == NOTHING)
-    local_step(oracle, k, gradients, learning_rate, statuses);
+    make_local_step(oracle, k, gradients, learning_rate, statuses);
   else if (oracle->clock.local)
-    meet_tensor(oracle, k, learning_rate);
+    synchronize_tensor(oracle, k, learning_rate);
   else
-    bits_step(oracle, k, learning_rate);
+    make_compressed_step(oracle, k, learning_rate);
 }
 
 void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
                           float learning_rate, onebit_status_t *statuses) {
   int sends = oracle_zero_one_clock_next(&oracle->clock);
-  bool finite = sends == NOTHING ? prepare_silent(oracle, gradients)
-                                 : prepare(oracle, gradients, learning_rate);
+  bool finite = sends == NOTHING ? prepare_local_step(oracle, gradients)
+                                 : prepare_exchange(oracle, gradients, learning_rate);
   for (int r = 0; r < oracle->ranks; r++)
     statuses[r] = is_finite(oracle, gradients[r]) ? ONEBIT_OK : ONEBIT_SKIPPED;
   if (!finite) {
-    skip(oracle, statuses);
+    skip_step(oracle, statuses);
     return;
   }
-  exchange(oracle, sends == BITS);
+  exchange_values(oracle, sends == BITS);
   oracle->updates += sends == DENSE;
   for (size_t k = 0; k < oracle->tensors; k++)
     step_tensor(oracle, k, sends, gradients, learning_rate, statuses);

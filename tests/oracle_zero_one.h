@@ -8,8 +8,8 @@
 enum { ORACLE_DENSE, ORACLE_BITS, ORACLE_NOTHING };
 
 /* The counters that decide the exchange of a step; every step advances them, as in DeepSpeed's
- * ZeroOneAdam. The freeze comes after as many steps in both profiles: DeepSpeed freezes after the
- * first step whose number, counted from 2, exceeds the option. */
+ * ZeroOneAdam. The freeze comes after the same number of steps in both profiles: DeepSpeed freezes
+ * after the first step whose number, counted from 2, exceeds the option. */
 struct oracle_zero_one_clock {
   size_t update_scaler, step_scaler, clipper; /* the options */
   size_t left;                                /* steps before the freeze */
@@ -22,7 +22,7 @@ struct oracle_zero_one_clock {
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 
-/* Returns the exchange of the next step; and counts that step. */
+/* Return the exchange of the next step; count that step. */
 int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
 void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 
@@ -37,7 +37,7 @@ struct oracle_zero_one {
   float *parameter, *momentum, *moved, *sent; /* [ranks][total] */
   float *variance, *denominator, *anchor;     /* [total] */
   float *means; /* [workers][total]: the workers' inputs of an exchange */
-  float *mean;  /* [total]: its result */
+  float *mean;  /* [total]: the result of an exchange */
   size_t steps, updates, freeze_step, exchanges[3];
   double rates, corrected_rates; /* since the last synchronisation */
   /* One for each bucket of tensors, or in profile deepspeed for each tensor. */
@@ -62,6 +62,6 @@ void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gr
                           float learning_rate, onebit_status_t *statuses);
 
 /* True if parameters are equal on all ranks now. */
-bool oracle_zero_one_together(const struct oracle_zero_one *oracle);
+bool oracle_zero_one_is_synchronized(const struct oracle_zero_one *oracle);
 
 #endif

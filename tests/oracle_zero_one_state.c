@@ -5,7 +5,7 @@
 
 enum { DENSE = ORACLE_DENSE, BITS = ORACLE_BITS, NOTHING = ORACLE_NOTHING };
 
-/* --- When */
+/* --- The schedule of exchanges */
 
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed) {
@@ -45,13 +45,13 @@ void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock) {
   clock->local = --clock->left == 0;
 }
 
-/* --- Making one */
+/* --- Creation */
 
-static bool deepspeed(const struct oracle_zero_one *oracle) {
+static bool is_deepspeed(const struct oracle_zero_one *oracle) {
   return oracle->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-static onebit_zero_one_adam_options_t with_defaults(const onebit_zero_one_adam_options_t *given) {
+static onebit_zero_one_adam_options_t fill_defaults(const onebit_zero_one_adam_options_t *given) {
   onebit_zero_one_adam_options_t options = *given;
   options.beta1 = options.beta1 != 0.0 ? options.beta1 : 0.9;
   options.beta2 = options.beta2 != 0.0 ? options.beta2 : 0.999;
@@ -98,13 +98,14 @@ static void make_arrays(struct oracle_zero_one *oracle, const onebit_tensor_t *t
             oracle_load(tensors[k].parameter, j, oracle->options.common.parameter_dtype);
 }
 
-/* Takes tensors into the bucket, from number *end - 1 downwards, in the list's order. */
+/* Returns a bucket of compressed tensors from number *end - 1 downwards, in ascending order, and
+ * moves *end to the first of them. */
 static struct oracle_zero_one_bucket take_bucket(const struct oracle_zero_one *oracle,
                                                  size_t *end) {
-  size_t wanted = deepspeed(oracle) ? 1 : oracle->options.common.bucket_size;
+  size_t wanted = is_deepspeed(oracle) ? 1 : oracle->options.common.bucket_size;
   struct oracle_zero_one_bucket bucket = {.tensor = allocate(oracle->tensors, sizeof(size_t))};
   size_t *list = bucket.tensor + oracle->tensors;
-  bool one = deepspeed(oracle);
+  bool one = is_deepspeed(oracle);
   for (; *end > 0; --*end) {
     size_t k = *end - 1;
     if (oracle->uncompressed[k])
@@ -135,9 +136,10 @@ static void make_buckets(struct oracle_zero_one *oracle) {
     for (size_t k = 0; k < bucket.tensors; k++)
       counts[k] = oracle->count[bucket.tensor[k]];
     if (bucket.tensors) {
-      bucket.oracle = deepspeed(oracle) ? oracle_create(oracle->ranks, *counts, &options)
-                                        : oracle_create_tensors(oracle->ranks, oracle->workers,
-                                                                counts, bucket.tensors, &options);
+      bucket.oracle = is_deepspeed(oracle)
+                          ? oracle_create(oracle->ranks, *counts, &options)
+                          : oracle_create_tensors(oracle->ranks, oracle->workers, counts,
+                                                  bucket.tensors, &options);
       oracle->buckets[oracle->bucket_count++] = bucket;
     } else {
       free(bucket.tensor);
@@ -151,8 +153,8 @@ struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebi
                                                const onebit_zero_one_adam_options_t *options) {
   struct oracle_zero_one *oracle = allocate(1, sizeof *oracle);
   bool by_hosts = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
-  oracle->options = with_defaults(options);
-  oracle->clock = oracle_zero_one_clock_of(options, deepspeed(oracle));
+  oracle->options = fill_defaults(options);
+  oracle->clock = oracle_zero_one_clock_of(options, is_deepspeed(oracle));
   oracle->ranks = ranks;
   oracle->workers = by_hosts ? hosts : ranks;
   oracle->each = ranks / oracle->workers;
@@ -178,7 +180,7 @@ void oracle_zero_one_destroy(struct oracle_zero_one *oracle) {
   free(oracle);
 }
 
-bool oracle_zero_one_together(const struct oracle_zero_one *oracle) {
+bool oracle_zero_one_is_synchronized(const struct oracle_zero_one *oracle) {
   for (size_t r = 1; r < (size_t)oracle->ranks; r++)
     if (memcmp(oracle->parameter, oracle->parameter + r * oracle->total,
                oracle->total * sizeof(float)) != 0)

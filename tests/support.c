@@ -21,7 +21,7 @@ const size_t test_codecs_count = sizeof test_codecs / sizeof test_codecs[0];
 #define FAILURES_TOLD 5
 static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t failures;
-static char failures_words[4096];
+static char failures_text[4096];
 
 static _Thread_local char current_case[256];
 static _Thread_local int current_rank = -1;
@@ -35,21 +35,21 @@ void check_case(const char *format, ...) {
 
 void check_rank(int rank) { current_rank = rank; }
 
-static void tell(const char *file, int line, const char *words) {
-  size_t used = strlen(failures_words);
+static void append_failure(const char *file, int line, const char *text) {
+  size_t used = strlen(failures_text);
   char rank[24] = "";
   if (current_rank >= 0)
     snprintf(rank, sizeof rank, "rank %d, ", current_rank);
-  snprintf(failures_words + used, sizeof failures_words - used, "\n  %s:%d: %s%s: %s", file, line,
-           rank, current_case, words);
+  snprintf(failures_text + used, sizeof failures_text - used, "\n  %s:%d: %s%s: %s", file, line,
+           rank, current_case, text);
 }
 
-static void note(const char *file, int line, const char *format, va_list arguments) {
-  char words[512];
-  vsnprintf(words, sizeof words, format, arguments);
+static void note_failure(const char *file, int line, const char *format, va_list arguments) {
+  char text[512];
+  vsnprintf(text, sizeof text, format, arguments);
   pthread_mutex_lock(&failures_lock);
   if (failures++ < FAILURES_TOLD)
-    tell(file, line, words);
+    append_failure(file, line, text);
   pthread_mutex_unlock(&failures_lock);
 }
 
@@ -57,7 +57,7 @@ bool check_note(bool holds, const char *file, int line, const char *format, ...)
   if (!holds) {
     va_list arguments;
     va_start(arguments, format);
-    note(file, line, format, arguments);
+    note_failure(file, line, format, arguments);
     va_end(arguments);
   }
   return holds;
@@ -65,18 +65,18 @@ bool check_note(bool holds, const char *file, int line, const char *format, ...)
 
 bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
                   int line) {
-  return check_note(got == wanted, file, line, "%s gave %s, not %s; words: %s", call,
+  return check_note(got == wanted, file, line, "%s gave %s, not %s; message: %s", call,
                     onebit_status_string(got), onebit_status_string(wanted),
                     got < 0 ? onebit_last_error() : "none");
 }
 
 bool check_words(const char *part, const char *file, int line) {
   return check_note(strstr(onebit_last_error(), part) != NULL, file, line,
-                    "the words \"%s\" do not say \"%s\"", onebit_last_error(), part);
+                    "the message \"%s\" does not contain \"%s\"", onebit_last_error(), part);
 }
 
 void checks_must_hold(void) {
-  cr_assert(failures == 0, "%zu checks failed, the first:%s", failures, failures_words);
+  cr_assert(failures == 0, "%zu checks failed, the first:%s", failures, failures_text);
 }
 
 struct rank_thread {
@@ -114,7 +114,7 @@ void on_hosts(int size, int hosts, rank_body *body, void *context) {
   checks_must_hold();
 }
 
-void meet(onebit_comm_t comm) {
+void synchronize_ranks(onebit_comm_t comm) {
   onebit_plan_options_t options = {.size = sizeof options, .wire = ONEBIT_WIRE_DENSE};
   onebit_plan_t plan;
   float mine = 1.0f, mean = 0.0f;
@@ -226,7 +226,7 @@ bool pattern_holds(const void *buffer, size_t bytes) {
   return true;
 }
 
-/* The element's bits, as the failure prints them. */
+/* Returns the element's bits, for the message of a failure. */
 static unsigned bits_of(const void *array, size_t i, size_t size) {
   uint32_t word = 0;
   memcpy(&word, (const char *)array + i * size, size); /* little-endian, as the wire format */
@@ -252,7 +252,7 @@ bool check_bits(const char *what, const void *actual, const void *wanted, size_t
 /* ---- Programs ---- */
 
 const char *program(int wanted, const char *format, ...) {
-  static char said[1 << 15];
+  static char output[1 << 15];
   char command[4096];
   const char *build = getenv("BUILD");
   size_t used = (size_t)snprintf(command, 1024, "exec 2>&1; %s/", build ? build : "build");
@@ -263,15 +263,15 @@ const char *program(int wanted, const char *format, ...) {
   va_end(arguments);
   FILE *pipe = popen(command, "r");
   cr_assert(pipe);
-  said[fread(said, 1, sizeof said - 1, pipe)] = '\0';
+  output[fread(output, 1, sizeof output - 1, pipe)] = '\0';
   int status = pclose(pipe);
   cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == wanted, "%s: status %#x, not %d: %s",
-            command, (unsigned)status, wanted, said);
-  return said;
+            command, (unsigned)status, wanted, output);
+  return output;
 }
 
-void expect_said(const char *said, const char *part) {
-  cr_expect(strstr(said, part), "\"%s\" does not say \"%s\"", said, part);
+void expect_output(const char *output, const char *part) {
+  cr_expect(strstr(output, part), "\"%s\" does not contain \"%s\"", output, part);
 }
 
 /* ---- JSON, after the grammar of RFC 8259: a function returns the end of its text, or NULL ---- */
@@ -313,7 +313,7 @@ static const char *json_number(const char *at) {
   return at;
 }
 
-/* Elements between brackets; in an object each has a name. */
+/* Reads elements between brackets; in an object each has a name. */
 static const char *json_list(const char *at, bool named, char end) {
   at++;
   if (*at == end)

@@ -6,7 +6,7 @@
  * rank that left early would leave the others waiting for its messages. The test fails at its end,
  * or at that of on_ranks().
  *
- * What nearly every test includes is included here, after _GNU_SOURCE (tests/rules.mk).
+ * Headers that nearly every test needs are included here, after _GNU_SOURCE (tests/rules.mk).
  */
 #ifndef ONEBIT_TESTS_SUPPORT_H
 #define ONEBIT_TESTS_SUPPORT_H
@@ -92,12 +92,12 @@ void on_hosts(int size, int hosts, rank_body *body, void *context);
 
 /* Waits until all ranks of comm have called it, in a collective on a dense plan without
  * elements. */
-void meet(onebit_comm_t comm);
+void synchronize_ranks(onebit_comm_t comm);
 
 /* Returns a communicator of one rank; ends the test where there is none. */
 onebit_comm_t self_comm(void);
 
-/* Return what a handle says of itself. */
+/* Return the info of a handle. */
 onebit_plan_info_t plan_info(onebit_plan_t plan);
 onebit_optimizer_info_t optimizer_info(onebit_optimizer_t optimizer);
 onebit_outer_info_t outer_info(onebit_outer_t outer);
@@ -113,13 +113,13 @@ extern const size_t test_codecs_count;
 
 /* ---- Data (support.c) ---- */
 
-/* Element i of a rank's input at a step. It does not repeat at any size that the library knows;
- * magnitudes differ by region, as those of gradients do; some elements and blocks are zero. It is
- * the same on every machine. */
+/* Returns element i of a rank's input at a step. The input does not repeat at any size that the
+ * library knows; magnitudes differ by region, as those of gradients do; some elements and blocks
+ * are zero. It is the same on every machine. */
 float input_value(size_t i, int rank, int step);
 void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
 
-/* A number in [-1, 1) for each place: splitmix64's mixing of the place. */
+/* Returns a number in [-1, 1) for each place, which splitmix64 mixes. */
 float uniform_value(uint64_t place);
 
 size_t dtype_size(onebit_dtype_t dtype);
@@ -157,8 +157,8 @@ void *allocate(size_t count, size_t size);
  * valid until the next call. */
 const char *program(int wanted, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Checks that `said` contains `part`. */
-void expect_said(const char *said, const char *part);
+/* Checks that the output `said` contains `part`. */
+void expect_output(const char *said, const char *part);
 
 /* Returns true if the whole text is one JSON object (RFC 8259). */
 bool json_is_valid(const char *text);

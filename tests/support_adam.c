@@ -21,8 +21,9 @@ const struct adam_tensors adam_tensors_many_words = {3,
 const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 0, 3.0f}}};
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
-/* The value of a gradient in an array of the gradients' type, at the loss scale. */
-static float store_gradient(const struct adam_case *what, float gradient, double loss_scale) {
+/* Returns the value that a gradient has in an array of the gradients' type, times the loss
+ * scale. */
+static float round_gradient(const struct adam_case *what, float gradient, double loss_scale) {
   float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
   uint32_t element;
   oracle_store(&element, 0, what->options.common.gradient_dtype,
@@ -34,7 +35,7 @@ static bool is_absent(const struct adam_case *what, size_t tensor, int rank, int
   return what->absent && (tensor + (size_t)rank * 3 + (size_t)step * 5) % what->absent == 0;
 }
 
-/* The optimizer's arrays of one rank, of their types; `values` is for gradients as float32. */
+/* The optimizer's arrays of one rank, of their types; `values` holds gradients as float32. */
 struct learner {
   char *parameters, *gradients[2];
   float *values;
@@ -42,7 +43,7 @@ struct learner {
   size_t first[10], total;
 };
 
-static void *element_of(char *array, size_t i, onebit_dtype_t dtype) {
+static void *element_address(char *array, size_t i, onebit_dtype_t dtype) {
   return array + i * dtype_size(dtype);
 }
 
@@ -57,8 +58,8 @@ static struct learner make_learner(const struct adam_case *what, const float *st
     learner.gradients[k] = allocate(learner.total, dtype_size(options->gradient_dtype));
   for (size_t k = 0, first = 0; k < what->tensors->count; k++) {
     const struct adam_tensor *given = &what->tensors->list[k];
-    void *parameter = element_of(learner.parameters, first, options->parameter_dtype);
-    void *gradient = element_of(learner.gradients[0], first, options->gradient_dtype);
+    void *parameter = element_address(learner.parameters, first, options->parameter_dtype);
+    void *gradient = element_address(learner.gradients[0], first, options->gradient_dtype);
     learner.tensors[k] = (onebit_tensor_t){
         given->count ? parameter : NULL,
         given->count ? gradient : NULL,
@@ -82,7 +83,7 @@ static void free_learner(struct learner *learner) {
   free(learner->values);
 }
 
-static bool is_silent(const struct adam_case *what, size_t i, size_t total, int step) {
+static bool has_no_gradient(const struct adam_case *what, size_t i, size_t total, int step) {
   if (what->still && i % 13 == 5)
     return true;
   size_t last = what->late ? what->tensors->list[what->tensors->count - 1].count : 0;
@@ -93,7 +94,8 @@ void adam_gradient(const struct adam_case *what, float *gradient, size_t total, 
                    int step) {
   float factor = what->growth != 0.0f ? powf(what->growth, (float)step) : 1.0f;
   for (size_t i = 0; i < total; i++)
-    gradient[i] = is_silent(what, i, total, step) ? 0.0f : input_value(i, rank, step) * factor;
+    gradient[i] =
+        has_no_gradient(what, i, total, step) ? 0.0f : input_value(i, rank, step) * factor;
 }
 
 float adam_learning_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
@@ -116,8 +118,8 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-/* Returns the norm of the share that a rank serves, over all exchanges. */
-static double share_norm(const struct oracle_adam *adam, int rank) {
+/* Returns the norm of the momentum that a rank serves, over all exchanges. */
+static double served_momentum_norm(const struct oracle_adam *adam, int rank) {
   double sum = 0.0;
   for (size_t k = 0; k < adam->exchange_count; k++) {
     const struct oracle_exchange *exchange = &adam->exchanges[k];
@@ -132,13 +134,14 @@ static double share_norm(const struct oracle_adam *adam, int rank) {
   return sqrt(sum);
 }
 
-/* The norm of one exchange's residual on a rank, as errors of the momentum; padding as it is. */
-static double kept_norm(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                        int rank) {
+/* Returns the norm of one exchange's residual on a rank, without the scalings of the momentum;
+ * padding has no scaling. */
+static double scaled_residual_norm(const struct oracle_adam *adam,
+                                   const struct oracle_exchange *exchange, int rank) {
   const float *error = oracle_worker_error(exchange->oracle, rank);
   size_t count = oracle_worker_count(exchange->oracle, rank), at = 0;
   double sum = 0.0;
-  if (!adam->scaling || count < exchange->total) /* part of a host's: nothing is scaled there */
+  if (!adam->scaling || count < exchange->total) /* a part has no scalings (hierarchical) */
     return norm_of(error, count);
   for (size_t k = 0; k < exchange->tensors; k++) {
     size_t tensor = exchange->tensor[k];
@@ -149,7 +152,7 @@ static double kept_norm(const struct oracle_adam *adam, const struct oracle_exch
   return hypot(sqrt(sum), norm_of(error + at, count - at));
 }
 
-static struct adam_moment moment_of(const struct oracle_adam *adam) {
+static struct adam_moment capture_moment(const struct oracle_adam *adam) {
   struct adam_moment moment = {.compressed = adam->compressed,
                                .freeze_step = adam->freeze_step,
                                .variance_ratio = adam->variance_ratio,
@@ -162,11 +165,11 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   moment.momentum_norm = allocate((size_t)ranks, sizeof(double));
   for (int r = 0; r < ranks; r++)
     moment.momentum_norm[r] =
-        adam->shares ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
+        adam->shares ? served_momentum_norm(adam, r) : norm_of(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
       moment.residual_norm[r] =
-          hypot(moment.residual_norm[r], kept_norm(adam, &adam->exchanges[k], r));
+          hypot(moment.residual_norm[r], scaled_residual_norm(adam, &adam->exchanges[k], r));
   return moment;
 }
 
@@ -174,18 +177,18 @@ static bool is_poisoned(const struct adam_case *what, int step) {
   return what->poison != 0.0f && step >= what->poisoned_from;
 }
 
-/* Computes rank r's gradients of a step in the oracle's form. */
-static void oracle_gradient(const struct adam_case *what, const struct learner *learner,
-                            double loss_scale, int rank, int step, float *gradient) {
+/* Computes a rank's gradients of a step as the oracle takes them. */
+static void fill_oracle_gradient(const struct adam_case *what, const struct learner *learner,
+                                 double loss_scale, int rank, int step, float *gradient) {
   adam_gradient(what, gradient, learner->total, rank, step);
   for (size_t i = 0; i < learner->total; i++)
-    gradient[i] = store_gradient(what, gradient[i], loss_scale);
+    gradient[i] = round_gradient(what, gradient[i], loss_scale);
   for (size_t k = 0; k < what->tensors->count; k++)
     if (is_absent(what, k, rank, step))
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-/* The kinds: their oracles, and which part of these is an Adam's. */
+/* The kinds, each with its oracle and the Adam of that oracle. */
 #define KIND(kind, of, row, state_of)                                                              \
   static void *kind##_oracle(int size, int hosts, const onebit_tensor_t *tensors, size_t count,    \
                              const void *options) {                                                \
@@ -213,7 +216,7 @@ static const struct optimizer_kind *kind_of(const struct adam_case *what) {
   return what->kind ? what->kind : &kind_adam;
 }
 
-static struct any_options options_of(const struct adam_case *what) {
+static struct any_options make_options(const struct adam_case *what) {
   const onebit_adam_options_t *given = &what->options;
   struct any_options options = any_options_of(kind_of(what)->method, what->more);
   any_set(&options, "beta1", given->beta1);
@@ -245,17 +248,17 @@ static void prepare_step(struct adam_run *run, void *oracle, const struct learne
   for (size_t k = 0; what->widths && k < adam->exchange_count; k++)
     adam->exchanges[k].oracle->options.bits = what->widths[step];
   for (int r = 0; r < what->size; r++)
-    oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
+    fill_oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
   CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
         "the oracle skips finite gradients");
-  run->moments[step] = moment_of(adam);
+  run->moments[step] = capture_moment(adam);
   run->moments[step].before = loss_scale;
 }
 
 struct adam_run adam_prepare(const struct adam_case *what) {
   struct learner learner = make_learner(what, NULL);
   struct adam_run run = {.what = what, .total = learner.total};
-  struct any_options options = options_of(what);
+  struct any_options options = make_options(what);
   void *oracle = kind_of(what)->oracle(what->size, what->hosts ? what->hosts : 1, learner.tensors,
                                        what->tensors->count, options.memory);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
@@ -285,9 +288,9 @@ void adam_release(struct adam_run *run) {
   free(run->start);
 }
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
-static uint64_t skipped_until(const struct adam_case *what, int step) {
+static uint64_t count_skipped(const struct adam_case *what, int step) {
   return is_poisoned(what, step) ? (uint64_t)(step - what->poisoned_from) + 1 : 0;
 }
 
@@ -307,7 +310,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
         (unsigned long long)info.exchanges[1]);
   CHECK(info.synchronized, "step %d: info says that ranks differ", step);
   CHECK(info.steps == made, "%d steps, info says %llu", step + 1, (unsigned long long)info.steps);
-  CHECK(info.skipped == skipped_until(run->what, step), "skipped %llu",
+  CHECK(info.skipped == count_skipped(run->what, step), "skipped %llu",
         (unsigned long long)info.skipped);
   CHECK((info.stage == ONEBIT_STAGE_COMPRESSED) == wanted->compressed, "step %d: stage is %d", step,
         (int)info.stage);
@@ -318,18 +321,18 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   CHECK(info.gradient_norm == wanted->gradient_norm, "step %d: gradient norm %.17g, not %.17g",
         step, info.gradient_norm, wanted->gradient_norm);
   if (run->what->uncompressed || options->common.dense_below)
-    return; /* what follows is about tensors that are compressed */
-  CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "step %d: momentum norm %g, not %g",
-        step, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(near(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
+    return; /* the norms below count compressed tensors only */
+  CHECK(is_near(info.momentum_norm, wanted->momentum_norm[rank]),
+        "step %d: momentum norm %g, not %g", step, info.momentum_norm, wanted->momentum_norm[rank]);
+  CHECK(is_near(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
         step, info.residual_norm, wanted->residual_norm[rank]);
   if (options->freeze_step == ONEBIT_FREEZE_AUTOMATIC && !wanted->compressed)
-    CHECK(near(info.variance_ratio, wanted->variance_ratio), "step %d: variance ratio %g, not %g",
-          step, info.variance_ratio, wanted->variance_ratio);
+    CHECK(is_near(info.variance_ratio, wanted->variance_ratio),
+          "step %d: variance ratio %g, not %g", step, info.variance_ratio, wanted->variance_ratio);
 }
 
 /* Shuffles the order, differently for each rank and step. */
-static void shuffle(size_t *order, size_t count, int rank, int step) {
+static void shuffle_order(size_t *order, size_t count, int rank, int step) {
   uint64_t state = (uint64_t)rank * 1009 + (uint64_t)step * 31 + 7;
   for (size_t i = count; i > 1; i--) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -349,33 +352,34 @@ static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_
   for (size_t i = 0; i < count; i++)
     order[i] = what->form == FORWARD ? i : count - 1 - i;
   if (what->form >= SHUFFLED)
-    shuffle(order, count, rank, step);
+    shuffle_order(order, count, rank, step);
   CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
   for (size_t i = 0; i < (what->form == PARTLY ? count / 2 : count); i++)
     CHECK_STATUS(onebit_optimizer_ready(optimizer, order[i]), ONEBIT_OK);
   return onebit_optimizer_step(optimizer, rate);
 }
 
-/* The gradients of a step, where they are. */
-static void take_gradients(const struct adam_case *what, struct learner *learner,
-                           onebit_optimizer_t optimizer, int rank, int step) {
+/* Writes the gradients of a step to their array, and gives the optimizer its address if it may
+ * change. */
+static void set_gradients(const struct adam_case *what, struct learner *learner,
+                          onebit_optimizer_t optimizer, int rank, int step) {
   onebit_dtype_t dtype = what->options.common.gradient_dtype;
   char *array = learner->gradients[what->moving && step % 2];
   double loss_scale;
   CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
   adam_gradient(what, learner->values, learner->total, rank, step);
   for (size_t i = 0; i < learner->total; i++)
-    oracle_store(array, i, dtype, store_gradient(what, learner->values[i], loss_scale));
+    oracle_store(array, i, dtype, round_gradient(what, learner->values[i], loss_scale));
   for (size_t k = 0; k < what->tensors->count && (what->moving || what->absent); k++)
     if (is_absent(what, k, rank, step) || !learner->tensors[k].count)
       CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k, NULL), ONEBIT_OK);
     else
-      CHECK_STATUS(
-          onebit_optimizer_set_gradient(optimizer, k, element_of(array, learner->first[k], dtype)),
-          ONEBIT_OK);
+      CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k,
+                                                 element_address(array, learner->first[k], dtype)),
+                   ONEBIT_OK);
 }
 
-/* The parameters are these, rounded. */
+/* Checks that the parameters are the wanted ones, rounded to their type. */
 static void check_parameters(const struct adam_run *run, const struct learner *learner,
                              const char *name, const float *wanted) {
   onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
@@ -386,12 +390,12 @@ static void check_parameters(const struct adam_run *run, const struct learner *l
   free(rounded);
 }
 
-/* A step that all ranks must skip, before the step of that number. */
-static void poisoned_step(const struct adam_run *run, struct learner *learner,
-                          onebit_optimizer_t optimizer, int rank, int step) {
+/* Makes a step that all ranks must skip, before step number `step`. */
+static void make_skipped_step(const struct adam_run *run, struct learner *learner,
+                              onebit_optimizer_t optimizer, int rank, int step) {
   const struct adam_case *what = run->what;
   const float *before = step ? run->moments[step - 1].parameters : run->start;
-  take_gradients(what, learner, optimizer, rank, step + 500);
+  set_gradients(what, learner, optimizer, rank, step + 500);
   if (rank == what->poisoned_rank)
     oracle_store(learner->gradients[what->moving && step % 2], (size_t)step * 977 % run->total,
                  what->options.common.gradient_dtype, what->poison);
@@ -399,11 +403,11 @@ static void poisoned_step(const struct adam_run *run, struct learner *learner,
   check_parameters(run, learner, "parameters after a skipped step", before);
 }
 
-static void good_step(const struct adam_run *run, struct learner *learner,
-                      onebit_optimizer_t optimizer, int rank, int step) {
+static void make_good_step(const struct adam_run *run, struct learner *learner,
+                           onebit_optimizer_t optimizer, int rank, int step) {
   const struct adam_moment *wanted = &run->moments[step];
   double loss_scale = 0;
-  take_gradients(run->what, learner, optimizer, rank, step);
+  set_gradients(run->what, learner, optimizer, rank, step);
   CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
   CHECK(loss_scale == wanted->before, "step %d: the loss scale is %g, not %g", step, loss_scale,
         wanted->before);
@@ -411,7 +415,7 @@ static void good_step(const struct adam_run *run, struct learner *learner,
   check_parameters(run, learner, "parameters", wanted->parameters);
 }
 
-static void tell_case(const struct adam_case *what) {
+static void label_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
   check_case("%s of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
              "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts, gradients %s, "
@@ -429,9 +433,9 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   const struct adam_case *what = run->what;
   int rank = onebit_comm_rank(comm);
   struct learner learner = make_learner(what, run->start);
-  struct any_options options = options_of(what);
+  struct any_options options = make_options(what);
   onebit_optimizer_t optimizer;
-  tell_case(what);
+  label_case(what);
   if (CHECK_STATUS(any_create(&options, comm, learner.tensors, what->tensors->count, &optimizer),
                    ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
@@ -440,8 +444,8 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
           CHECK_STATUS(onebit_plan_set_bits(optimizer->buckets[u].bits, what->widths[step]),
                        ONEBIT_OK);
       if (is_poisoned(what, step))
-        poisoned_step(run, &learner, optimizer, rank, step);
-      good_step(run, &learner, optimizer, rank, step);
+        make_skipped_step(run, &learner, optimizer, rank, step);
+      make_good_step(run, &learner, optimizer, rank, step);
       check_info(run, optimizer, rank, step);
     }
     onebit_optimizer_destroy(optimizer);

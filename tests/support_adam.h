@@ -26,35 +26,36 @@ struct adam_tensors {
 extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
     adam_tensors_tiny, adam_tensors_none;
 
-/* The form of a step: one call, or gradients that become ready one by one: from the last tensor on,
- * from the first, in an order that differs by rank and step; or each rank reports only some of
- * them, or makes every third step in one call. */
+/* The form of a step: one call; or gradients become ready one by one, from the last tensor on, from
+ * the first, or in an order that differs by rank and step; PARTLY: each rank reports only half of
+ * them, and makes every third step in one call. */
 enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
 
 struct optimizer_kind;
 
 struct adam_case {
   const struct optimizer_kind *kind; /* NULL: 1-bit Adam */
-  const void *more; /* NULL, or options of that kind: what `options` does not set */
+  const void *more;                  /* NULL, or further options of that kind */
   int size, steps;
-  int hosts;                     /* on which the ranks are, as many on each; 0 is 1 */
-  onebit_adam_options_t options; /* by their names in other kinds; freeze_step is also warmup_steps,
-                                    beta1 momentum SGD's momentum */
+  int hosts;                     /* number of hosts, with equally many ranks; 0 is 1 */
+  onebit_adam_options_t options; /* other kinds take the options of the same names; warmup_steps is
+                                    freeze_step, and momentum is beta1 */
   const struct adam_tensors *tensors;
   enum adam_form form;
   bool still;   /* every 13th element never gets a gradient */
   int late;     /* when not 0: every 7th element, and all of the last tensor, gets its first
                    gradient in this step */
   float growth; /* when not 0: gradients are multiplied by growth^step */
-  float poison; /* not 0: a step before each has this value in a gradient of poisoned_rank */
-  int poisoned_rank, poisoned_from; /* the latter: the step from which on */
-  float multiple; /* when not 0: arrays hold this multiple of the gradients; see gradient_factor.
-                     They are multiplied by the loss scale in any case */
+  float poison; /* when not 0: before each step one is skipped, in which a gradient of poisoned_rank
+                   has this value */
+  int poisoned_rank, poisoned_from; /* poisoned_from: the first such step */
+  float multiple; /* when not 0: arrays hold this multiple of the gradients, besides the loss scale;
+                     see gradient_factor */
   size_t absent; /* when not 0: one in `absent` gradients, of a tensor and rank and step, is NULL */
-  unsigned uncompressed; /* bit k: tensor k stays so */
-  unsigned tables;       /* likewise: is one */
+  unsigned uncompressed; /* bit k: tensor k stays uncompressed */
+  unsigned tables;       /* bit k: tensor k is a table */
   bool moving;           /* gradients are in another array every other step */
-  const int *widths;     /* NULL, or of each step: the bits of what is compressed. Then beta1 is 1/2
+  const int *widths;     /* NULL, or the bits of the messages of each step. Then beta1 is 1/2
                             and there is no bias correction: products with levels are exact */
 };
 
@@ -67,16 +68,16 @@ struct adam_run {
     size_t freeze_step;
     double variance_ratio, gradient_norm;
     double before, after;                  /* the loss scale of this step and the next */
-    double *momentum_norm, *residual_norm; /* [size]: of what each rank keeps */
+    double *momentum_norm, *residual_norm; /* [size]: norms of each rank's state */
   } * moments;                             /* [steps] */
   float *start;
   size_t total;
 };
 
-/* An optimizer: its row, and its oracle, which is built upon one of 1-bit Adam (`state`: tensors,
- * exchanges, moments). */
+/* An optimizer: its row of the table of methods, and its oracle, which contains an oracle of 1-bit
+ * Adam (`state`: tensors, exchanges, moments). */
 struct optimizer_kind {
-  const char *name; /* what its info says */
+  const char *name; /* the name in its info */
   const struct ob_method *method;
   void *(*oracle)(int size, int hosts, const onebit_tensor_t *tensors, size_t count,
                   const void *options);
@@ -106,7 +107,8 @@ void adam_check_on_groups(struct adam_case what);
 /* Checks the case with every codec of this machine, and one to three threads each. */
 void adam_check_codecs(struct adam_case what);
 
-/* The gradient of all tensors on a rank at a step, and the learning rate of a step. */
+/* Fills the gradient of all tensors on a rank at a step; the other function returns the learning
+ * rate of a step. */
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);
 

@@ -5,14 +5,14 @@
 #define BLOCK_SIZES 5
 static const size_t block_sizes[BLOCK_SIZES] = {2048, 32, 256, 65536, ONEBIT_BLOCK_BUFFER};
 static const size_t chunk_sizes[] = {0, 32, 4096, 0, 2048};
-#define MANY_RANKS                                                                                 \
-  5 /* from here on, no chunk of one word: the messages would be hundreds of thousands */
-#define SCALES 2
-#define DTYPES 3
+/* Groups of this size have no chunks of one word: these make hundreds of thousands of messages. */
+#define MANY_RANKS 5
+#define SCALES     2
+#define DTYPES     3
 
 /* Draws a number below `limit` from the case and from `what`, the same in every run: it spreads
  * options that are not multiplied out evenly over the cases. (Knuth's multiplicative hash.) */
-static size_t drawn(size_t number, size_t what, size_t limit) {
+static size_t draw_number(size_t number, size_t what, size_t limit) {
   uint32_t hash = (uint32_t)(number * 8 + what) * 2654435761u;
   return (hash >> 16) % limit;
 }
@@ -23,8 +23,8 @@ struct table {
   int size;
 };
 
-static struct collective_case *add(struct table *table, onebit_operation_t operation,
-                                   size_t count) {
+static struct collective_case *add_case(struct table *table, onebit_operation_t operation,
+                                        size_t count) {
   if (table->count == table->capacity) {
     table->capacity = 2 * table->capacity + 64;
     struct collective_case *grown = realloc(table->cases, table->capacity * sizeof *table->cases);
@@ -41,28 +41,28 @@ static struct collective_case *add(struct table *table, onebit_operation_t opera
                                    .options = EXCHANGE_OPTIONS_INIT};
   what->options.operation = operation;
   what->options.chunk_size =
-      chunk_sizes[drawn(number, 0, sizeof chunk_sizes / sizeof chunk_sizes[0])];
+      chunk_sizes[draw_number(number, 0, sizeof chunk_sizes / sizeof chunk_sizes[0])];
   if (table->size >= MANY_RANKS && what->options.chunk_size == 32)
     what->options.chunk_size = 1024;
-  what->options.dtype = (onebit_dtype_t)drawn(number, 1, DTYPES);
+  what->options.dtype = (onebit_dtype_t)draw_number(number, 1, DTYPES);
   /* Threads that outnumber the cores spin, and test nothing more. */
-  what->options.threads = table->size <= 2 ? 1 + (int)drawn(number, 2, 3) : 1;
-  what->placement = (enum placement)drawn(number, 3, PLACEMENTS);
-  what->nonblocking = drawn(number, 4, 2);
+  what->options.threads = table->size <= 2 ? 1 + (int)draw_number(number, 2, 3) : 1;
+  what->placement = (enum placement)draw_number(number, 3, PLACEMENTS);
+  what->nonblocking = draw_number(number, 4, 2);
   return what;
 }
 
-/* Combination k of block size, scale and, when all are wanted, dtype. */
+/* Adds a case with combination k of block size, scale and, when all are wanted, dtype. */
 static void add_combination(struct table *table, onebit_operation_t operation, size_t count,
                             size_t k, bool every_dtype) {
-  struct collective_case *what = add(table, operation, count);
+  struct collective_case *what = add_case(table, operation, count);
   what->options.block_size = block_sizes[k % BLOCK_SIZES];
   what->options.scale = (onebit_scale_t)(k / BLOCK_SIZES % SCALES);
   if (every_dtype)
     what->options.dtype = (onebit_dtype_t)(k / (BLOCK_SIZES * SCALES) % DTYPES);
 }
 
-static size_t combinations(int size, enum extent extent, size_t count) {
+static size_t count_combinations(int size, enum extent extent, size_t count) {
   bool large = count > 10000;
   if (extent == FEW)
     return large ? 1 : 3;
@@ -75,17 +75,17 @@ static size_t combinations(int size, enum extent extent, size_t count) {
 
 /* Gives a case more than one bit an element: each width in turn, and the block sizes and scales
  * that such messages can have. */
-static void widen(struct collective_case *what, size_t number, size_t k) {
+static void set_width(struct collective_case *what, size_t number, size_t k) {
   static const int widths[] = {8, 2, 4};
   what->options.bits = widths[k % 3];
-  what->options.block_size = block_sizes[drawn(number, 5, BLOCK_SIZES - 1)];
-  what->options.scale = drawn(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
+  what->options.block_size = block_sizes[draw_number(number, 5, BLOCK_SIZES - 1)];
+  what->options.scale = draw_number(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
 }
 
 /* Adds a case of that type, if all types are wanted. */
 static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
                                         size_t count, size_t dtypes, size_t dtype) {
-  struct collective_case *what = add(table, operation, count);
+  struct collective_case *what = add_case(table, operation, count);
   if (dtypes == DTYPES)
     what->options.dtype = (onebit_dtype_t)dtype;
   return what;
@@ -101,25 +101,26 @@ static void add_other_kinds(struct table *table, size_t count, enum extent exten
       add_kind(table, (onebit_operation_t)operation, count, dtypes, k)->options.wire =
           ONEBIT_WIRE_DENSE;
   }
-  add(table, ONEBIT_ALLREDUCE, count)->options.no_error_feedback = 1;
+  add_case(table, ONEBIT_ALLREDUCE, count)->options.no_error_feedback = 1;
 }
 
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count) {
   struct table table = {.size = size};
   for (size_t c = 0; c < test_counts_count; c++) {
     for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
-      size_t wanted = combinations(size, extent, test_counts[c]);
+      size_t wanted = count_combinations(size, extent, test_counts[c]);
       for (size_t k = 0; k < wanted; k++)
         add_combination(&table, (onebit_operation_t)operation, test_counts[c],
                         /* fewer than all combinations: every block size, if there are so many, and
                          * a drawn scale */
-                        wanted < BLOCK_SIZES    ? drawn(table.count, 5, BLOCK_SIZES * SCALES)
-                        : wanted == BLOCK_SIZES ? k + BLOCK_SIZES * drawn(table.count, 6, SCALES)
-                                                : k,
+                        wanted < BLOCK_SIZES ? draw_number(table.count, 5, BLOCK_SIZES * SCALES)
+                        : wanted == BLOCK_SIZES
+                            ? k + BLOCK_SIZES * draw_number(table.count, 6, SCALES)
+                            : k,
                         extent == EVERY_OPTION && wanted > BLOCK_SIZES * SCALES);
       for (size_t k = 0; k < (extent == FEW ? 1 : 3); k++)
-        widen(add(&table, (onebit_operation_t)operation, test_counts[c]), table.count,
-              extent == FEW ? table.count : k);
+        set_width(add_case(&table, (onebit_operation_t)operation, test_counts[c]), table.count,
+                  extent == FEW ? table.count : k);
     }
     add_other_kinds(&table, test_counts[c], extent);
   }
@@ -127,20 +128,21 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
   return table.cases;
 }
 
-/* Both wires, every block size in turn, and the control without error feedback. */
+/* Adds cases of a schedule: both wires, every block size in turn, and the control without error
+ * feedback. */
 static void add_schedule(struct table *table, size_t count, onebit_schedule_t schedule, int hosts,
                          size_t blocks) {
   size_t usable = schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? BLOCK_SIZES - 1 : BLOCK_SIZES;
   for (size_t k = 0; k < blocks; k++) {
-    struct collective_case *what = add(table, ONEBIT_ALLREDUCE, count);
+    struct collective_case *what = add_case(table, ONEBIT_ALLREDUCE, count);
     what->hosts = hosts;
     what->options.schedule = schedule;
-    what->options.block_size = block_sizes[drawn(table->count, 5, usable)];
-    what->options.scale = (onebit_scale_t)drawn(table->count, 6, SCALES);
+    what->options.block_size = block_sizes[draw_number(table->count, 5, usable)];
+    what->options.scale = (onebit_scale_t)draw_number(table->count, 6, SCALES);
     what->options.wire = k % 3 == 2 ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
     what->options.no_error_feedback = k % 8 == 7;
     if (k % 3 == 1)
-      widen(what, table->count, k / 3);
+      set_width(what, table->count, k / 3);
   }
 }
 
@@ -159,15 +161,14 @@ struct collective_case *schedule_cases(int size, int hosts, enum extent extent, 
 
 /* --- The choice of cases */
 
-static size_t place_in(const size_t *list, size_t count, size_t value) {
+static size_t find_index(const size_t *list, size_t count, size_t value) {
   size_t k = 0;
   while (k < count && list[k] != value)
     k++;
   return k;
 }
 
-/* The form of a message: bits an element, or an option that is given instead of a number of
- * them. */
+/* The form of a message: a number of bits an element, or an option that excludes other numbers. */
 enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
 enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
 
@@ -193,8 +194,8 @@ static size_t length_of(const struct collective_case *what) {
   return block && what->count % block == 0 ? WHOLE_BLOCKS : BLOCKS_AND_A_PART;
 }
 
-/* The level of cases of one bit an element, which pairs each operation, block size and length with
- * each other. */
+/* Returns the level of a case of one bit an element: its combination of operation, block size and
+ * length. Other cases have level 0. */
 static size_t one_bit_blocks(const struct collective_case *what, enum form form, size_t block) {
   const size_t operation = (size_t)what->options.operation;
   return form == ONE_BIT ? 1 + (operation * (BLOCK_SIZES + 1) + block) * LENGTHS + length_of(what)
@@ -205,16 +206,16 @@ static void case_levels(const void *table, size_t row, size_t *levels) {
   const struct collective_case *what = (const struct collective_case *)table + row;
   const onebit_plan_options_t *options = &what->options;
   const enum form form = form_of(options);
-  const size_t block = place_in(block_sizes, BLOCK_SIZES, options->block_size);
+  const size_t block = find_index(block_sizes, BLOCK_SIZES, options->block_size);
   const size_t all[] = {
       (size_t)options->operation,
       form,
       (size_t)options->schedule,
-      place_in(test_counts, test_counts_count, what->count),
+      find_index(test_counts, test_counts_count, what->count),
       block,
       (size_t)options->scale,
       (size_t)options->dtype,
-      place_in(chunk_sizes, sizeof chunk_sizes / sizeof chunk_sizes[0], options->chunk_size),
+      find_index(chunk_sizes, sizeof chunk_sizes / sizeof chunk_sizes[0], options->chunk_size),
       (size_t)options->threads,
       (size_t)what->placement,
       what->nonblocking,

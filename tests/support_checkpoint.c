@@ -139,7 +139,7 @@ static void place_tensors(struct trainee *trainee) {
   }
 }
 
-static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
+static onebit_status_t create_optimizer(onebit_comm_t comm, struct trainee *trainee) {
   const struct checkpoint_case *what = trainee->what;
   struct any_options options = any_options_of(what->method, NULL);
   any_count(&options, "freeze_step", what->freeze_step);
@@ -165,7 +165,7 @@ struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *
   trainee.gradients = allocate(TRAINEE_ELEMENTS, sizeof(float));
   fill_input(trainee.parameters, what->common.parameter_dtype, TRAINEE_ELEMENTS, 50, start);
   place_tensors(&trainee);
-  onebit_status_t status = create(comm, &trainee);
+  onebit_status_t status = create_optimizer(comm, &trainee);
   CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_UNSUPPORTED, "%s: %s", what->name,
         onebit_last_error());
   return trainee;
@@ -209,7 +209,7 @@ void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_part
   parts->memory[trainee->rank] = optimizer_part(trainee->optimizer, &parts->bytes[trainee->rank]);
   if (trainee->rank == 0)
     parts->count = onebit_comm_size(comm);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts) {
@@ -256,18 +256,18 @@ void part_set(void *part, size_t offset, uint64_t number) {
   memcpy((char *)part + offset, &number, sizeof number);
 }
 
-static size_t row_of(const void *part, size_t number) {
+static size_t row_offset(const void *part, size_t number) {
   return PART_ROWS + part_number(part, PART_TENSORS) * 16 + number * 40;
 }
 
 struct section part_section(const void *part, size_t number) {
   struct section section;
-  memcpy(&section, (const char *)part + row_of(part, number), 40);
+  memcpy(&section, (const char *)part + row_offset(part, number), 40);
   return section;
 }
 
 void part_set_section(void *part, size_t number, const struct section *section) {
-  memcpy((char *)part + row_of(part, number), section, 40);
+  memcpy((char *)part + row_offset(part, number), section, 40);
 }
 
 static void add_values(const struct saved_parts *parts, int k, uint32_t what, float *values) {
@@ -279,7 +279,7 @@ static void add_values(const struct saved_parts *parts, int k, uint32_t what, fl
   }
 }
 
-static float *no_values(const struct saved_parts *parts) {
+static float *make_nan_values(const struct saved_parts *parts) {
   size_t count = part_number(parts->memory[0], PART_ELEMENTS);
   float *values = allocate(count, sizeof *values);
   for (size_t i = 0; i < count; i++)
@@ -288,13 +288,13 @@ static float *no_values(const struct saved_parts *parts) {
 }
 
 float *part_values(const struct saved_parts *parts, int part, uint32_t what) {
-  float *values = no_values(parts);
+  float *values = make_nan_values(parts);
   add_values(parts, part, what, values);
   return values;
 }
 
 float *parts_values(const struct saved_parts *parts, uint32_t what) {
-  float *values = no_values(parts);
+  float *values = make_nan_values(parts);
   for (int k = 0; k < parts->count; k++)
     add_values(parts, k, what, values);
   return values;
@@ -323,7 +323,7 @@ double *parts_mean(const struct saved_parts *parts, uint32_t what) {
 
 /* --- Checksums */
 
-static uint64_t mixed(uint64_t x) {
+static uint64_t mix_bits(uint64_t x) {
   x *= 0x9e3779b97f4a7c15u;
   return x ^ x >> 32;
 }
@@ -331,10 +331,10 @@ static uint64_t mixed(uint64_t x) {
 static uint64_t checksum_of(const char *data, size_t bytes) {
   uint64_t lanes[4] = {0x6f6e6562, 0x69742063, 0x6865636b, 0x73756d73};
   for (size_t i = 0; i < bytes / 8; i++)
-    lanes[i % 4] = mixed(lanes[i % 4] ^ part_number(data, 8 * i));
+    lanes[i % 4] = mix_bits(lanes[i % 4] ^ part_number(data, 8 * i));
   uint64_t all = bytes / 8;
   for (int k = 0; k < 4; k++)
-    all = mixed(all ^ lanes[k]);
+    all = mix_bits(all ^ lanes[k]);
   return all;
 }
 

@@ -12,13 +12,13 @@ struct checkpoint_case {
   const char *name;
   const struct ob_method *method;
   int size, hosts, steps; /* hosts: 0 is 1 */
-  size_t freeze_step;     /* whatever the method calls it */
+  size_t freeze_step;     /* the option of the method for the end of its warm-up */
   double beta2;           /* 0: the default */
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
   int trust_ratio;       /* of Efficient-Adam */
   unsigned uncompressed; /* tensors, as bits */
-  bool skips;            /* some steps are first tried with a gradient that is not finite */
+  bool skips; /* some steps are preceded by a skipped one, with a gradient that is not finite */
   onebit_optimizer_options_t common;
 };
 
@@ -36,7 +36,7 @@ struct trainee {
   onebit_optimizer_t optimizer; /* NULL: this build lacks the optimizer */
 };
 
-/* Collective. `start`: parameters are input_value's of this number. */
+/* Creates a trainee, collectively; its parameters are those of input_value at step `start`. */
 struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start);
 void trainee_destroy(struct trainee *trainee);
 
@@ -62,8 +62,8 @@ void free_parts(struct saved_parts *parts);
 void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts);
 
 /*
- * The parts of a checkpoint, read by docs/checkpoints.md alone, without the library's code; and
- * signed anew after a test has changed them.
+ * The parts of a checkpoint, read as docs/checkpoints.md describes them, without the library's
+ * code; their checksums are set again after a test has changed them.
  */
 
 /* Offsets of fields of the header. */
@@ -117,9 +117,9 @@ void part_set_section(void *part, size_t number, const struct section *section);
 /* Returns all elements of one kind; NaN stands for those that the part does not have. The caller
  * frees them. */
 float *part_values(const struct saved_parts *parts, int part, uint32_t what);
-/* Returns the same of all parts together; an element of several parts is the last one's. */
+/* Does the same for all parts together; an element of several parts is taken from the last one. */
 float *parts_values(const struct saved_parts *parts, uint32_t what);
-/* The mean over the parts that have an element. */
+/* Returns the mean of each element over the parts that have it. */
 double *parts_mean(const struct saved_parts *parts, uint32_t what);
 
 /* Set the checksum of a section, and of the front. */

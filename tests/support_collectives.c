@@ -105,7 +105,7 @@ void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank) {
   free_errors(&errors);
 }
 
-/* The buffers of a rank. In place, the smaller one lies inside the larger. */
+/* The buffers of a rank. In place, the smaller one lies inside the larger one. */
 struct buffers {
   struct guarded send_memory, receive_memory;
   char *send, *receive;
@@ -170,7 +170,7 @@ static void check_step(const struct collective_run *run, const struct buffers *b
   }
 }
 
-static void tell_case(const struct collective_case *what) {
+static void label_case(const struct collective_case *what) {
   const onebit_plan_options_t *o = &what->options;
   check_case("%s%s%s of %zu %s on %d ranks, %d bits, scale %d, block %zd, chunk %zu, threads %d, "
              "placement %d, schedule %d, %d hosts%s%s",
@@ -188,7 +188,7 @@ void collective_on_rank(onebit_comm_t comm, void *context) {
   const struct collective_case *what = &run->what;
   int rank = onebit_comm_rank(comm);
   onebit_plan_t plan = NULL;
-  tell_case(what);
+  label_case(what);
   if (!CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &plan), ONEBIT_OK))
     return;
   struct buffers buffers = make_buffers(what, rank);
@@ -228,20 +228,20 @@ struct list {
   size_t count;
 };
 
-static void run_list(onebit_comm_t comm, void *context) {
+static void run_cases(onebit_comm_t comm, void *context) {
   const struct list *list = context;
   for (size_t k = 0; k < list->count; k++)
     collective_on_rank(comm, &list->runs[k]);
 }
 
-static void list_over(const char *name, on_transport *on, size_t most_elements,
-                      struct collective_case *cases, size_t count) {
+static void run_cases_over(const char *name, on_transport *on, size_t most_elements,
+                           struct collective_case *cases, size_t count) {
   const struct sample sample = collective_sample(name, 1, cases, count);
   struct list list = {.runs = allocate(sample.count, sizeof *list.runs)};
   for (size_t k = 0; k < sample.count; k++)
     if (cases[sample.rows[k]].count <= most_elements)
       list.runs[list.count++] = collective_prepare(&cases[sample.rows[k]]);
-  on(cases->size, cases->hosts, run_list, &list);
+  on(cases->size, cases->hosts, run_cases, &list);
   for (size_t k = 0; k < list.count; k++)
     collective_release(&list.runs[k]);
   free(sample.rows);
@@ -254,74 +254,77 @@ void collectives_over(const char *name, on_transport *on, size_t most_elements) 
   struct collective_case *cases;
   for (int size = 1; size <= 4; size++) {
     cases = collective_cases(size, FEW, &count);
-    list_over(name, on, most_elements, cases, count);
+    run_cases_over(name, on, most_elements, cases, count);
   }
   cases = schedule_cases(4, 2, FEW, &count);
-  list_over(name, on, most_elements, cases, count);
+  run_cases_over(name, on, most_elements, cases, count);
 }
 
-bool seat_take(struct seat *seat, onebit_comm_t comm, const struct collective_run *run) {
+bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
+                      const struct collective_run *run) {
   const struct collective_case *what = &run->what;
   const onebit_operation_t operation = what->options.operation;
   const size_t element = dtype_size(what->options.dtype);
-  *seat = (struct seat){.run = run,
-                        .sent = send_count(operation, what->count, what->size),
-                        .received = receive_count(operation, what->count, what->size),
-                        .rank = onebit_comm_rank(comm)};
-  seat->send = allocate(seat->sent, element);
-  seat->receive = allocate(seat->received, element);
-  return CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &seat->plan),
+  *rank_plan = (struct rank_plan){.run = run,
+                                  .sent = send_count(operation, what->count, what->size),
+                                  .received = receive_count(operation, what->count, what->size),
+                                  .rank = onebit_comm_rank(comm)};
+  rank_plan->send = allocate(rank_plan->sent, element);
+  rank_plan->receive = allocate(rank_plan->received, element);
+  return CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &rank_plan->plan),
                       ONEBIT_OK);
 }
 
-void seat_fill(const struct seat *seat, int step) {
-  fill_input(seat->send, seat->run->what.options.dtype, seat->sent, seat->rank, step);
+void rank_plan_fill(const struct rank_plan *rank_plan, int step) {
+  fill_input(rank_plan->send, rank_plan->run->what.options.dtype, rank_plan->sent, rank_plan->rank,
+             step);
 }
 
-void seat_check(const struct seat *seat, int step) {
-  const struct collective_case *what = &seat->run->what;
+void rank_plan_check(const struct rank_plan *rank_plan, int step) {
+  const struct collective_case *what = &rank_plan->run->what;
   const onebit_dtype_t dtype = what->options.dtype;
   const bool scattered = what->options.operation == ONEBIT_REDUCE_SCATTER;
-  const size_t begin = scattered ? (size_t)seat->rank * what->count : 0;
-  CHECK_BITS("recvbuf", seat->receive, (char *)seat->run->results[step] + begin * dtype_size(dtype),
-             seat->received, dtype);
+  const size_t begin = scattered ? (size_t)rank_plan->rank * what->count : 0;
+  CHECK_BITS("recvbuf", rank_plan->receive,
+             (char *)rank_plan->run->results[step] + begin * dtype_size(dtype), rank_plan->received,
+             dtype);
 }
 
-void seat_call(const struct seat *seat, int step) {
-  seat_fill(seat, step);
-  CHECK_STATUS(
-      call_collective(seat->run->what.options.operation, seat->send, seat->receive, seat->plan),
-      ONEBIT_OK);
-  seat_check(seat, step);
+void rank_plan_call(const struct rank_plan *rank_plan, int step) {
+  rank_plan_fill(rank_plan, step);
+  CHECK_STATUS(call_collective(rank_plan->run->what.options.operation, rank_plan->send,
+                               rank_plan->receive, rank_plan->plan),
+               ONEBIT_OK);
+  rank_plan_check(rank_plan, step);
 }
 
-void seat_free(struct seat *seat) {
-  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_OK);
-  free(seat->send);
-  free(seat->receive);
+void rank_plan_free(struct rank_plan *rank_plan) {
+  CHECK_STATUS(onebit_plan_destroy(rank_plan->plan), ONEBIT_OK);
+  free(rank_plan->send);
+  free(rank_plan->receive);
 }
 
-void seat_leave(struct seat *seat) {
-  check_errors(seat->plan, seat->run->oracle, seat->rank);
-  seat_free(seat);
+void rank_plan_finish(struct rank_plan *rank_plan) {
+  check_errors(rank_plan->plan, rank_plan->run->oracle, rank_plan->rank);
+  rank_plan_free(rank_plan);
 }
 
 /* ---- The bucket that is ordinary, hard, and ordinary again ---- */
 
-static float ordinary(size_t i, int rank, int call) {
+static float ordinary_value(size_t i, int rank, int call) {
   const uint64_t place = ((uint64_t)call * 16 + (uint64_t)rank) * 65536 + i;
   return uniform_value(place) + uniform_value(place + ((uint64_t)1 << 40));
 }
 
-/* Returns an element that, for one in each block on one rank, is a thousand times as large as the
- * others. */
-static float input(size_t i, int rank, int call, bool hard) {
-  return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary(i, rank, call);
+/* Returns an element of the bucket. While it is hard, one element of each block is a thousand times
+ * as large as the others, on rank 0. */
+static float ladder_value(size_t i, int rank, int call, bool hard) {
+  return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary_value(i, rank, call);
 }
 
 void ladder_fill(float *values, size_t count, int rank, int call) {
   for (size_t i = 0; i < count; i++)
-    values[i] = input(i, rank, call, call >= LADDER_ORDINARY && call < LADDER_HARD);
+    values[i] = ladder_value(i, rank, call, call >= LADDER_ORDINARY && call < LADDER_HARD);
 }
 
 onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bits) {
@@ -335,27 +338,30 @@ onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bit
                                                                                           : NULL;
 }
 
-/* A check that every rank has the same width after every call, and in an allreduce the same
- * result. */
-struct same {
+/* The plan and the buffer by which ranks compare their width after every call, and in an allreduce
+ * their result. */
+struct comparison {
   onebit_plan_t plan; /* dense: gathers values as they are */
   float *all;
 };
 
-static struct same make_same(onebit_comm_t comm) {
-  struct same same = {.all = allocate(2 * (size_t)onebit_comm_size(comm), sizeof(float))};
+static struct comparison create_comparison(onebit_comm_t comm) {
+  struct comparison comparison = {.all =
+                                      allocate(2 * (size_t)onebit_comm_size(comm), sizeof(float))};
   onebit_plan_options_t options = {
       .size = sizeof options, .operation = ONEBIT_ALLGATHER, .wire = ONEBIT_WIRE_DENSE};
-  CHECK_STATUS(onebit_plan_create(comm, 2, &options, &same.plan), ONEBIT_OK);
-  return same;
+  CHECK_STATUS(onebit_plan_create(comm, 2, &options, &comparison.plan), ONEBIT_OK);
+  return comparison;
 }
 
-static void check_same(const struct same *same, int size, int bits, uint64_t hash, int call) {
+static void compare_ranks(const struct comparison *comparison, int size, int bits, uint64_t hash,
+                          int call) {
   const float mine[2] = {(float)bits, (float)(hash % (1 << 24))};
-  CHECK_STATUS(onebit_allgather(mine, same->all, same->plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_allgather(mine, comparison->all, comparison->plan), ONEBIT_OK);
   for (int k = 0; k < size; k++)
-    CHECK(!memcmp(mine, same->all + 2 * k, sizeof mine), "call %d: %d bits, rank %d: %g, hash %g",
-          call, bits, k, (double)same->all[2 * k], (double)same->all[2 * k + 1]);
+    CHECK(!memcmp(mine, comparison->all + 2 * k, sizeof mine),
+          "call %d: %d bits, rank %d: %g, hash %g", call, bits, k, (double)comparison->all[2 * k],
+          (double)comparison->all[2 * k + 1]);
 }
 
 /* Checks the bits at the end of each third, and how many bytes a call says that it sends. */
@@ -374,12 +380,12 @@ static void check_climb(onebit_plan_t plan, int call, bool alone) {
     CHECK(info.bits == 1 && info.moves == 6, "ordinary again: %d bits, %d moves", info.bits,
           (int)info.moves);
   CHECK(info.min_bits == 1 && info.max_bits == 8, "%d to %d bits", info.min_bits, info.max_bits);
-  CHECK(alone || info.wire_bytes > 0, "no bytes");
+  CHECK(alone || info.wire_bytes > 0, "a call sends no bytes");
 }
 
 void climb_on_rank(onebit_comm_t comm, void *context) {
   const struct climb *climb = context;
-  const struct same same = make_same(comm);
+  const struct comparison comparison = create_comparison(comm);
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
   const size_t sent = send_count(climb->operation, LADDER_COUNT, size);
   const size_t received = receive_count(climb->operation, LADDER_COUNT, size);
@@ -392,13 +398,13 @@ void climb_on_rank(onebit_comm_t comm, void *context) {
     CHECK(onebit_comm_bytes_sent(comm) - before == announced, "call %d: %d bytes, announced %d",
           call, (int)(onebit_comm_bytes_sent(comm) - before), (int)announced);
     const bool alike = climb->operation == ONEBIT_ALLREDUCE;
-    check_same(&same, size, plan_info(plan).bits,
-               alike ? ob_hash(OB_HASH_START, result, LADDER_COUNT * sizeof *result) : 0, call);
+    compare_ranks(&comparison, size, plan_info(plan).bits,
+                  alike ? ob_hash(OB_HASH_START, result, LADDER_COUNT * sizeof *result) : 0, call);
     check_climb(plan, call, size == 1);
   }
   onebit_plan_destroy(plan);
-  onebit_plan_destroy(same.plan);
-  free(same.all);
+  onebit_plan_destroy(comparison.plan);
+  free(comparison.all);
   free(values);
   free(result);
 }

@@ -17,7 +17,7 @@ struct collective_case {
   size_t count;
   onebit_plan_options_t options;
   enum placement placement;
-  bool nonblocking; /* every second call */
+  bool nonblocking; /* every second call is */
 };
 
 /* The extent of the table: EVERY_OPTION is the full product of dtype, scale and block size for
@@ -25,17 +25,17 @@ struct collective_case {
  * FEW is for launches under mpirun. */
 enum extent { EVERY_OPTION, COVERING, FEW };
 
-/* The cases for groups of `size`; the caller frees the array. */
+/* Returns the cases for groups of `size`; the caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
 
-/* The cases to run: each pair of values of two options; and for 1-bit cases each operation and
- * block size with no element, a part of a block, whole blocks and more. The caller frees the
+/* Returns the cases to run: each pair of values of two options; and for 1-bit cases each operation
+ * and block size with no element, a part of a block, whole blocks and more. The caller frees the
  * rows. */
 struct sample collective_sample(const char *name, size_t thinner,
                                 const struct collective_case *cases, size_t count);
 
-/* The schedules of an allreduce other than the default one, for `size` ranks on `hosts` hosts; the
- * caller frees the array. */
+/* Returns cases of the schedules of an allreduce, for `size` ranks on `hosts` hosts; the caller
+ * frees the array. */
 struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count);
 
 /* A case and the oracle's results for it. */
@@ -67,7 +67,7 @@ typedef void on_transport(int size, int hosts, rank_body *body, void *context);
 void collectives_over(const char *name, on_transport *on, size_t most_elements);
 
 /* A rank's plan of a case, and its buffers. */
-struct seat {
+struct rank_plan {
   const struct collective_run *run;
   onebit_plan_t plan;
   onebit_request_t request;
@@ -77,15 +77,17 @@ struct seat {
 };
 
 /* Creates the plan, collectively, and the buffers. */
-bool seat_take(struct seat *seat, onebit_comm_t comm, const struct collective_run *run);
-/* Fills the send buffer with the input of a step; checks that the receive buffer has the oracle's
- * result of it; does both, and a blocking call in between. */
-void seat_fill(const struct seat *seat, int step);
-void seat_check(const struct seat *seat, int step);
-void seat_call(const struct seat *seat, int step);
-/* Frees all; seat_leave checks first that the residuals are the oracle's. */
-void seat_free(struct seat *seat);
-void seat_leave(struct seat *seat);
+bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
+                      const struct collective_run *run);
+/* rank_plan_fill fills the send buffer with the input of a step; rank_plan_check checks that the
+ * receive buffer has the oracle's result; rank_plan_call does both, with a blocking call in
+ * between. */
+void rank_plan_fill(const struct rank_plan *rank_plan, int step);
+void rank_plan_check(const struct rank_plan *rank_plan, int step);
+void rank_plan_call(const struct rank_plan *rank_plan, int step);
+/* Free all; rank_plan_finish checks first that the residuals are the oracle's. */
+void rank_plan_free(struct rank_plan *rank_plan);
+void rank_plan_finish(struct rank_plan *rank_plan);
 
 /* Calls the operation that the plan was made for. */
 onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
@@ -93,7 +95,7 @@ onebit_status_t call_collective(onebit_operation_t operation, const void *sendbu
 onebit_status_t start_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                  onebit_plan_t plan, onebit_request_t *request);
 
-/* The number of elements of one rank's send and receive buffer. */
+/* Return the number of elements of one rank's send and receive buffer. */
 size_t send_count(onebit_operation_t operation, size_t count, int size);
 size_t receive_count(onebit_operation_t operation, size_t count, int size);
 
@@ -108,7 +110,7 @@ void free_errors(struct kept_errors *errors);
 /* Checks that a plan's residuals equal the oracle's of that rank, to the bit. */
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);
 
-/* The inputs of all ranks at a step, as oracle_call takes them; free_inputs frees them. */
+/* Returns the inputs of all ranks at a step, as oracle_call takes them; free_inputs frees them. */
 const void **all_inputs(int size, size_t count, onebit_dtype_t dtype, int step);
 void free_inputs(const void **inputs, int size);
 
@@ -138,7 +140,7 @@ struct climb {
  * others, on rank 0. */
 void ladder_fill(float *values, size_t count, int rank, int call);
 
-/* Returns NULL, and notes it, if the plan cannot be made. */
+/* Creates the plan; notes a failure and returns NULL if it cannot be created. */
 onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bits);
 
 /* Makes all calls; checks that the plan climbs to 8 bits and returns to one, that all ranks have

@@ -1,4 +1,4 @@
-/* A disk that something happens to, and objects where a file should be. */
+/* A disk with faults, and objects in the place of files. */
 #include "tests/support_disk.h"
 
 #include <dirent.h>
@@ -18,10 +18,10 @@ enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
   enum event_kind kind;
-  char path[PATH], to[PATH], residual[PATH]; /* kept: a link to the former file, or "" */
+  char path[PATH], to[PATH], former[PATH]; /* former: a link to the file that had the name, or "" */
 };
 
-/* Open files, and whether all their bytes are synced. */
+/* An open file, and whether all its bytes are synced. */
 struct open_file {
   int number; /* 0: none */
   char path[PATH];
@@ -48,7 +48,7 @@ static void set_path(char to[PATH], const char *path) {
   memcpy(to, path, length + 1);
 }
 
-static struct open_file *file_of(int number) {
+static struct open_file *find_open_file(int number) {
   for (int k = 0; k < OPEN_FILES; k++)
     if (disk.files[k].number == number)
       return &disk.files[k];
@@ -57,29 +57,29 @@ static struct open_file *file_of(int number) {
 
 /* Finds the path of a name in a directory that was opened before, or of a path. */
 static void find_path(char to[PATH], int directory, const char *name) {
-  const struct open_file *file = directory == AT_FDCWD ? NULL : file_of(directory);
+  const struct open_file *file = directory == AT_FDCWD ? NULL : find_open_file(directory);
   if (snprintf(to, PATH, "%s%s%s", file ? file->path : "", file ? "/" : "", name) >= PATH ||
       (!file && directory != AT_FDCWD))
     abort();
 }
 
-/* Keeps the file that the path names. */
-static void keep(struct event *event, const char *path) {
-  snprintf(event->residual, sizeof event->residual, "%s/%ld", disk.shadow, disk.links++);
-  if (link(path, event->residual) != 0)
-    event->residual[0] = 0;
+/* Keeps the file that the path names, by a link in the shadow directory. */
+static void keep_former_file(struct event *event, const char *path) {
+  snprintf(event->former, sizeof event->former, "%s/%ld", disk.shadow, disk.links++);
+  if (link(path, event->former) != 0)
+    event->former[0] = 0;
 }
 
 static struct event *add_event(enum event_kind kind, const char *path) {
   struct event *event = &disk.events[disk.event_count];
   disk.event_count += disk.event_count + 1 < EVENTS;
   event->kind = kind;
-  event->residual[0] = 0;
+  event->former[0] = 0;
   set_path(event->path, path);
   return event;
 }
 
-static void undo(const struct event *event) {
+static void undo_event(const struct event *event) {
   switch (event->kind) {
   case MADE:
     unlink(event->path);
@@ -88,26 +88,27 @@ static void undo(const struct event *event) {
     if (disk.fault == DISK_CUT_LATE)
       break;
     rename(event->to, event->path);
-    if (event->residual[0])
-      (void)!link(event->residual, event->to);
+    if (event->former[0])
+      (void)!link(event->former, event->to);
     break;
   case REMOVED:
-    if (disk.fault == DISK_CUT && event->residual[0])
-      (void)!link(event->residual, event->path);
+    if (disk.fault == DISK_CUT && event->former[0])
+      (void)!link(event->former, event->path);
   }
 }
 
-/* The power ends. */
-static void lose(void) {
+/* Cuts the power: bytes and names that were not synced are lost. */
+static void cut_power(void) {
   for (int k = 0; k < OPEN_FILES; k++)
     if (disk.files[k].number && disk.files[k].unsynced)
       (void)!truncate(disk.files[k].path, 100);
   while (disk.event_count-- > 0)
-    undo(&disk.events[disk.event_count]);
+    undo_event(&disk.events[disk.event_count]);
 }
 
-/* Called before each call. True: the call must fail, and errno is set. */
-static bool happens(void) {
+/* Counts a call, and injects the fault if it is due. Returns true if the call must fail; errno is
+ * set then. */
+static bool inject_fault(void) {
   bool now = ++disk.calls == disk.at;
   switch (disk.fault) {
   case DISK_KILLED:
@@ -118,7 +119,7 @@ static bool happens(void) {
   case DISK_CUT_EARLY:
   case DISK_CUT_LATE:
     if (now)
-      lose();
+      cut_power();
     if (now)
       _exit(9);
     return false;
@@ -134,7 +135,7 @@ static bool happens(void) {
 }
 
 static void note_open(const char *path, int number, int flags, bool made) {
-  struct open_file *file = file_of(0);
+  struct open_file *file = find_open_file(0);
   if (number < 0 || !file)
     return;
   *file = (struct open_file){.number = number, .directory = flags & O_DIRECTORY};
@@ -148,7 +149,7 @@ static int open_disk(int directory, const char *name, int flags, mode_t mode) {
   char path[PATH];
   pthread_mutex_lock(&lock);
   find_path(path, directory, name);
-  if (!happens()) {
+  if (!inject_fault()) {
     bool made = flags & O_CREAT && access(path, F_OK) != 0;
     number = disk.real.open(directory, name, flags, mode);
     note_open(path, number, flags, made && number >= 0);
@@ -160,7 +161,7 @@ static int open_disk(int directory, const char *name, int flags, mode_t mode) {
 static int open_to_read(int directory, const char *name, int flags) {
   int number = -1;
   pthread_mutex_lock(&lock);
-  if (!happens())
+  if (!inject_fault())
     number = disk.real_input.open(directory, name, flags);
   pthread_mutex_unlock(&lock);
   return number;
@@ -169,7 +170,7 @@ static int open_to_read(int directory, const char *name, int flags) {
 static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
   ssize_t some = -1;
   pthread_mutex_lock(&lock);
-  if (happens()) {
+  if (inject_fault()) {
   } else if (disk.fault == DISK_SLOW && disk.calls % 3 == 0) {
     errno = EINTR;
   } else {
@@ -180,17 +181,17 @@ static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
   return some;
 }
 
-/* Writes; of a write in which the process ends the first half is on the disk. */
+/* Writes. If the process ends in this write, the first half of it is on the disk. */
 static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offset) {
   ssize_t written = -1;
   pthread_mutex_lock(&lock);
   bool ends = disk.fault >= DISK_KILLED && disk.fault <= DISK_CUT_LATE;
-  struct open_file *file = file_of(number);
+  struct open_file *file = find_open_file(number);
   if (file)
     file->unsynced = true;
   if (ends && disk.calls + 1 == disk.at)
     (void)!disk.real.pwrite(number, data, bytes / 2, offset);
-  if (happens()) {
+  if (inject_fault()) {
   } else if (disk.fault == DISK_SLOW && disk.calls % 3 == 0) {
     errno = EINTR;
   } else {
@@ -204,11 +205,11 @@ static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offs
 static int sync_disk(int number) {
   int result = -1;
   pthread_mutex_lock(&lock);
-  if (happens()) {
+  if (inject_fault()) {
   } else if (disk.fault == DISK_SLOW && disk.calls % 2 == 0) {
     errno = EINTR;
   } else {
-    struct open_file *file = file_of(number);
+    struct open_file *file = find_open_file(number);
     result = disk.real.fsync(number);
     if (file && file->directory)
       disk.event_count = 0;
@@ -222,9 +223,9 @@ static int sync_disk(int number) {
 /* A file that is closed but not synced loses its bytes at a power failure. */
 static int close_disk(int number) {
   pthread_mutex_lock(&lock);
-  bool fails = happens();
+  bool fails = inject_fault();
   int why = errno;
-  struct open_file *file = file_of(number);
+  struct open_file *file = find_open_file(number);
   int result = disk.real.close(number);
   if (file && file->unsynced)
     file->number = -2 - number;
@@ -241,10 +242,10 @@ static int rename_disk(int directory, const char *from, const char *to) {
   char before[PATH];
   pthread_mutex_lock(&lock);
   find_path(before, directory, from);
-  if (!happens()) {
+  if (!inject_fault()) {
     struct event *event = add_event(RENAMED, before);
     find_path(event->to, directory, to);
-    keep(event, event->to);
+    keep_former_file(event, event->to);
     result = disk.real.rename(directory, from, to);
   }
   pthread_mutex_unlock(&lock);
@@ -256,8 +257,8 @@ static int unlink_disk(int directory, const char *name) {
   char path[PATH];
   pthread_mutex_lock(&lock);
   find_path(path, directory, name);
-  if (!happens()) {
-    keep(add_event(REMOVED, path), path);
+  if (!inject_fault()) {
+    keep_former_file(add_event(REMOVED, path), path);
     result = disk.real.unlink(directory, name);
   }
   pthread_mutex_unlock(&lock);
@@ -267,7 +268,7 @@ static int unlink_disk(int directory, const char *name) {
 static int mkdir_disk(const char *path, mode_t mode) {
   int result = -1;
   pthread_mutex_lock(&lock);
-  if (!happens())
+  if (!inject_fault())
     result = disk.real.mkdir(path, mode);
   pthread_mutex_unlock(&lock);
   return result;
@@ -327,17 +328,17 @@ void directories_remove(const struct directories *directories) {
   CHECK(rmdir(directories->root) == 0, "files are left in %s", directories->root);
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+static int compare_names(const void *a, const void *b) { return strcmp(a, b); }
 
 struct names list_names(const char *path) {
   struct names names = {.count = 0};
   DIR *list = opendir(path);
   for (const struct dirent *entry; list && (entry = readdir(list)) != NULL;)
-    if (entry->d_name[0] != '.' && names.count < MOST_NAMES)
+    if (entry->d_name[0] != '.' && names.count < MAX_NAMES)
       snprintf(names.name[names.count++], sizeof names.name[0], "%s", entry->d_name);
   if (list)
     closedir(list);
-  qsort(names.name, (size_t)names.count, sizeof names.name[0], by_name);
+  qsort(names.name, (size_t)names.count, sizeof names.name[0], compare_names);
   return names;
 }
 
@@ -357,14 +358,14 @@ static int bind_socket(const char *path) {
   return result;
 }
 
-static void target_of(char target[512], const char *path) {
+static void target_path(char target[512], const char *path) {
   snprintf(target, 512, "%s.target", path);
 }
 
 void irregular_make(enum irregular kind, const char *path) {
   char target[512];
   int result = -1;
-  target_of(target, path);
+  target_path(target, path);
   switch (kind) {
   case A_FIFO:
     result = mkfifo(path, 0600);
@@ -386,7 +387,7 @@ void irregular_make(enum irregular kind, const char *path) {
 
 void irregular_remove(enum irregular kind, const char *path) {
   char target[512];
-  target_of(target, path);
+  target_path(target, path);
   if (kind == A_LINK_TO_A_FIFO)
     unlink(target);
   CHECK((kind == A_DIRECTORY ? rmdir(path) : unlink(path)) == 0, "%s is not there", path);
@@ -400,14 +401,14 @@ void scratch_create(char path[PATH_ROOM]) {
   cr_assert(mkdtemp(path), "%s: cannot be made", path);
 }
 
-static int remove_one(const char *path, const struct stat *facts, int type, struct FTW *place) {
+static int remove_entry(const char *path, const struct stat *facts, int type, struct FTW *place) {
   (void)facts;
   (void)type;
   (void)place;
   return remove(path);
 }
 
-void scratch_remove(const char *path) { nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); }
+void scratch_remove(const char *path) { nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS); }
 
 void path_join(char path[PATH_ROOM], const char *directory, const char *name) {
   int length = snprintf(path, PATH_ROOM, "%s/%s", directory, name);

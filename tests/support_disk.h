@@ -7,20 +7,21 @@
 
 #include <stdbool.h>
 
-/* A directory for files, in which a test can make another, `saved`; and one beside it. */
+/* Paths of a temporary directory, `root`, and in it of `saved`, which a test may create, and of
+ * `shadow`. */
 struct directories {
   char root[64], saved[96], shadow[96];
 };
 
 struct directories directories_create(void);
-/* Removes them; checks that nothing else is in them. */
+/* Removes the directories; checks that nothing else is in them. */
 void directories_remove(const struct directories *directories);
 void directory_empty(const char *path);
 
 /* The names of a directory's files, sorted. */
-enum { MOST_NAMES = 64 };
+enum { MAX_NAMES = 64 };
 struct names {
-  char name[MOST_NAMES][256];
+  char name[MAX_NAMES][256];
   int count;
 };
 struct names list_names(const char *path);
@@ -32,12 +33,12 @@ enum disk_fault {
   DISK_CUT_EARLY, /* likewise; but names that were removed stay removed */
   DISK_CUT_LATE,  /* likewise; and a name that was changed stays changed */
   DISK_FULL,      /* the call fails: ENOSPC */
-  DISK_BROKEN,    /* it fails, and so do all that follow: EIO */
-  DISK_SLOW       /* no call does at once all that is asked of it, and some are interrupted */
+  DISK_BROKEN,    /* this call and all that follow fail: EIO */
+  DISK_SLOW       /* calls transfer a part of their bytes, and some are interrupted */
 };
 
-/* The fault is set from now on. `shadow` is a directory beside, for files that may be lost. A
- * process that the fault ends has exit status 9. */
+/* Injects the fault at call number `at` from now on. `shadow` is the directory that keeps former
+ * files, to be restored when the power is cut. A process that the fault ends has exit status 9. */
 void disk_begin(enum disk_fault fault, long at, const char *shadow);
 
 /* Returns the number of calls so far. */
@@ -50,7 +51,7 @@ enum irregular { A_FIFO, A_SOCKET, A_DIRECTORY, A_DEVICE, A_LINK_TO_A_FIFO, IRRE
 
 extern const char *const irregular_names[IRREGULARS];
 
-/* Makes one at that path, which must be free; and removes it. */
+/* Make an object of that kind at a free path; remove it. */
 void irregular_make(enum irregular kind, const char *path);
 void irregular_remove(enum irregular kind, const char *path);
 

@@ -18,12 +18,13 @@ void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const 
   }
 }
 
-/* Ways to be wrong about the buffers. In place of another rank is an overlap like any other. */
+/* Mistakes in the buffers. OTHERS_PLACE: a rank's buffer lies where another rank's part is in
+ * place; that is an overlap. */
 enum mistake { NO_SENDBUF, NO_RECVBUF, ODD_SENDBUF, ODD_RECVBUF, OVERLAP, OTHERS_PLACE, MISTAKES };
 
-static onebit_status_t call_mistaken(const struct collective_case *what, enum mistake mistake,
-                                     char *send, char *receive, onebit_plan_t plan,
-                                     bool nonblocking, int rank) {
+static onebit_status_t call_with_mistake(const struct collective_case *what, enum mistake mistake,
+                                         char *send, char *receive, onebit_plan_t plan,
+                                         bool nonblocking, int rank) {
   const onebit_operation_t operation = what->options.operation;
   const size_t element = dtype_size(what->options.dtype);
   size_t other = (size_t)((rank + 1) % what->size) * what->count * element;
@@ -56,28 +57,29 @@ static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_ru
                                       "recvbuf", "overlap", "overlap"};
   const struct collective_case *what = &run->what;
   const size_t element = dtype_size(what->options.dtype);
-  struct seat seat;
-  seat_take(&seat, comm, run);
-  free(seat.send);
-  free(seat.receive);
-  char *room = allocate(seat.sent + seat.received + 16, element);
-  seat.send = room;
-  seat.receive = room + (seat.sent + 8) * element;
+  struct rank_plan rank_plan;
+  rank_plan_create(&rank_plan, comm, run);
+  free(rank_plan.send);
+  free(rank_plan.receive);
+  char *room = allocate(rank_plan.sent + rank_plan.received + 16, element);
+  rank_plan.send = room;
+  rank_plan.receive = room + (rank_plan.sent + 8) * element;
   for (int step = 0; step < what->steps; step++) {
     enum mistake mistake = (enum mistake)(step % MISTAKES);
     check_case("%s of %s, mistake %d of rank %d", operation_name(what->options.operation),
                dtype_name(what->options.dtype), (int)mistake, culprit);
-    seat_fill(&seat, step);
-    fill_pattern(seat.receive, seat.received * element);
+    rank_plan_fill(&rank_plan, step);
+    fill_pattern(rank_plan.receive, rank_plan.received * element);
     onebit_status_t status =
-        call_mistaken(what, seat.rank == culprit ? mistake : MISTAKES, seat.send, seat.receive,
-                      seat.plan, step >= MISTAKES, seat.rank);
+        call_with_mistake(what, rank_plan.rank == culprit ? mistake : MISTAKES, rank_plan.send,
+                          rank_plan.receive, rank_plan.plan, step >= MISTAKES, rank_plan.rank);
     check_blame(status, comm, culprit, names[mistake]);
-    CHECK(pattern_holds(seat.receive, seat.received * element), "a failed call changed recvbuf");
-    seat_call(&seat, step);
+    CHECK(pattern_holds(rank_plan.receive, rank_plan.received * element),
+          "a failed call changed recvbuf");
+    rank_plan_call(&rank_plan, step);
   }
-  seat.send = seat.receive = NULL;
-  seat_leave(&seat);
+  rank_plan.send = rank_plan.receive = NULL;
+  rank_plan_finish(&rank_plan);
   free(room);
 }
 
@@ -135,7 +137,7 @@ void wrong_plan_on_one_rank(onebit_comm_t comm, void *context) {
                                                 guilty && k == 2 ? NULL : &plan);
     check_blame(status, comm, culprit->rank, names[k]);
     CHECK(plan == NULL, "a failed creation left a plan");
-    meet(comm);
+    synchronize_ranks(comm);
   }
 }
 
@@ -159,7 +161,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
                                                 &options, guilty && k == 3 ? NULL : &optimizer);
     check_blame(status, comm, culprit->rank, names[k]);
     CHECK(optimizer == NULL, "a failed creation left an optimizer");
-    meet(comm);
+    synchronize_ranks(comm);
   }
 }
 
@@ -239,7 +241,7 @@ void other_plan_on_one_rank(onebit_comm_t comm, void *context) {
                  ONEBIT_ERROR_MISMATCH);
     CHECK_WORDS(other_plans[k].name);
     CHECK(plan == NULL, "a failed creation left a plan");
-    meet(comm);
+    synchronize_ranks(comm);
   }
 }
 
@@ -300,7 +302,7 @@ void other_adam_on_one_rank(onebit_comm_t comm, void *context) {
                  ONEBIT_ERROR_MISMATCH);
     CHECK_WORDS(other_adams[k].name);
     CHECK(optimizer == NULL, "a failed creation left an optimizer");
-    meet(comm);
+    synchronize_ranks(comm);
   }
 }
 
@@ -315,7 +317,7 @@ void plan_here_and_optimizer_there(onebit_comm_t comm, void *context) {
   else
     CHECK_STATUS(onebit_plan_create(comm, COUNT, NULL, &plan), ONEBIT_ERROR_MISMATCH);
   CHECK(!optimizer && !plan, "a failed creation left something");
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 void other_threads_on_one_rank(onebit_comm_t comm, void *context) {
@@ -366,7 +368,7 @@ static void free_pair(struct pair *pair) {
   free(pair);
 }
 
-/* The first half of a step, which starts exchanges. */
+/* Makes the first half of a step, which starts exchanges. */
 static void open_step(onebit_optimizer_t optimizer, float rate) {
   CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
   for (size_t t = TENSORS; t-- > 2;)
@@ -388,7 +390,8 @@ enum step_mistake {
 static const char *const step_words[] = {"tensor is 5", "second", "open", "begin",
                                          "begin",       "rate",   ""};
 
-static onebit_status_t mistaken_step(onebit_optimizer_t optimizer, enum step_mistake step_mistake) {
+static onebit_status_t make_mistaken_step(onebit_optimizer_t optimizer,
+                                          enum step_mistake step_mistake) {
   float rate = step_mistake == OTHER_RATE ? 0.02f : step_mistake == NAN_RATE ? NAN : 0.01f;
   if (step_mistake == NOT_BEGUN)
     CHECK_STATUS(onebit_optimizer_ready(optimizer, 0), ONEBIT_ERROR_ARGUMENT);
@@ -415,15 +418,15 @@ static void check_mistake(struct pair *pair, onebit_comm_t comm, int culprit,
                           enum step_mistake step_mistake, float *before) {
   bool guilty = onebit_comm_rank(comm) == culprit;
   memcpy(before, pair->parameter[0], sizeof pair->parameter[0]);
-  onebit_status_t status = mistaken_step(pair->optimizer[0], guilty ? step_mistake : STEP_MISTAKES);
+  onebit_status_t status =
+      make_mistaken_step(pair->optimizer[0], guilty ? step_mistake : STEP_MISTAKES);
   if (step_mistake == NOT_BEGUN) { /* no other rank gets an error: no step was open */
     CHECK_STATUS(status, ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_step(pair->optimizer[1], 0.01f), ONEBIT_OK);
     return;
   }
   check_blame(status, comm, culprit, step_words[step_mistake]);
-  CHECK_BITS("parameters after a step_mistake", pair->parameter[0], before, STEP_COUNT,
-             ONEBIT_FLOAT32);
+  CHECK_BITS("parameters after a mistake", pair->parameter[0], before, STEP_COUNT, ONEBIT_FLOAT32);
 }
 
 void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
@@ -432,7 +435,7 @@ void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
   float *before = allocate(STEP_COUNT, sizeof *before);
   for (int step = 0; step < STEPS; step++)
     for (int step_mistake = 0; step_mistake < STEP_MISTAKES; step_mistake++) {
-      check_case("step %d, step_mistake %d of rank %d", step, step_mistake, culprit->rank);
+      check_case("step %d, mistake %d of rank %d", step, step_mistake, culprit->rank);
       for (int k = 0; k < 2; k++)
         fill_input(pair->gradient[k], ONEBIT_FLOAT32, STEP_COUNT, onebit_comm_rank(comm), step);
       check_mistake(pair, comm, culprit->rank, (enum step_mistake)step_mistake, before);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Flags are set in some, as a program finds them that has not cleared them. */
+/* Some have exception flags set, as in a program that has not cleared them. */
 const struct float_mode float_modes[] = {
 #if defined(__x86_64__)
     {"default", {0x1f80}},
@@ -24,7 +24,7 @@ const struct float_mode float_modes[] = {
     {"downward", {2 << 22, 0}},
     {"upward", {1 << 22, 0x1f}},
     {"toward zero", {3 << 22, 0}},
-    {"all traps", {0x9f00, 0}}, /* which few processors have */
+    {"all traps", {0x9f00, 0}}, /* few processors have traps */
     {"all traps, upward, flush to zero", {1 << 24 | 1 << 22 | 0x9f00, 0}},
 #else
     {"default", {{0}}},
@@ -69,10 +69,10 @@ __attribute__((constructor)) static void open_locale(void) {
   unsetenv("LOCPATH");
 }
 
-bool comma_locale_is_there(void) { return comma != (locale_t)0; }
+bool has_comma_locale(void) { return comma != (locale_t)0; }
 
-/* Sets the next environment of the list. Only rounding takes effect in some emulators, and some
- * processors have no traps. */
+/* Sets the next environment of the list. The environment during the call is read back, because some
+ * emulators only change the rounding, and some processors have no traps. */
 struct float_call float_call_begin(void) {
   static _Thread_local unsigned calls;
   struct float_call call = {.before = float_environment()};

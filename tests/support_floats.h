@@ -24,13 +24,13 @@ struct ob_float_environment float_environment(void);
 bool float_environments_equal(const struct ob_float_environment *one,
                               const struct ob_float_environment *other);
 
-/* The floating-point state around a call. It stays as the test itself has set it. */
+/* The floating-point state around a call. A state that the test itself has set stays. */
 struct float_call {
   struct ob_float_environment before, during;
   void *locale;
 };
 /* Returns false on a system without localedef. */
-bool comma_locale_is_there(void);
+bool has_comma_locale(void);
 struct float_call float_call_begin(void);
 void float_call_end(const struct float_call *call, const char *name);
 

@@ -6,8 +6,8 @@
 #include "dropin/mpi/communicator.h"
 #include "onebit/mpi.h"
 
-/* Sums by the drop-in calls have one bit, where a test does not say otherwise: it is exact of
- * values of one magnitude. */
+/* The drop-in calls send one bit unless a test sets another width: one bit is exact for values of
+ * one magnitude. */
 int mpi_begin(void) {
   int provided, rank;
   setenv("ONEBIT_BITS", "1", 0);
@@ -19,14 +19,14 @@ int mpi_begin(void) {
 
 void mpi_end(void) { MPI_Finalize(); }
 
-void mpi_run(void (*body)(int rank, int size), int least) {
+void mpi_run(void (*body)(int rank, int size), int min_size) {
   const int rank = mpi_begin();
   int size;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (size >= least)
+  if (size >= min_size)
     body(rank, size);
   mpi_end();
-  if (size < least)
+  if (size < min_size)
     cr_skip_test("one rank has nobody to disagree with, or to wait for");
 }
 
@@ -44,7 +44,7 @@ float exact_value(size_t i, int rank, int scale) {
   return ldexpf((float)((i * 2654435761u >> 7 & 1) ? -(rank + 1) : rank + 1), scale);
 }
 
-float element(const void *buffer, onebit_dtype_t dtype, size_t i) {
+float load_element(const void *buffer, onebit_dtype_t dtype, size_t i) {
   float wide[1];
   uint16_t half;
   if (dtype == ONEBIT_FLOAT32)
@@ -60,11 +60,12 @@ float element(const void *buffer, onebit_dtype_t dtype, size_t i) {
   return half & 0x8000 ? -value : value;
 }
 
-/* Small whole numbers times a power of two: halves have them all. */
-static uint16_t half_of(float value, onebit_dtype_t dtype) {
+/* Returns the bits of a value in 16 bits. The value is a small whole number times a power of two,
+ * so it has exact bits. */
+static uint16_t find_half(float value, onebit_dtype_t dtype) {
   for (uint32_t half = 0; half < 0x10000; half++) {
     uint16_t bits = (uint16_t)half;
-    if (element(&bits, dtype, 0) == value)
+    if (load_element(&bits, dtype, 0) == value)
       return bits;
   }
   CHECK(false, "%g is no half", (double)value);
@@ -74,7 +75,7 @@ static uint16_t half_of(float value, onebit_dtype_t dtype) {
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale) {
   uint16_t plus = 0, minus = 0;
   if (dtype != ONEBIT_FLOAT32) {
-    plus = half_of(ldexpf((float)(rank + 1), scale), dtype);
+    plus = find_half(ldexpf((float)(rank + 1), scale), dtype);
     minus = plus | 0x8000;
   }
   for (size_t i = 0; i < count; i++) {
@@ -105,7 +106,8 @@ struct sum {
   size_t tensors;
 };
 
-static void add(const struct ob_exchange *exchange, const struct ob_mpi_call *call, void *context) {
+static void add_tally(const struct ob_exchange *exchange, const struct ob_mpi_call *call,
+                      void *context) {
   struct sum *sum = context;
   const struct ob_tally *tally = ob_exchange_tally(exchange);
   (void)call;
@@ -121,13 +123,13 @@ struct ob_tally tally_of(MPI_Comm comm, size_t *tensors) {
   struct sum sum = {.tensors = 0};
   struct ob_attached *attached = ob_attached_of(comm, 2);
   if (attached)
-    ob_attached_visit(attached, add, &sum);
+    ob_attached_visit(attached, add_tally, &sum);
   if (tensors)
     *tensors = sum.tensors;
   return sum.tally;
 }
 
-MPI_Comm duplicate(void) {
+MPI_Comm duplicate_world(void) {
   MPI_Comm comm;
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);

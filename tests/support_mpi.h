@@ -11,12 +11,12 @@
  * skipped on one rank. Criterion runs each test in a process of its own: one test a launch. */
 #define RankedTest(suite, name)       RANKED_TEST(suite, name, 1)
 #define SeveralRanksTest(suite, name) RANKED_TEST(suite, name, 2)
-#define RANKED_TEST(suite, name, least)                                                            \
+#define RANKED_TEST(suite, name, min_size)                                                         \
   static void suite##_##name##_ranked(int rank, int size);                                         \
-  Test(suite, name) { mpi_run(suite##_##name##_ranked, least); }                                   \
+  Test(suite, name) { mpi_run(suite##_##name##_ranked, min_size); }                                \
   static void suite##_##name##_ranked(__attribute__((unused)) int rank,                            \
                                       __attribute__((unused)) int size)
-void mpi_run(void (*body)(int rank, int size), int least);
+void mpi_run(void (*body)(int rank, int size), int min_size);
 
 /* Begin and end such a test: mpi_begin initialises MPI, with MPI_THREAD_MULTIPLE where the library
  * has it, and returns this process's rank in MPI_COMM_WORLD; mpi_end finalises MPI. */
@@ -34,7 +34,7 @@ void on_mpi_ranks(MPI_Comm mpi_comm, rank_body *body, void *context);
 float exact_value(size_t i, int rank, int scale);
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
 
-/* The sum, or the mean, over `size` ranks. */
+/* Returns the sum, or the mean, of exact_value over `size` ranks. */
 float exact_result(size_t i, int size, int scale, bool average);
 
 /* Checks that all elements equal exact_result, exactly. */
@@ -43,13 +43,13 @@ float exact_result(size_t i, int size, int scale, bool average);
 bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
                  const char *file, int line);
 
-float element(const void *buffer, onebit_dtype_t dtype, size_t i);
+float load_element(const void *buffer, onebit_dtype_t dtype, size_t i);
 
-/* The counts of a communicator's tensors, added up; and the number of tensors. */
+/* Returns the sum of the counts of a communicator's tensors; *tensors is the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
 /* Returns a communicator of all ranks that returns errors. */
-MPI_Comm duplicate(void);
+MPI_Comm duplicate_world(void);
 
 int size_of(MPI_Comm comm);
 int rank_of(MPI_Comm comm);

@@ -1,4 +1,5 @@
-/* Any optimizer, also without Criterion (tests/gpu). */
+/* Creates any optimizer by its row in the table of methods. Needs no Criterion, since tests/gpu has
+ * none. */
 #include "tests/support_optimizers.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ struct any_options any_options_of(const struct ob_method *method, const void *gi
   return options;
 }
 
-static const struct ob_option *row_of(const struct any_options *options, const char *name) {
+static const struct ob_option *find_option(const struct any_options *options, const char *name) {
   const struct ob_method *method = options->method;
   for (size_t k = 0; k < method->option_count; k++)
     if (strcmp(method->options[k].name, name) == 0)
@@ -25,7 +26,7 @@ static const struct ob_option *row_of(const struct any_options *options, const c
 }
 
 void any_set(struct any_options *options, const char *name, double value) {
-  const struct ob_option *row = row_of(options, name);
+  const struct ob_option *row = find_option(options, name);
   int number = (int)value;
   if (row && row->kind == OB_OPTION_COUNT)
     any_count(options, name, (size_t)value);
@@ -36,7 +37,7 @@ void any_set(struct any_options *options, const char *name, double value) {
 }
 
 void any_count(struct any_options *options, const char *name, size_t value) {
-  const struct ob_option *row = row_of(options, name);
+  const struct ob_option *row = find_option(options, name);
   if (row)
     memcpy(options->memory + row->from, &value, sizeof value);
 }

@@ -95,7 +95,7 @@ void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts
   outer_save_part(it, parts);
   if (it->rank == 0)
     parts->count = onebit_comm_size(comm);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts) {
@@ -103,7 +103,7 @@ onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *p
                            parts->count);
 }
 
-double *outer_held_back(const struct saved_parts *parts) {
+double *outer_mean_residual(const struct saved_parts *parts) {
   double *mean = parts_mean(parts, SECTION_WORKER);
   float *server = parts_values(parts, SECTION_SERVER);
   for (size_t i = 0; i < OUTER_ELEMENTS; i++)
@@ -215,9 +215,9 @@ static void run_rank(onebit_comm_t comm, void *context) {
   const int number = onebit_comm_rank(comm), s = number / place->ranks, r = number % place->ranks;
   onebit_comm_t site = place->site[s][r], between = r == 0 ? place->between[s] : NULL;
   run->body(place, s, site, between);
-  meet(comm); /* no rank frees a communicator that others still use */
+  synchronize_ranks(comm); /* no rank frees a communicator that others still use */
   onebit_comm_destroy(site);
-  onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* which it may have taken */
+  onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* NULL if the body has destroyed it */
 }
 
 void on_sites(struct place *place, site_body *body) {

@@ -1,6 +1,6 @@
 /*
- * Outer steps that are saved, loaded and moved: a rank's parameters, which get the same training in
- * every run; and others that descend to an optimum.
+ * Outer steps that are saved, loaded and moved: a rank's parameters get the same training in every
+ * run; and outer steps that descend to an optimum.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OUTER_H
 #define ONEBIT_TESTS_SUPPORT_OUTER_H
@@ -24,7 +24,8 @@ onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule);
 /* Creates, collectively, an outer step of four tensors, one of them uncompressed. */
 void outer_create(struct outer_trained *it, onebit_comm_t comm,
                   const onebit_outer_options_t *options);
-/* Do the same in memory of their own, and free it. */
+/* outer_begin does the same in memory that it allocates; outer_end destroys the outer step and
+ * frees that memory. */
 struct outer_trained *outer_begin(onebit_comm_t comm, const onebit_outer_options_t *options);
 void outer_end(struct outer_trained *it);
 /* Does the same with each rank as a site, which saves and loads its own part. */
@@ -35,7 +36,7 @@ const void *outer_values(const struct outer_trained *it);
 /* Makes one step; with `wrong`, step 7 fails on rank 1. */
 onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong);
 
-/* Makes the steps of these numbers, which are all well. */
+/* Makes steps number `from` to `to`, which must succeed. */
 void outer_train_to(struct outer_trained *it, int from, int to);
 
 /* Saves this rank's part to `parts`; outer_save waits until all ranks have. */
@@ -43,15 +44,15 @@ void outer_save_part(const struct outer_trained *it, struct saved_parts *parts);
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts);
 
-/* The mean over the ranks of an element's residuals, of worker and server. */
-double *outer_held_back(const struct saved_parts *parts);
+/* Returns, for each element, the mean of the ranks' worker residuals plus the server residual. */
+double *outer_mean_residual(const struct saved_parts *parts);
 
 /* --- Outer steps that descend to an optimum, of three tensors of float32 -----------------------*/
 
 enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EACH };
 
-/* The target of a rank's training: its own optimum, and in part everyone's; and a step towards it,
- * of rate 0.05. */
+/* plain_target is an element of a rank's target, the sum of a common and an own value; plain_train
+ * makes a step towards the target, at a rate of 0.05. */
 float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);
@@ -107,8 +108,8 @@ typedef void site_body(struct place *place, int site, onebit_comm_t comm, onebit
 struct place *place_create(int sites, int ranks, onebit_outer_options_t options);
 void on_sites(struct place *place, site_body *body);
 
-/* Notes the checksum of a rank's consensus and destroys its outer step; sites_agree expects that of
- * all ranks to be one. */
+/* sites_end notes the checksum of a rank's consensus and destroys its outer step; sites_agree
+ * expects equal checksums on all ranks. */
 void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer);
 void sites_agree(const struct place *place);
 

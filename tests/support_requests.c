@@ -5,7 +5,7 @@
 
 #include "collectives/communicator.h"
 
-/* Different in kind, so that a message that strays into another plan is noticed. */
+/* Returns the case of plan k. Cases differ in kind, so a message in the wrong plan is noticed. */
 static struct collective_case flight_case(int size, int k) {
   static const size_t counts[] = {1, 33, 4097, 0, 1000, 20011};
   struct collective_case what = {.size = size,
@@ -25,7 +25,7 @@ static struct collective_case flight_case(int size, int k) {
   return what;
 }
 
-/* Small messages, so that windows of a host's inputs wrap. */
+/* Returns the case of plan k on hosts. Messages are small, so windows of a host's inputs wrap. */
 static struct collective_case schedule_case(int size, int hosts, int k) {
   struct collective_case what = flight_case(size, k);
   what.hosts = hosts;
@@ -57,184 +57,185 @@ void flight_release(struct flight *flight) {
   free(flight);
 }
 
-static void start(struct seat *seat, int step) {
-  seat_fill(seat, step);
-  CHECK_STATUS(start_collective(seat->run->what.options.operation, seat->send, seat->receive,
-                                seat->plan, &seat->request),
+static void start_request(struct rank_plan *rank_plan, int step) {
+  rank_plan_fill(rank_plan, step);
+  CHECK_STATUS(start_collective(rank_plan->run->what.options.operation, rank_plan->send,
+                                rank_plan->receive, rank_plan->plan, &rank_plan->request),
                ONEBIT_OK);
-  CHECK(seat->request != NULL, "a request was started and is NULL");
+  CHECK(rank_plan->request != NULL, "a request was started and is NULL");
 }
 
-static void check_result(const struct seat *seat, int step) {
-  CHECK(seat->request == NULL, "a finished request is not NULL");
-  seat_check(seat, step);
+static void check_result(const struct rank_plan *rank_plan, int step) {
+  CHECK(rank_plan->request == NULL, "a finished request is not NULL");
+  rank_plan_check(rank_plan, step);
 }
 
-static void take_seats(struct seat *seats, const struct flight *flight, onebit_comm_t comm) {
+static void create_plans(struct rank_plan *plans, const struct flight *flight, onebit_comm_t comm) {
   for (int k = 0; k < FLIGHT_PLANS; k++)
-    seat_take(&seats[k], comm, &flight->runs[k]);
+    rank_plan_create(&plans[k], comm, &flight->runs[k]);
 }
 
-static void leave_seats(struct seat *seats) {
+static void finish_plans(struct rank_plan *plans) {
   for (int k = 0; k < FLIGHT_PLANS; k++)
-    seat_leave(&seats[k]);
+    rank_plan_finish(&plans[k]);
 }
 
-/* The i-th plan in the order of a rank at a step. 5 and 7 share no factor with FLIGHT_PLANS: each
- * order is a full one. */
-static int in_order(int i, int rank, int step) {
+/* Returns the i-th plan in the order of a rank at a step. 5 and 7 share no factor with
+ * FLIGHT_PLANS, so each order has every plan. */
+static int plan_in_order(int i, int rank, int step) {
   return (i * (rank % 2 ? 5 : 7) + rank * 3 + step) % FLIGHT_PLANS;
 }
 
 void waited_in_any_order(onebit_comm_t comm, void *context) {
-  struct seat seats[FLIGHT_PLANS];
+  struct rank_plan plans[FLIGHT_PLANS];
   check_case("waited for in any order");
-  take_seats(seats, context, comm);
+  create_plans(plans, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     for (int k = 0; k < FLIGHT_PLANS; k++)
-      start(&seats[k], step);
+      start_request(&plans[k], step);
     for (int i = 0; i < FLIGHT_PLANS; i++) {
-      struct seat *seat = &seats[in_order(i, onebit_comm_rank(comm), step)];
-      CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
-      check_result(seat, step);
+      struct rank_plan *rank_plan = &plans[plan_in_order(i, onebit_comm_rank(comm), step)];
+      CHECK_STATUS(onebit_wait(&rank_plan->request), ONEBIT_OK);
+      check_result(rank_plan, step);
     }
   }
-  leave_seats(seats);
+  finish_plans(plans);
 }
 
-/* Tests all requests that are not finished once; how many are left. */
-static int test_all(struct seat *seats, bool *finished, int step) {
+/* Tests each unfinished request once; returns how many are left. */
+static int test_requests(struct rank_plan *plans, bool *finished, int step) {
   int left = 0;
   for (int k = 0; k < FLIGHT_PLANS; k++) {
     if (finished[k])
       continue;
-    onebit_status_t status = onebit_test(&seats[k].request);
+    onebit_status_t status = onebit_test(&plans[k].request);
     finished[k] = status != ONEBIT_IN_PROGRESS;
     left += !finished[k];
     if (!finished[k])
-      CHECK(seats[k].request != NULL, "a request in progress became NULL");
+      CHECK(plans[k].request != NULL, "a request in progress became NULL");
     else if (CHECK_STATUS(status, ONEBIT_OK))
-      check_result(&seats[k], step);
+      check_result(&plans[k], step);
   }
   return left;
 }
 
 void started_in_any_order_and_tested(onebit_comm_t comm, void *context) {
-  struct seat seats[FLIGHT_PLANS];
+  struct rank_plan plans[FLIGHT_PLANS];
   check_case("started in any order");
-  take_seats(seats, context, comm);
+  create_plans(plans, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     bool finished[FLIGHT_PLANS] = {false};
     for (int i = 0; i < FLIGHT_PLANS; i++)
-      start(&seats[in_order(i, onebit_comm_rank(comm), step)], step);
-    while (test_all(seats, finished, step) > 0)
+      start_request(&plans[plan_in_order(i, onebit_comm_rank(comm), step)], step);
+    while (test_requests(plans, finished, step) > 0)
       sched_yield();
   }
-  leave_seats(seats);
+  finish_plans(plans);
 }
 
 void moved_by_progress(onebit_comm_t comm, void *context) {
-  struct seat seats[FLIGHT_PLANS];
+  struct rank_plan plans[FLIGHT_PLANS];
   check_case("moved by progress");
-  take_seats(seats, context, comm);
+  create_plans(plans, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     for (int k = 0; k < FLIGHT_PLANS; k++)
-      start(&seats[k], step);
+      start_request(&plans[k], step);
     for (int turn = 0; turn < 50; turn++) {
       CHECK_STATUS(onebit_progress(comm), ONEBIT_OK);
       sched_yield();
     }
     for (int k = FLIGHT_PLANS - 1; k >= 0; k--) {
-      CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
-      check_result(&seats[k], step);
+      CHECK_STATUS(onebit_wait(&plans[k].request), ONEBIT_OK);
+      check_result(&plans[k], step);
     }
   }
-  leave_seats(seats);
+  finish_plans(plans);
 }
 
-/* Everything that a plan with a request in flight must refuse. */
-static void check_refusals(struct seat *seat) {
-  onebit_operation_t operation = seat->run->what.options.operation;
-  onebit_request_t second = seat->request;
-  float *errors = allocate(seat->run->oracle->elements, sizeof *errors);
-  CHECK_STATUS(start_collective(operation, seat->send, seat->receive, seat->plan, &second),
-               ONEBIT_ERROR_BUSY);
+/* Checks all calls that a plan with a request in flight must refuse. */
+static void check_refusals(struct rank_plan *rank_plan) {
+  onebit_operation_t operation = rank_plan->run->what.options.operation;
+  onebit_request_t second = rank_plan->request;
+  float *errors = allocate(rank_plan->run->oracle->elements, sizeof *errors);
+  CHECK_STATUS(
+      start_collective(operation, rank_plan->send, rank_plan->receive, rank_plan->plan, &second),
+      ONEBIT_ERROR_BUSY);
   CHECK(second == NULL, "a call that failed left a request");
-  CHECK_STATUS(call_collective(operation, seat->send, seat->receive, seat->plan),
+  CHECK_STATUS(call_collective(operation, rank_plan->send, rank_plan->receive, rank_plan->plan),
                ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_export_residual(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_import_residual(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_reset_residual(seat->plan), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_destroy(rank_plan->plan), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_export_residual(rank_plan->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_import_residual(rank_plan->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_reset_residual(rank_plan->plan), ONEBIT_ERROR_BUSY);
   free(errors);
 }
 
 void busy_plans_refuse(onebit_comm_t comm, void *context) {
-  struct seat seats[FLIGHT_PLANS];
+  struct rank_plan plans[FLIGHT_PLANS];
   check_case("busy plans");
-  take_seats(seats, context, comm);
+  create_plans(plans, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++)
     for (int k = 0; k < FLIGHT_PLANS; k++) {
-      start(&seats[k], step);
-      check_refusals(&seats[k]);
-      CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
-      check_result(&seats[k], step);
+      start_request(&plans[k], step);
+      check_refusals(&plans[k]);
+      CHECK_STATUS(onebit_wait(&plans[k].request), ONEBIT_OK);
+      check_result(&plans[k], step);
     }
-  leave_seats(seats);
+  finish_plans(plans);
 }
 
 void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
   struct flight *flight = context;
-  struct seat seat;
+  struct rank_plan rank_plan;
   int rank = onebit_comm_rank(comm), late = flight->size - 1;
   check_case("rank %d is late", late);
-  seat_take(&seat, comm, &flight->runs[5]);
+  rank_plan_create(&rank_plan, comm, &flight->runs[5]);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     if (rank != late) {
-      start(&seat, step);
+      start_request(&rank_plan, step);
       for (int turn = 0; turn < 10; turn++)
-        CHECK_STATUS(onebit_test(&seat.request), ONEBIT_IN_PROGRESS);
+        CHECK_STATUS(onebit_test(&rank_plan.request), ONEBIT_IN_PROGRESS);
     }
-    meet(comm); /* makes, uses and destroys another plan */
+    synchronize_ranks(comm); /* makes, uses and destroys another plan */
     if (rank == late)
-      start(&seat, step);
-    CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK);
-    check_result(&seat, step);
+      start_request(&rank_plan, step);
+    CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK);
+    check_result(&rank_plan, step);
   }
-  CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK); /* NULL: nothing to wait for */
-  CHECK_STATUS(onebit_test(&seat.request), ONEBIT_OK);
-  seat_leave(&seat);
+  CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK); /* NULL: nothing to wait for */
+  CHECK_STATUS(onebit_test(&rank_plan.request), ONEBIT_OK);
+  rank_plan_finish(&rank_plan);
 }
 
-static void *run_alone(void *argument) {
-  struct seat *seat = argument;
-  check_rank(seat->rank);
-  check_case("threads share a communicator, plan of %zu elements", seat->run->what.count);
+static void *call_in_thread(void *argument) {
+  struct rank_plan *rank_plan = argument;
+  check_rank(rank_plan->rank);
+  check_case("threads share a communicator, plan of %zu elements", rank_plan->run->what.count);
   for (int step = 0; step < FLIGHT_STEPS; step++)
     if (step % 2) {
-      start(seat, step);
-      CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
-      check_result(seat, step);
+      start_request(rank_plan, step);
+      CHECK_STATUS(onebit_wait(&rank_plan->request), ONEBIT_OK);
+      check_result(rank_plan, step);
     } else {
-      seat_call(seat, step);
+      rank_plan_call(rank_plan, step);
     }
   return NULL;
 }
 
-#define PASSENGERS 3
+#define THREADS 3
 void threads_share_a_communicator(onebit_comm_t comm, void *context) {
   struct flight *flight = context;
-  struct seat seats[PASSENGERS];
-  pthread_t threads[PASSENGERS];
-  for (int k = 0; k < PASSENGERS; k++)
-    seat_take(&seats[k], comm, &flight->runs[2 * k + 1]);
-  for (int k = 0; k < PASSENGERS; k++)
-    if (!CHECK(pthread_create(&threads[k], NULL, run_alone, &seats[k]) == 0, "no thread"))
+  struct rank_plan plans[THREADS];
+  pthread_t threads[THREADS];
+  for (int k = 0; k < THREADS; k++)
+    rank_plan_create(&plans[k], comm, &flight->runs[2 * k + 1]);
+  for (int k = 0; k < THREADS; k++)
+    if (!CHECK(pthread_create(&threads[k], NULL, call_in_thread, &plans[k]) == 0, "no thread"))
       abort(); /* the other ranks would wait for ever */
-  for (int k = 0; k < PASSENGERS; k++)
+  for (int k = 0; k < THREADS; k++)
     pthread_join(threads[k], NULL);
-  for (int k = 0; k < PASSENGERS; k++)
-    seat_leave(&seats[k]);
+  for (int k = 0; k < THREADS; k++)
+    rank_plan_finish(&plans[k]);
 }
 
 void flights_over(on_transport *on, rank_body *scenario) {
@@ -259,14 +260,14 @@ const struct wait_case wait_cases[] = {
 };
 const size_t wait_cases_count = sizeof wait_cases / sizeof wait_cases[0];
 
-static bool make(onebit_comm_t comm, const struct wait_case *test, onebit_plan_t *plan) {
+static bool make_plan(onebit_comm_t comm, const struct wait_case *test, onebit_plan_t *plan) {
   onebit_plan_options_t options = {
       .size = sizeof options, .schedule = test->schedule, .wire = test->wire, .chunk_size = 2048};
   return CHECK_STATUS(onebit_plan_create(comm, test->count, &options, plan), ONEBIT_OK);
 }
 
-static onebit_status_t call(const struct wait_run *run, const float *from, float *to,
-                            onebit_plan_t plan) {
+static onebit_status_t call_allreduce(const struct wait_run *run, const float *from, float *to,
+                                      onebit_plan_t plan) {
   onebit_request_t request;
   if (run->blocking)
     return onebit_allreduce(from, to, plan);
@@ -274,9 +275,9 @@ static onebit_status_t call(const struct wait_run *run, const float *from, float
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
-/* Waits until the others have their errors. Of those in other processes nothing is known: they have
- * twice the timeout, and an error too where that is not enough. */
-static void stay_away(const struct wait_run *run, int others) {
+/* Waits until the other ranks have their errors. Ranks in other processes cannot be asked: they get
+ * twice the timeout, and an error too if that is not enough. */
+static void wait_for_errors(const struct wait_run *run, int others) {
   for (int k = 0; atomic_load(&run->done) < others; k++) {
     if (!run->one_process && k >= (int)(2e3 * WAIT_TIMEOUT))
       return;
@@ -285,14 +286,14 @@ static void stay_away(const struct wait_run *run, int others) {
 }
 
 /* Acts as the missing rank. */
-static void misbehave(onebit_comm_t comm, const struct wait_run *run, const float *from, float *to,
-                      onebit_plan_t other) {
+static void act_as_missing_rank(onebit_comm_t comm, const struct wait_run *run, const float *from,
+                                float *to, onebit_plan_t other) {
   if (run->fault == WAIT_ABORTS)
     CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_OK);
   if (run->fault == WAIT_IS_AWAY)
-    stay_away(run, onebit_comm_size(comm) - 1);
+    wait_for_errors(run, onebit_comm_size(comm) - 1);
   if (run->fault != WAIT_LEAVES)
-    CHECK_STATUS(call(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
+    CHECK_STATUS(call_allreduce(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
 }
 
 /* On a busy machine a rank may time out before the one that it waits for does: then its message
@@ -307,17 +308,17 @@ static void check_error(onebit_comm_t comm, struct wait_run *run, onebit_status_
     atomic_fetch_add(&run->named, 1);
 }
 
-static void miss_a_rank(onebit_comm_t comm, struct wait_run *run, const float *from, float *to,
-                        onebit_plan_t plan, onebit_plan_t other) {
+static void call_without_rank(onebit_comm_t comm, struct wait_run *run, const float *from,
+                              float *to, onebit_plan_t plan, onebit_plan_t other) {
   comm->timeout = WAIT_TIMEOUT; /* earlier calls may take longer on a busy machine */
   if (onebit_comm_rank(comm) == onebit_comm_size(comm) - 1) {
-    misbehave(comm, run, from, to, other);
+    act_as_missing_rank(comm, run, from, to, other);
     return;
   }
-  check_error(comm, run, call(run, from, to, plan));
+  check_error(comm, run, call_allreduce(run, from, to, plan));
   atomic_fetch_add(&run->done, 1);
-  CHECK_STATUS(call(run, from, to, plan), ONEBIT_ERROR_TRANSPORT);
-  CHECK_STATUS(call(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(call_allreduce(run, from, to, plan), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(call_allreduce(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
 }
 
 void wait_on_rank(onebit_comm_t comm, void *context) {
@@ -327,11 +328,11 @@ void wait_on_rank(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL, other = NULL;
   check_case("%s, fault %d, blocking %d", run->test->name, (int)run->fault, run->blocking);
   fill_input(from, ONEBIT_FLOAT32, run->test->count, onebit_comm_rank(comm), 0);
-  if (make(comm, run->test, &plan) && make(comm, run->test, &other)) {
+  if (make_plan(comm, run->test, &plan) && make_plan(comm, run->test, &other)) {
     for (int k = 0; k < 2; k++)
-      CHECK_STATUS(call(run, from, to, plan), ONEBIT_OK);
-    run->meet();
-    miss_a_rank(comm, run, from, to, plan, other);
+      CHECK_STATUS(call_allreduce(run, from, to, plan), ONEBIT_OK);
+    run->wait_for_all();
+    call_without_rank(comm, run, from, to, plan, other);
   }
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_destroy(other), ONEBIT_OK);

@@ -37,7 +37,7 @@ void started_in_any_order_and_tested(onebit_comm_t comm, void *flight);
  * them. */
 void moved_by_progress(onebit_comm_t comm, void *flight);
 
-/* A plan with a request in flight refuses everything but test and wait, and is unharmed. */
+/* A plan with a request in flight refuses everything but test and wait, and works afterwards. */
 void busy_plans_refuse(onebit_comm_t comm, void *flight);
 
 /* A request that one rank has not started yet stays in progress on the others, which may make and
@@ -72,11 +72,11 @@ struct wait_run {
   const struct wait_case *test;
   enum wait_fault fault;
   bool blocking;
-  void (*meet)(void); /* waits for all ranks without the communicator, until all have ended their
-                       * calls */
-  bool one_process;   /* all ranks are threads of it */
-  atomic_int done;    /* ranks that have got their error, in this process */
-  atomic_int named;   /* ranks whose error names the missing rank */
+  /* Waits, without the communicator, until all ranks have ended their calls. */
+  void (*wait_for_all)(void);
+  bool one_process; /* all ranks are threads of it */
+  atomic_int done;  /* ranks that have got their error, in this process */
+  atomic_int named; /* ranks whose error names the missing rank */
 };
 
 /* A rank_body whose context is a struct wait_run. The last rank is the missing one. */

@@ -4,55 +4,57 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The largest N of which a share 1/N is widened until all pairs are met. */
+/* The largest N for which a share of 1/N is widened until it has all pairs. */
 #define WIDENED 5
 
-static size_t number_of(const char *variable, size_t otherwise) {
+static size_t read_number(const char *variable, size_t otherwise) {
   const char *text = getenv(variable);
   long long number = text ? strtoll(text, NULL, 10) : 0;
   return number > 0 ? (size_t)number : otherwise;
 }
 
-size_t test_share(void) { return number_of("ONEBIT_TEST_SHARE", 1); }
+size_t test_share(void) { return read_number("ONEBIT_TEST_SHARE", 1); }
 
-static size_t seed(void) { return number_of("ONEBIT_TEST_SEED", 0); }
+static size_t sample_seed(void) { return read_number("ONEBIT_TEST_SEED", 0); }
 
 bool test_thins(void) { return test_share() > WIDENED; }
 
-bool test_wanted(size_t number) { return !test_thins() || number % test_share() == 1 + seed() % 3; }
+bool test_wanted(size_t number) {
+  return !test_thins() || number % test_share() == 1 + sample_seed() % 3;
+}
 
 bool test_wanted_of(size_t row, size_t column) {
-  return test_thins() ? test_wanted(column) : (row + column + seed()) % test_share() == 0;
+  return test_thins() ? test_wanted(column) : (row + column + sample_seed()) % test_share() == 0;
 }
 
 /* --- Random numbers: splitmix64 */
 
-static uint64_t mixed(uint64_t word) {
+static uint64_t mix_bits(uint64_t word) {
   word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
   word = (word ^ word >> 27) * 0x94d049bb133111ebu;
   return word ^ word >> 31;
 }
 
-static size_t drawn(uint64_t *state, size_t limit) {
+static size_t draw_number(uint64_t *state, size_t limit) {
   *state += 0x9e3779b97f4a7c15u;
-  return (size_t)(mixed(*state) % limit);
+  return (size_t)(mix_bits(*state) % limit);
 }
 
-static size_t turn_of(size_t k, size_t limit) {
-  uint64_t state = mixed(seed() + 1) + k;
-  return k * test_share() + drawn(&state, limit);
+static size_t draw_from_group(size_t k, size_t limit) {
+  uint64_t state = mix_bits(sample_seed() + 1) + k;
+  return k * test_share() + draw_number(&state, limit);
 }
 
-size_t sample_turn(size_t k) { return turn_of(k, test_share()); }
+size_t sample_entry(size_t k) { return draw_from_group(k, test_share()); }
 
 bool sample_has(size_t number, size_t count) {
   const size_t turn = number / test_share(), left = count - turn * test_share();
-  return number == turn_of(turn, left < test_share() ? left : test_share());
+  return number == draw_from_group(turn, left < test_share() ? left : test_share());
 }
 
 /* --- A table that is being sampled */
 
-/* Two dimensions, or one twice, with a flag for each pair of their values. */
+/* Two dimensions, or one of them twice, with a flag for each pair of their values. */
 struct pairing {
   size_t first, second, width;
   unsigned char *flags;
@@ -63,26 +65,27 @@ enum { ABSENT, PRESENT, MET };
 struct work {
   const struct sample_table *table;
   size_t each, pairings_count, chosen_count;
-  size_t *levels; /* `each` a row */
+  size_t *levels; /* [rows][each] */
   size_t *order;  /* the rows, shuffled */
-  size_t *gains;  /* of each row: pairs that it would add, at most */
+  size_t *gains;  /* [rows]: upper bounds of the pairs that a row would add */
   bool *chosen;
   struct pairing *pairings;
 };
 
-static void *zeros(size_t count, size_t size) {
+static void *allocate_zeros(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   if (!memory)
     abort();
   return memory;
 }
 
-static unsigned char *flag_of(const struct work *work, const struct pairing *pairing, size_t row) {
+static unsigned char *pair_flag(const struct work *work, const struct pairing *pairing,
+                                size_t row) {
   const size_t *levels = work->levels + row * work->each;
   return &pairing->flags[levels[pairing->first] * pairing->width + levels[pairing->second]];
 }
 
-static size_t values_of(const struct work *work, size_t dimension) {
+static size_t count_values(const struct work *work, size_t dimension) {
   size_t most = 0;
   for (size_t row = 0; row < work->table->rows; row++)
     if (work->levels[row * work->each + dimension] > most)
@@ -90,48 +93,49 @@ static size_t values_of(const struct work *work, size_t dimension) {
   return most + 1;
 }
 
-static void pair(struct work *work, size_t first, size_t second) {
+static void add_pairing(struct work *work, size_t first, size_t second) {
   struct pairing *pairing = &work->pairings[work->pairings_count++];
-  *pairing = (struct pairing){.first = first, .second = second, .width = values_of(work, second)};
-  pairing->flags = zeros(values_of(work, first) * pairing->width, 1);
+  *pairing =
+      (struct pairing){.first = first, .second = second, .width = count_values(work, second)};
+  pairing->flags = allocate_zeros(count_values(work, first) * pairing->width, 1);
   for (size_t row = 0; row < work->table->rows; row++)
-    *flag_of(work, pairing, row) = PRESENT;
+    *pair_flag(work, pairing, row) = PRESENT;
 }
 
-static void pair_all(struct work *work) {
-  work->pairings = zeros(work->each * work->each, sizeof *work->pairings);
+static void add_pairings(struct work *work) {
+  work->pairings = allocate_zeros(work->each * work->each, sizeof *work->pairings);
   for (size_t a = 0; a < work->table->dimensions; a++)
     for (size_t b = a + 1; b < work->table->dimensions; b++)
-      pair(work, a, b);
+      add_pairing(work, a, b);
   for (size_t a = work->table->dimensions; a < work->each; a++)
-    pair(work, a, a);
+    add_pairing(work, a, a);
 }
 
-static void shuffle(struct work *work) {
-  uint64_t state = seed();
+static void shuffle_rows(struct work *work) {
+  uint64_t state = sample_seed();
   for (const char *letter = work->table->name; *letter; letter++)
-    state = mixed(state + (unsigned char)*letter + 1);
+    state = mix_bits(state + (unsigned char)*letter + 1);
   for (size_t k = 0; k < work->table->rows; k++) {
-    size_t other = drawn(&state, k + 1);
+    size_t other = draw_number(&state, k + 1);
     work->order[k] = work->order[other];
     work->order[other] = k;
   }
 }
 
-static struct work open_work(const struct sample_table *table) {
+static struct work create_work(const struct sample_table *table) {
   struct work work = {.table = table, .each = table->dimensions + table->combinations};
-  work.levels = zeros(table->rows * work.each, sizeof *work.levels);
-  work.order = zeros(table->rows, sizeof *work.order);
-  work.gains = zeros(table->rows, sizeof *work.gains);
-  work.chosen = zeros(table->rows, sizeof *work.chosen);
+  work.levels = allocate_zeros(table->rows * work.each, sizeof *work.levels);
+  work.order = allocate_zeros(table->rows, sizeof *work.order);
+  work.gains = allocate_zeros(table->rows, sizeof *work.gains);
+  work.chosen = allocate_zeros(table->rows, sizeof *work.chosen);
   for (size_t row = 0; row < table->rows; row++)
     table->levels(table->table, row, work.levels + row * work.each);
-  pair_all(&work);
-  shuffle(&work);
+  add_pairings(&work);
+  shuffle_rows(&work);
   return work;
 }
 
-static void close_work(struct work *work) {
+static void destroy_work(struct work *work) {
   for (size_t k = 0; k < work->pairings_count; k++)
     free(work->pairings[k].flags);
   free(work->pairings);
@@ -143,22 +147,23 @@ static void close_work(struct work *work) {
 
 /* --- Choosing */
 
-static size_t gain_of(const struct work *work, size_t row) {
+static size_t count_gain(const struct work *work, size_t row) {
   size_t gain = 0;
   for (size_t k = 0; k < work->pairings_count; k++)
-    gain += *flag_of(work, &work->pairings[k], row) == PRESENT;
+    gain += *pair_flag(work, &work->pairings[k], row) == PRESENT;
   return gain;
 }
 
-static void choose(struct work *work, size_t row) {
+static void choose_row(struct work *work, size_t row) {
   for (size_t k = 0; k < work->pairings_count; k++)
-    *flag_of(work, &work->pairings[k], row) = MET;
+    *pair_flag(work, &work->pairings[k], row) = MET;
   work->chosen[row] = true;
   work->chosen_count++;
 }
 
-/* Adds the rows that cover the most first. What a row covers only becomes less. */
-static void cover(struct work *work, size_t limit) {
+/* Chooses the rows that add the most pairs first. The number of pairs that a row would add never
+ * rises. */
+static void choose_covering_rows(struct work *work, size_t limit) {
   for (size_t row = 0; row < work->table->rows; row++)
     work->gains[row] = work->pairings_count;
   for (size_t gain = work->pairings_count; gain > 0; gain--)
@@ -166,29 +171,29 @@ static void cover(struct work *work, size_t limit) {
       size_t row = work->order[k];
       if (work->chosen[row] || work->gains[row] < gain)
         continue;
-      work->gains[row] = gain_of(work, row);
+      work->gains[row] = count_gain(work, row);
       if (work->gains[row] == gain)
-        choose(work, row);
+        choose_row(work, row);
     }
 }
 
-static void fill(struct work *work, size_t limit) {
+static void choose_further_rows(struct work *work, size_t limit) {
   for (size_t k = 0; k < work->table->rows && work->chosen_count < limit; k++)
     if (!work->chosen[work->order[k]])
-      choose(work, work->order[k]);
+      choose_row(work, work->order[k]);
 }
 
-static struct sample taken(const struct work *work) {
-  struct sample sample = {0, zeros(work->chosen_count, sizeof *sample.rows)};
+static struct sample collect_sample(const struct work *work) {
+  struct sample sample = {0, allocate_zeros(work->chosen_count, sizeof *sample.rows)};
   for (size_t row = 0; row < work->table->rows; row++)
     if (work->chosen[row])
       sample.rows[sample.count++] = row;
   return sample;
 }
 
-/* --- The account: a line a table for tests/run, which adds them up */
+/* --- The account: one line for each table, which tests/run adds up */
 
-static void tell(const struct work *work) {
+static void append_account(const struct work *work) {
   const char *path = getenv("ONEBIT_TEST_SAMPLES");
   FILE *file = path ? fopen(path, "a") : NULL;
   size_t there = 0, met = 0;
@@ -196,7 +201,7 @@ static void tell(const struct work *work) {
     return;
   for (size_t k = 0; k < work->pairings_count; k++) {
     const struct pairing *pairing = &work->pairings[k];
-    size_t all = values_of(work, pairing->first) * pairing->width;
+    size_t all = count_values(work, pairing->first) * pairing->width;
     for (size_t at = 0; at < all; at++) {
       there += pairing->flags[at] != ABSENT;
       met += pairing->flags[at] == MET;
@@ -208,14 +213,14 @@ static void tell(const struct work *work) {
 }
 
 struct sample sample_of(const struct sample_table *table) {
-  struct work work = open_work(table);
+  struct work work = create_work(table);
   size_t share = test_share() * (table->thinner ? table->thinner : 1);
   size_t limit = (table->rows + share - 1) / share;
-  cover(&work, test_thins() ? limit : table->rows);
-  fill(&work, limit);
-  struct sample sample = taken(&work);
-  tell(&work);
-  close_work(&work);
+  choose_covering_rows(&work, test_thins() ? limit : table->rows);
+  choose_further_rows(&work, limit);
+  struct sample sample = collect_sample(&work);
+  append_account(&work);
+  destroy_work(&work);
   return sample;
 }
 
@@ -224,7 +229,7 @@ struct product {
   size_t lists;
 };
 
-static void digits(const void *table, size_t row, size_t *levels) {
+static void product_levels(const void *table, size_t row, size_t *levels) {
   const struct product *product = table;
   for (size_t k = 0; k < product->lists; k++) {
     levels[k] = row % product->sizes[k];
@@ -235,7 +240,7 @@ static void digits(const void *table, size_t row, size_t *levels) {
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists) {
   const struct product product = {sizes, lists};
   struct sample_table table = {
-      .name = name, .rows = 1, .thinner = thinner, .levels = digits, .table = &product};
+      .name = name, .rows = 1, .thinner = thinner, .levels = product_levels, .table = &product};
   *(lists > 2 ? &table.dimensions : &table.combinations) = lists;
   for (size_t k = 0; k < lists; k++)
     table.rows *= sizes[k];
@@ -243,12 +248,12 @@ struct sample sample_product(const char *name, size_t thinner, const size_t *siz
 }
 
 void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices) {
-  uint64_t state = mixed(row + 1);
+  uint64_t state = mix_bits(row + 1);
   for (size_t k = 0; k < lists; k++)
-    choices[k] = drawn(&state, sizes[k]);
+    choices[k] = draw_number(&state, sizes[k]);
 }
 
-static void draw(const void *table, size_t row, size_t *levels) {
+static void combination_levels(const void *table, size_t row, size_t *levels) {
   const struct product *product = table;
   sample_choices(product->sizes, product->lists, row, levels);
 }
@@ -260,7 +265,7 @@ struct sample sample_combinations(const char *name, size_t thinner, const size_t
                                      .rows = 4000,
                                      .dimensions = lists,
                                      .thinner = thinner,
-                                     .levels = draw,
+                                     .levels = combination_levels,
                                      .table = &product};
   return sample_of(&table);
 }

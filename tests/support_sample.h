@@ -18,7 +18,7 @@ struct sample_table {
   const char *name; /* one word; tables of different names have different samples */
   size_t rows;
   size_t dimensions;   /* every pair of values of two dimensions is in the sample */
-  size_t combinations; /* the dimensions after these: each of their values is in the sample */
+  size_t combinations; /* dimensions after these, each value of which is in the sample */
   size_t thinner;      /* divides the share, also that of a full run; 0: 1 */
   sample_levels *levels;
   const void *table;
@@ -30,8 +30,8 @@ struct sample {
 };
 struct sample sample_of(const struct sample_table *table);
 
-/* Samples a product of lists: row = v0 + size0 * (v1 + size1 * ...). Each value of fewer than three
- * lists is in the sample. */
+/* Samples a product of lists: row = v0 + size0 * (v1 + size1 * ...). With one or two lists, the
+ * sample has each of their values, but not each pair. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
 /* Draws 4,000 rows from a product that is too long to be listed; sample_choices says which entry of
@@ -42,7 +42,7 @@ void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choic
 
 /* Returns the k-th entry of a plain list of any length: each run takes an equal share of the list
  * in turn. */
-size_t sample_turn(size_t k);
+size_t sample_entry(size_t k);
 
 /* True if entry `number` of a list of `count` is to be tested: one of every test_share() in a row,
  * of which the last group may be shorter. */

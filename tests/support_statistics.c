@@ -1,4 +1,4 @@
-/* Optimizers whose statistics are looked at. */
+/* Optimizers for tests of statistics. */
 #include "tests/support_statistics.h"
 
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,

@@ -24,7 +24,7 @@ onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer);
 
 /* Lists SUBJECT_TENSORS tensors of SUBJECT_LENGTH, one behind the other. The second stays
- * uncompressed, in its own unit. */
+ * uncompressed, in its own bucket. */
 void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,
                   onebit_tensor_t *tensors);
 

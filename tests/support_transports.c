@@ -1,16 +1,16 @@
-/* Communicators over functions of the caller's, whose ranks are threads, and over sockets. */
+/* Communicators over a custom transport, whose ranks are threads, and over sockets. */
 #include "tests/support_transports.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-/* ---- Functions of the caller's ---- */
+/* ---- A custom transport ---- */
 
 #define FAULT_CODE (-77)
 #define DEAD_CODE  (-78)
 
-/* A message on its way, or a receive: both are found by who, to whom and tag. */
+/* A message in flight, or a pending receive; they match if sender, receiver and tag are equal. */
 struct letter {
   struct letter *next;
   int from, to, tag;
@@ -38,7 +38,7 @@ struct member {
   onebit_transport_callbacks_t callbacks;
 };
 
-static void append(struct letter **list, struct letter *letter) {
+static void append_letter(struct letter **list, struct letter *letter) {
   while (*list)
     list = &(*list)->next;
   *list = letter;
@@ -56,12 +56,12 @@ static struct letter *letter_create(int from, int to, int tag, size_t bytes) {
   return letter;
 }
 
-static bool alike(const struct letter *a, const struct letter *b) {
+static bool letters_match(const struct letter *a, const struct letter *b) {
   return a->from == b->from && a->to == b->to && a->tag == b->tag;
 }
 
 /* True if this call is the one that fails. The lock is held. */
-static bool strikes(const struct member *member, enum custom_call call) {
+static bool is_faulty_call(const struct member *member, enum custom_call call) {
   struct hub *hub = member->hub;
   if (hub->fault.call != call || hub->fault.rank != member->rank)
     return false;
@@ -73,13 +73,13 @@ static int send_letter(void *context, const void *data, size_t bytes, int peer, 
   struct member *member = context;
   struct hub *hub = member->hub;
   pthread_mutex_lock(&hub->lock);
-  bool fails = strikes(member, CUSTOM_SEND), longer = fails && hub->fault.longer;
+  bool fails = is_faulty_call(member, CUSTOM_SEND), longer = fails && hub->fault.longer;
   int code = hub->dead ? DEAD_CODE : fails && !longer ? FAULT_CODE : 0;
   if (code == 0) {
     struct letter *letter = letter_create(member->rank, peer, tag, bytes + longer);
     letter->data = allocate(bytes + 1, 1);
     memcpy(letter->data, data, bytes);
-    append(&hub->letters, letter);
+    append_letter(&hub->letters, letter);
     pthread_cond_broadcast(&hub->changed);
   }
   pthread_mutex_unlock(&hub->lock);
@@ -92,11 +92,11 @@ static int receive_letter(void *context, void *data, size_t bytes, int peer, int
   struct member *member = context;
   struct hub *hub = member->hub;
   pthread_mutex_lock(&hub->lock);
-  int code = hub->dead ? DEAD_CODE : strikes(member, CUSTOM_RECEIVE) ? FAULT_CODE : 0;
+  int code = hub->dead ? DEAD_CODE : is_faulty_call(member, CUSTOM_RECEIVE) ? FAULT_CODE : 0;
   if (code == 0) {
     struct letter *wanted = letter_create(peer, member->rank, tag, bytes);
     wanted->data = data;
-    append(&hub->wanted, wanted);
+    append_letter(&hub->wanted, wanted);
     hub->open++;
     *operation = wanted;
   }
@@ -106,17 +106,17 @@ static int receive_letter(void *context, void *data, size_t bytes, int peer, int
 
 /* Returns the message for a receive: the first that matches it, unless an older receive matches
  * that message. */
-static struct letter *message_for(struct hub *hub, struct letter *wanted) {
+static struct letter *find_message(struct hub *hub, struct letter *wanted) {
   for (struct letter *older = hub->wanted; older != wanted; older = older->next)
-    if (alike(older, wanted))
+    if (letters_match(older, wanted))
       return NULL;
   struct letter *letter = hub->letters;
-  while (letter && !alike(letter, wanted))
+  while (letter && !letters_match(letter, wanted))
     letter = letter->next;
   return letter;
 }
 
-static void wait_a_moment(struct hub *hub, double seconds) {
+static void wait_for_change(struct hub *hub, double seconds) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
   long nanoseconds = until.tv_nsec + (long)(seconds * 1e9);
@@ -136,10 +136,10 @@ static int test_letter(void *context, void *operation, double seconds, size_t *b
   struct hub *hub = member->hub;
   struct letter *wanted = operation, *letter = NULL;
   pthread_mutex_lock(&hub->lock);
-  int code = strikes(member, CUSTOM_TEST) ? FAULT_CODE : 0;
-  if (code == 0 && !hub->dead && !(letter = message_for(hub, wanted)) && seconds > 0) {
-    wait_a_moment(hub, seconds);
-    letter = message_for(hub, wanted);
+  int code = is_faulty_call(member, CUSTOM_TEST) ? FAULT_CODE : 0;
+  if (code == 0 && !hub->dead && !(letter = find_message(hub, wanted)) && seconds > 0) {
+    wait_for_change(hub, seconds);
+    letter = find_message(hub, wanted);
   }
   if (code == 0 && !letter)
     code = hub->dead ? DEAD_CODE : ONEBIT_IN_PROGRESS;
@@ -173,7 +173,7 @@ static void abort_all(void *context) {
   pthread_mutex_unlock(&hub->lock);
 }
 
-static const char *words_of(void *context, int code) {
+static const char *describe_code(void *context, int code) {
   (void)context;
   return code == FAULT_CODE ? "the wire was cut" : "the other end has gone";
 }
@@ -192,7 +192,7 @@ static void *member_main(void *argument) {
   return NULL;
 }
 
-static onebit_transport_callbacks_t callbacks_of(struct member *member, const char *host) {
+static onebit_transport_callbacks_t make_callbacks(struct member *member, const char *host) {
   onebit_transport_callbacks_t callbacks = ONEBIT_TRANSPORT_CALLBACKS_INIT;
   bool quiet = member->hub->fault.quiet;
   callbacks.context = member;
@@ -201,7 +201,7 @@ static onebit_transport_callbacks_t callbacks_of(struct member *member, const ch
   callbacks.test = test_letter;
   callbacks.cancel = cancel_letter;
   callbacks.abort = quiet ? NULL : abort_all;
-  callbacks.message = quiet ? NULL : words_of;
+  callbacks.message = quiet ? NULL : describe_code;
   callbacks.release = release_member;
   callbacks.host = host;
   callbacks.timeout = quiet ? 1 : 0;
@@ -219,7 +219,7 @@ long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attem
     char host[32];
     snprintf(host, sizeof host, "host %d", rank * hosts / size);
     members[rank] = (struct member){&hub, rank, size, attempt, argument, {0}};
-    members[rank].callbacks = callbacks_of(&members[rank], strdup(host));
+    members[rank].callbacks = make_callbacks(&members[rank], strdup(host));
     cr_assert_eq(pthread_create(&threads[rank], NULL, member_main, &members[rank]), 0);
   }
   for (int rank = 0; rank < size; rank++) {
@@ -263,9 +263,10 @@ void on_custom(int size, int hosts, rank_body *body, void *context) {
 
 /* ---- Sockets ---- */
 
-/* A port is let go before rank 0 listens there, and in some tests rank 0 never does: then no other
- * process may have been given it. So each test process has ports of its own, below those that the
- * system gives to connections: it listens at the first of them for as long as it lives. */
+/* A port is closed again before rank 0 listens on it, and in some tests rank 0 never does; no other
+ * process may get it meanwhile. So each test process has a block of ports of its own, below those
+ * that the system gives to connections: it holds the block by listening on the first port until it
+ * ends. */
 enum { FIRST_PORT = 10000, PORTS_EACH = 128, BLOCKS_OF_PORTS = 176 };
 
 static bool bind_port(int file, int family, int port) {
@@ -280,7 +281,7 @@ static bool bind_port(int file, int family, int port) {
   return bind(file, (struct sockaddr *)&address, sizeof address) == 0 && listen(file, 16) == 0;
 }
 
-static int next_port(void) {
+static int take_port(void) {
   static int first;
   static unsigned calls;
   for (int tries = 0; !first && tries < BLOCKS_OF_PORTS; tries++) {
@@ -297,7 +298,7 @@ static int next_port(void) {
 
 int sockets_free_port(int family, int *keep) {
   for (int tries = 0; tries < PORTS_EACH; tries++) {
-    const int port = next_port(), file = socket(family, SOCK_STREAM, 0);
+    const int port = take_port(), file = socket(family, SOCK_STREAM, 0);
     if (file >= 0 && bind_port(file, family, port)) {
       if (keep)
         *keep = file;
@@ -317,7 +318,7 @@ struct socket_rank {
   void *context;
 };
 
-static void *run_member(void *argument) {
+static void *run_socket_rank(void *argument) {
   struct socket_rank *socket_rank = argument;
   socket_rank->body(&socket_rank->options, socket_rank->context);
   return NULL;
@@ -338,7 +339,7 @@ void sockets_attempt(int size, int hosts, int streams, sockets_body *body, void 
     members[rank].options.timeout = 20;
     members[rank].options.secret = "of this test";
     members[rank].options.host = names[rank * hosts / size];
-    cr_assert(pthread_create(&threads[rank], NULL, run_member, &members[rank]) == 0);
+    cr_assert(pthread_create(&threads[rank], NULL, run_socket_rank, &members[rank]) == 0);
   }
   for (int rank = 0; rank < size; rank++)
     pthread_join(threads[rank], NULL);

@@ -1,4 +1,4 @@
-/* Communicators over functions of the caller's, whose ranks are threads, and over sockets. */
+/* Communicators over a custom transport, whose ranks are threads, and over sockets. */
 #ifndef ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
 #define ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
 
@@ -25,8 +25,8 @@ struct custom_fault {
  * then checks that no operation is left open, and checks_must_hold(). */
 void on_custom(int size, int hosts, rank_body *body, void *context);
 
-/* Does the same where making the communicator may fail: `attempt` gets the callbacks and makes it.
- * Returns how often that rank made the call that the fault names. */
+/* Does the same where creating the communicator may fail: `attempt` gets the callbacks and creates
+ * it. Returns how often the rank of the fault made calls of its kind. */
 typedef void custom_attempt(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                             void *context);
 long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
@@ -34,8 +34,8 @@ long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attem
 
 /* Ports for communicators over sockets. */
 
-/* Returns a free port of the loopback interface, which nobody else takes for some time. `keep`:
- * gets a file that holds the port from now on. */
+/* Returns a free port of the loopback interface, which no other process takes for some time. If
+ * `keep` is not NULL, *keep is a socket that holds the port from now on. */
 int sockets_free_port(int family, int *keep);
 
 /* Runs `body` on up to SOCKETS_RANKS threads as ranks and waits for all. Each gets options that it

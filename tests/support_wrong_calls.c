@@ -1,5 +1,5 @@
-/* Wrong calls: how they are judged, the functions that must have them, the handles they are
- * made with, and those on communicators, plans and collectives. */
+/* Wrong calls: their checks, the functions that need one, the handles that they use, and the calls
+ * on communicators, plans and collectives. */
 #include "tests/support_wrong_calls.h"
 
 #include <ctype.h>
@@ -39,11 +39,11 @@ void wrong_end(const char *function, const char *arguments, onebit_status_t got,
             onebit_status_string(wanted));
 }
 
-size_t wrong_made(void) { return made; }
+size_t wrong_calls_made(void) { return made; }
 
-size_t wrong_failed(void) { return failed; }
+size_t wrong_calls_failed(void) { return failed; }
 
-bool wrong_covers(const char *function) {
+bool wrong_calls_cover(const char *function) {
   for (size_t i = 0; i < made && i < sizeof covered / sizeof covered[0]; i++)
     if (strcmp(covered[i], function) == 0)
       return true;
@@ -115,24 +115,24 @@ void wrong_scene_end(struct wrong_scene *scene) {
 
 /* ---- Communicators ---- */
 
-static int nothing_sent(void *context, const void *data, size_t bytes, int peer, int tag,
+static int fail_send(void *context, const void *data, size_t bytes, int peer, int tag,
+                     void **operation) {
+  (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
+  return -1;
+}
+
+static int fail_receive(void *context, void *data, size_t bytes, int peer, int tag,
                         void **operation) {
   (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
   return -1;
 }
 
-static int nothing_received(void *context, void *data, size_t bytes, int peer, int tag,
-                            void **operation) {
-  (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
-  return -1;
-}
-
-static int nothing_tested(void *context, void *operation, double seconds, size_t *bytes) {
+static int fail_test(void *context, void *operation, double seconds, size_t *bytes) {
   (void)context, (void)operation, (void)seconds, (void)bytes;
   return -1;
 }
 
-static void nothing_cancelled(void *context, void *operation) { (void)context, (void)operation; }
+static void ignore_cancel(void *context, void *operation) { (void)context, (void)operation; }
 
 /* Checks sound options with one wrong field: creating a communicator with them fails. */
 #define UNSOUND(create, sound, field, value, message, ...)                                         \
@@ -146,10 +146,10 @@ static void nothing_cancelled(void *context, void *operation) { (void)context, (
 
 static void wrong_callbacks(const struct wrong_scene *scene) {
   const onebit_transport_callbacks_t sound = {.size = sizeof sound,
-                                              .send = nothing_sent,
-                                              .receive = nothing_received,
-                                              .test = nothing_tested,
-                                              .cancel = nothing_cancelled};
+                                              .send = fail_send,
+                                              .receive = fail_receive,
+                                              .test = fail_test,
+                                              .cancel = ignore_cancel};
   onebit_transport_callbacks_t wrong;
   onebit_comm_t comm;
   WRONG(onebit_comm_create_custom, (NULL, 0, 1, &comm), ARGUMENT, "callbacks is NULL");
@@ -404,7 +404,7 @@ void wrong_collectives(const struct wrong_scene *scene) {
 
 /* ---- The functions that the public headers declare ---- */
 
-static char *text_of(const char *path) {
+static char *read_text(const char *path) {
   FILE *file = fopen(path, "r");
   char *text = calloc(1 << 20, 1);
   if (file && text)
@@ -427,26 +427,26 @@ static void keep_declarations(char *text) {
   }
 }
 
-static char *next_name(char *text) {
+static char *find_next_name(char *text) {
   char *one = strstr(text, "onebit_"), *other = strstr(text, "ONEBIT_");
   return !one || (other && other < one) ? other : one;
 }
 
-static bool is_part(char c) { return isalnum((unsigned char)c) || c == '_'; }
+static bool is_name_character(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
 size_t wrong_check_header(const char *header) {
   char path[100], name[100];
   size_t found = 0;
   snprintf(path, sizeof path, "include/onebit/%s.h", header);
-  char *text = text_of(path);
+  char *text = read_text(path);
   keep_declarations(text);
-  for (char *at = text; (at = next_name(at)) != NULL;) {
+  for (char *at = text; (at = find_next_name(at)) != NULL;) {
     size_t length = 0;
-    while (is_part(at[length]))
+    while (is_name_character(at[length]))
       length++;
-    if (at[length] == '(' && strncmp(at + length, "(void)", 6) != 0 && !is_part(at[-1])) {
+    if (at[length] == '(' && strncmp(at + length, "(void)", 6) != 0 && !is_name_character(at[-1])) {
       snprintf(name, sizeof name, "%.*s", (int)length, at);
-      wrong_value("a wrong call of", name, wrong_covers(name), "");
+      wrong_value("a wrong call of", name, wrong_calls_cover(name), "");
       found++;
     }
     at += length;

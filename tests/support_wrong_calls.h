@@ -27,9 +27,9 @@ void wrong_value(const char *function, const char *arguments, bool good, const c
 
 /* Return the number of calls so far, the number that failed the check, and whether `function` was
  * called. */
-size_t wrong_made(void);
-size_t wrong_failed(void);
-bool wrong_covers(const char *function);
+size_t wrong_calls_made(void);
+size_t wrong_calls_failed(void);
+bool wrong_calls_cover(const char *function);
 
 /* Checks that all functions of include/onebit/HEADER.h with arguments were called; returns how many
  * there are. */
@@ -58,7 +58,7 @@ void wrong_plans(const struct wrong_scene *scene);
 void wrong_collectives(const struct wrong_scene *scene);
 void wrong_creations(const struct wrong_scene *scene);
 void wrong_steps(const struct wrong_scene *scene);
-void wrong_looks(const struct wrong_scene *scene);
+void wrong_queries(const struct wrong_scene *scene);
 void wrong_checkpoints(const struct wrong_scene *scene);
 void wrong_outers(const struct wrong_scene *scene);
 

@@ -1,4 +1,5 @@
-/* Wrong calls on optimizers and outer steps: creation, steps, what looks at them, checkpoints. */
+/* Wrong calls on optimizers and outer steps: creation, steps, functions that read them,
+ * checkpoints. */
 #include <math.h>
 #include <string.h>
 
@@ -156,7 +157,7 @@ void wrong_steps(const struct wrong_scene *scene) {
 
 /* ---- Functions that read optimizers */
 
-void wrong_looks(const struct wrong_scene *scene) {
+void wrong_queries(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, open = scene->open;
   onebit_optimizer_info_t info = {.size = sizeof info};
   onebit_optimizer_statistics_t all = {.size = sizeof all};

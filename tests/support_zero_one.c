@@ -10,14 +10,14 @@ onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step) {
   return options;
 }
 
-static size_t total_of(const struct adam_tensors *tensors) {
+static size_t count_elements(const struct adam_tensors *tensors) {
   size_t total = 0;
   for (size_t k = 0; k < tensors->count; k++)
     total += tensors->list[k].count;
   return total;
 }
 
-/* Parameters and gradients of their types. */
+/* Describes tensors whose parameters and gradients lie in arrays of their types. */
 static void describe_tensors(const struct zero_one_case *what, void *parameters, void *gradients,
                              onebit_tensor_t *tensors) {
   const onebit_optimizer_options_t *common = &what->options.common;
@@ -44,9 +44,9 @@ static bool is_poisoned(const struct zero_one_case *what, int rank, int call) {
   return what->poison != 0.0f && rank == what->poisoned_rank && call % 2 == 0;
 }
 
-/* The gradient as float32, rounded to the type of gradients. */
-static void gradient_at(const struct zero_one_case *what, float *gradient, size_t total, int rank,
-                        int call) {
+/* Fills a gradient as float32, rounded to the type of gradients. */
+static void fill_gradient(const struct zero_one_case *what, float *gradient, size_t total, int rank,
+                          int call) {
   onebit_dtype_t dtype = what->options.common.gradient_dtype;
   size_t i = 0;
   for (size_t k = 0; k < what->tensors->count; k++)
@@ -67,7 +67,7 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-static void keep_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
+static void capture_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
   moment->momentum_norm = allocate((size_t)oracle->ranks, sizeof(double));
   moment->residual_norm = allocate((size_t)oracle->ranks, sizeof(double));
   for (int r = 0; r < oracle->ranks; r++) {
@@ -81,8 +81,8 @@ static void keep_norms(struct zero_one_moment *moment, const struct oracle_zero_
   }
 }
 
-/* True if ranks have made a step by themselves since they last exchanged. Where nothing is
- * compressed there is nothing of their own in it. */
+/* True if ranks have made a local step since their last synchronisation. Without compressed tensors
+ * a local step is the same on all ranks. */
 static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_one *oracle,
                      int call) {
   const uint64_t before = call ? run->moments[call - 1].exchanges[ORACLE_NOTHING] : 0;
@@ -95,7 +95,8 @@ static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_on
   return compressed && oracle->ranks > 1 && oracle->exchanges[ORACLE_NOTHING] > before;
 }
 
-static void keep_moment(struct zero_one_run *run, const struct oracle_zero_one *oracle, int call) {
+static void capture_moment(struct zero_one_run *run, const struct oracle_zero_one *oracle,
+                           int call) {
   struct zero_one_moment *moment = &run->moments[call];
   size_t all = (size_t)oracle->ranks * run->total;
   moment->parameters = allocate(all, sizeof(float));
@@ -104,11 +105,11 @@ static void keep_moment(struct zero_one_run *run, const struct oracle_zero_one *
   moment->skipped = (uint64_t)call + 1 - oracle->steps;
   moment->freeze_step = oracle->freeze_step;
   moment->local = oracle->clock.local;
-  moment->together = oracle_zero_one_together(oracle);
+  moment->together = oracle_zero_one_is_synchronized(oracle);
   moment->apart = is_apart(run, oracle, call);
   for (int k = 0; k < 3; k++)
     moment->exchanges[k] = oracle->exchanges[k];
-  keep_norms(moment, oracle);
+  capture_norms(moment, oracle);
 }
 
 static void run_oracle(struct zero_one_run *run, struct oracle_zero_one *oracle) {
@@ -119,24 +120,24 @@ static void run_oracle(struct zero_one_run *run, struct oracle_zero_one *oracle)
   for (int call = 0; call < run->what->steps; call++) {
     run->moments[call].statuses = allocate(size, sizeof(onebit_status_t));
     for (size_t r = 0; r < size; r++)
-      gradient_at(run->what, gradients[r], run->total, (int)r, call);
+      fill_gradient(run->what, gradients[r], run->total, (int)r, call);
     oracle_zero_one_step(oracle, (const float *const *)gradients, adam_learning_rate(call),
                          run->moments[call].statuses);
-    keep_moment(run, oracle, call);
+    capture_moment(run, oracle, call);
   }
   for (size_t r = 0; r < size; r++)
     free(gradients[r]);
   free(gradients);
 }
 
-/* The start, of the type of parameters. */
+/* Fills the parameters that all ranks start with, in their type. */
 static void fill_start(const struct zero_one_run *run) {
   for (size_t i = 0; i < run->total; i++)
     oracle_store(run->start, i, run->what->options.common.parameter_dtype, input_value(i, 50, 7));
 }
 
 struct zero_one_run zero_one_prepare(const struct zero_one_case *what) {
-  struct zero_one_run run = {.what = what, .total = total_of(what->tensors)};
+  struct zero_one_run run = {.what = what, .total = count_elements(what->tensors)};
   onebit_tensor_t tensors[10];
   run.start = allocate(run.total, sizeof(float));
   run.moments = allocate((size_t)what->steps, sizeof *run.moments);
@@ -160,7 +161,7 @@ void zero_one_release(struct zero_one_run *run) {
   free(run->start);
 }
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
 static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimizer, int rank,
                        int call) {
@@ -179,21 +180,21 @@ static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimi
           call, (unsigned long long)info.exchanges[k], k, (unsigned long long)wanted->exchanges[k]);
   CHECK(!info.synchronized || wanted->together, "call %d: ranks differ, and info denies it", call);
   CHECK(info.synchronized == !wanted->apart, "call %d: info says %d", call, info.synchronized);
-  CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "call %d: momentum norm %g, not %g",
-        call, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(near(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",
+  CHECK(is_near(info.momentum_norm, wanted->momentum_norm[rank]),
+        "call %d: momentum norm %g, not %g", call, info.momentum_norm, wanted->momentum_norm[rank]);
+  CHECK(is_near(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",
         call, info.residual_norm, wanted->residual_norm[rank]);
 }
 
-static void give_gradients(const struct zero_one_case *what, onebit_optimizer_t optimizer,
-                           const onebit_tensor_t *tensors, int rank, int call) {
+static void set_gradients(const struct zero_one_case *what, onebit_optimizer_t optimizer,
+                          const onebit_tensor_t *tensors, int rank, int call) {
   for (size_t k = 0; what->absent && k < what->tensors->count; k++) {
     const void *gradient = has_gradient(what, k, rank, call) ? tensors[k].gradient : NULL;
     CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k, gradient), ONEBIT_OK);
   }
 }
 
-/* The caller's parameters are the oracle's, rounded to their type. */
+/* Checks that the caller's parameters are the oracle's, rounded to their type. */
 static void check_parameters(const struct zero_one_run *run, const void *parameters, int rank,
                              int call) {
   onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
@@ -205,7 +206,7 @@ static void check_parameters(const struct zero_one_run *run, const void *paramet
   free(wanted);
 }
 
-static void tell_case(const struct zero_one_case *what) {
+static void label_case(const struct zero_one_case *what) {
   const onebit_zero_one_adam_options_t *o = &what->options;
   check_case("0/1 Adam of %zu tensors on %d ranks, %d hosts, profile %d, freeze %zu, scalers %zu "
              "%zu %zu, block %zd, scale %d, threads %d, buckets of %zu, schedule %d, types %d %d"
@@ -220,17 +221,17 @@ static void tell_case(const struct zero_one_case *what) {
              what->poison != 0.0f ? ", poisoned" : "");
 }
 
-/* All calls of a case. */
+/* Makes all calls of a case, and checks each. */
 static void make_steps(const struct zero_one_run *run, onebit_optimizer_t optimizer,
                        const onebit_tensor_t *tensors, void *parameters, void *gradients,
                        int rank) {
   const struct zero_one_case *what = run->what;
   float *exact = allocate(run->total, sizeof(float));
   for (int call = 0; call < what->steps; call++) {
-    gradient_at(what, exact, run->total, rank, call);
+    fill_gradient(what, exact, run->total, rank, call);
     for (size_t i = 0; i < run->total; i++)
       oracle_store(gradients, i, what->options.common.gradient_dtype, exact[i]);
-    give_gradients(what, optimizer, tensors, rank, call);
+    set_gradients(what, optimizer, tensors, rank, call);
     CHECK_STATUS(adam_step_in_parts(optimizer, what->tensors->count, what->parts, call),
                  run->moments[call].statuses[rank]);
     check_parameters(run, parameters, rank, call);
@@ -248,7 +249,7 @@ void zero_one_on_rank(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer;
   memcpy(parameters, run->start, run->total * sizeof(float));
   describe_tensors(what, parameters, gradients, tensors);
-  tell_case(what);
+  label_case(what);
   if (CHECK_STATUS(onebit_zero_one_adam_create(comm, tensors, what->tensors->count, &what->options,
                                                &optimizer),
                    ONEBIT_OK)) {

@@ -15,7 +15,7 @@ struct zero_one_case {
   bool parts;        /* gradients are reported one by one, from the last on */
   bool still;        /* every 13th element never gets a gradient */
   bool absent;       /* sometimes a rank has no gradient of a tensor */
-  bool uncompressed; /* every other tensor is */
+  bool uncompressed; /* every other tensor stays uncompressed */
   /* When not 0, a gradient of poisoned_rank has this value in every other call. Excludes
    * `absent`. */
   float poison;
@@ -41,8 +41,8 @@ struct zero_one_run {
 struct zero_one_run zero_one_prepare(const struct zero_one_case *what);
 void zero_one_release(struct zero_one_run *run);
 
-/* The parameters must equal the oracle's after each call, to the bit. This is a rank_body whose
- * context is the struct zero_one_run. */
+/* Runs the case on one rank: the parameters must equal the oracle's after each call, to the bit.
+ * This is a rank_body whose context is the struct zero_one_run. */
 void zero_one_on_rank(onebit_comm_t comm, void *run);
 
 /* Returns options with short stages: the variance is frozen after `freeze_step` steps, its

@@ -1,20 +1,21 @@
 /*
- * 1-bit Adam and LAMB, beside what test_optimizers.c has of all: when they freeze, that without
- * compression they equal the textbook's formulas, LAMB's numbers of a tensor, and what a step
- * sends.
+ * 1-bit Adam and LAMB, besides the tests of all optimizers in test_optimizers.c: the step of the
+ * freeze, the published formulas, which hold without compression, LAMB's numbers of a tensor, and
+ * the bytes of a step.
  */
 #include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_adam.h"
 
-static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
+static struct adam_case make_case(const struct adam_tensors *tensors, size_t freeze_step) {
   struct adam_case what = {
       .steps = 30, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
   what.options.freeze_step = freeze_step;
   return what;
 }
 
-/* The step after which the case has frozen, or 0: the optimizer's is the oracle's. */
-static size_t freeze_of(const struct adam_case *what) {
+/* Runs the case, whose optimizer must equal the oracle, and returns the step after which it has
+ * frozen, or 0. */
+static size_t run_to_freeze(const struct adam_case *what) {
   struct adam_run run = adam_prepare(what);
   const size_t freeze_step = run.moments[what->steps - 1].freeze_step;
   on_ranks(what->size, adam_on_rank, &run);
@@ -23,57 +24,56 @@ static size_t freeze_of(const struct adam_case *what) {
   return freeze_step;
 }
 
-static struct adam_case automatic(const struct adam_tensors *tensors, double beta2) {
-  struct adam_case what = case_of(tensors, ONEBIT_FREEZE_AUTOMATIC);
+static struct adam_case make_automatic_case(const struct adam_tensors *tensors, double beta2) {
+  struct adam_case what = make_case(tensors, ONEBIT_FREEZE_AUTOMATIC);
   what.options.beta2 = beta2;
   what.size = 2;
   return what;
 }
 
 /* The variance settles when gradients keep their size: with beta2 = 7/8 the first step that can
- * freeze is the ninth. Growing gradients keep it from settling: then never. The oracle computes the
- * ratio from all variances. */
+ * freeze is the ninth. The oracle computes the ratio from all variances. */
 Test(adam, freezes_when_the_variance_has_settled) {
-  struct adam_case what = automatic(&adam_tensors_odd, 0.875);
+  struct adam_case what = make_automatic_case(&adam_tensors_odd, 0.875);
   what.steps = 40;
   for (what.size = 1; what.size <= 4; what.size++)
-    cr_assert(freeze_of(&what) >= 9);
+    cr_assert(run_to_freeze(&what) >= 9);
 }
 
 /* 1 / (1 - 0.9) is a little more than ten in double: the window is ten all the same, and the
  * eleventh step freezes. */
 Test(adam, freeze_window_is_a_whole_number_of_steps) {
-  struct adam_case what = automatic(&adam_tensors_one, 0.9);
+  struct adam_case what = make_automatic_case(&adam_tensors_one, 0.9);
   what.options.freeze_threshold = 0.1;
-  cr_assert_eq(freeze_of(&what), 11);
+  cr_assert_eq(run_to_freeze(&what), 11);
 }
 
 Test(adam, freezes_as_late_as_it_may_while_the_variance_grows) {
-  struct adam_case what = automatic(&adam_tensors_odd, 0.875);
+  struct adam_case what = make_automatic_case(&adam_tensors_odd, 0.875);
   what.growth = 1.05f; /* the variance then grows by 1.05^16 > 2 in eight steps */
   what.steps = 40;
-  cr_assert_eq(freeze_of(&what), ONEBIT_FREEZE_LATEST * 8);
+  cr_assert_eq(run_to_freeze(&what), ONEBIT_FREEZE_LATEST * 8);
 }
 
 /* Gradients grow tenfold at every step, and the momentum follows faster than the variance: a freeze
  * at a given step waits. */
 Test(adam, freeze_waits_for_the_variance) {
-  struct adam_case what = case_of(&adam_tensors_odd, 8);
+  struct adam_case what = make_case(&adam_tensors_odd, 8);
   what.options.beta1 = 0.1;
   what.growth = 10.0f;
   what.steps = 12;
   what.size = 2;
-  cr_assert_eq(freeze_of(&what), 0);
+  cr_assert_eq(run_to_freeze(&what), 0);
 }
 
 /* A wider threshold freezes earlier, and a narrower one later. */
 Test(adam, freeze_threshold_is_heeded) {
   size_t steps[3];
   for (int k = 0; k < 3; k++) {
-    struct adam_case what = automatic(&adam_tensors_odd, 0.875);
+    struct adam_case what = make_automatic_case(&adam_tensors_odd, 0.875);
     what.options.freeze_threshold = (double[]){0.1, 0.9, 0.9999}[k];
     what.growth = 0.99f;
-    steps[k] = freeze_of(&what) - 1; /* the largest number where it never freezes */
+    steps[k] = run_to_freeze(&what) - 1; /* SIZE_MAX if it never freezes */
   }
   cr_assert(steps[0] == 8 && steps[0] <= steps[1] && steps[1] <= steps[2] && steps[2] > 8,
             "frozen after %zu, %zu, %zu", steps[0] + 1, steps[1] + 1, steps[2] + 1);
@@ -93,8 +93,8 @@ static double norm_of(const double *values, size_t count) {
   return sqrt(sum);
 }
 
-static void textbook_step(const struct adam_case *what, struct textbook *book, size_t total,
-                          int step) {
+static void make_textbook_step(const struct adam_case *what, struct textbook *book, size_t total,
+                               int step) {
   double *mean = allocate(total, sizeof *mean), t = step + 1;
   float *gradient = allocate(total, sizeof *gradient);
   double decay = (double)what->tensors->list[0].weight_decay;
@@ -117,8 +117,9 @@ static void textbook_step(const struct adam_case *what, struct textbook *book, s
   free(mean);
 }
 
-/* Steps are about the rate each; float32 may lose `lost` of that where mean gradients cancel, and
- * `rounded` of the parameter. */
+/* Runs a case and compares it with the textbook. A step has about the size of the rate: float32 may
+ * lose the part `lost` of it where mean gradients cancel, and the part `rounded` of the
+ * parameter. */
 static void check_textbook(const struct adam_case *what, double lost, double rounded) {
   struct adam_run run = adam_prepare(what);
   const size_t total = run.total;
@@ -128,7 +129,7 @@ static void check_textbook(const struct adam_case *what, double lost, double rou
     book.parameter[i] = (double)run.start[i];
   on_ranks(what->size, adam_on_rank, &run);
   for (int step = 0; step < what->steps; step++) {
-    textbook_step(what, &book, total, step);
+    make_textbook_step(what, &book, total, step);
     for (size_t i = 0; i < total; i++) {
       double got = (double)run.moments[step].parameters[i], wanted = book.parameter[i];
       CHECK(fabs(got - wanted) <=
@@ -141,14 +142,14 @@ static void check_textbook(const struct adam_case *what, double lost, double rou
 }
 
 Test(adam, plain_adam_is_the_textbooks) {
-  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  struct adam_case what = make_case(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
   what.size = 3;
   check_textbook(&what, 1e-4, 1e-7);
 }
 
 Test(adam, plain_lamb_is_the_published_one) {
   static const onebit_lamb_options_t more = {.max_coefficient = 1e9, .min_coefficient = 1e-9};
-  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  struct adam_case what = make_case(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
   what.kind = &kind_lamb;
   what.size = 3;
   what.more = &more;
@@ -192,9 +193,9 @@ Test(adam, lambs_factors_at_their_ends) {
       {1, 0, 0, 0.95, 0.95},             /* no element moves, so no share of them is known */
       {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
       {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
-      {3.9, 1, 1, 100, 4},               /* the largest first */
+      {3.9, 1, 1, 100, 4},               /* the largest factor has priority */
       {0.51, 1, 1, 0.1, 0.5},
-      {5, 1, 1, 100, 5 * 0.9}, /* and the change counts more */
+      {5, 1, 1, 100, 5 * 0.9}, /* the limit of the change has priority */
       {1, NAN, 1, NAN, 1.0 * 0.9},
   };
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -206,16 +207,17 @@ Test(adam, lambs_factors_at_their_ends) {
 }
 
 Test(adam, lambs_scalings_at_their_ends) {
-  CHECK(ob_lamb_level(12, 3) == 2 && ob_lamb_level(0, 0) == 0, "levels");
-  CHECK(ob_lamb_scaling(3, 2) == 1.5f, "the mean over the level");
-  CHECK(ob_lamb_scaling(3, 0) == 1, "no momentum");
-  CHECK(ob_lamb_scaling(NAN, 0) == 1, "no momentum anywhere");
-  CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1, "no float32");
+  CHECK(ob_lamb_level(12, 3) == 2 && ob_lamb_level(0, 0) == 0, "wrong levels");
+  CHECK(ob_lamb_scaling(3, 2) == 1.5f, "not the mean over the level");
+  CHECK(ob_lamb_scaling(3, 0) == 1, "scaling without momentum");
+  CHECK(ob_lamb_scaling(NAN, 0) == 1, "scaling without any momentum");
+  CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1,
+        "a scaling beyond float32");
 }
 
 /* Elements that never had a gradient in warm-up stay where they are; the others move. */
 Test(adam, elements_without_variance_do_not_move) {
-  struct adam_case what = case_of(&adam_tensors_many_words, 3);
+  struct adam_case what = make_case(&adam_tensors_many_words, 3);
   what.size = 2;
   struct adam_run run = adam_prepare(&what);
   on_ranks(2, adam_on_rank, &run);

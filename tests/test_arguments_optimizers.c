@@ -1,6 +1,6 @@
 /*
- * Options of every optimizer: each wrong once, each another one on one rank; handles that are not
- * there; and memory that is not there in its steps.
+ * Options of every optimizer: each with a wrong value, and each with another value on one rank;
+ * missing handles; and steps without memory.
  */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
@@ -9,9 +9,10 @@
 
 #define COUNT 700
 
-/* Two tensors and an empty one. Where several ranks share the arrays no step is made. */
-static onebit_status_t create(onebit_comm_t comm, const struct any_case *what,
-                              onebit_optimizer_t *optimizer) {
+/* Creates an optimizer of two tensors and an empty one. The arrays are shared by all ranks, so only
+ * a single rank may step. */
+static onebit_status_t create_optimizer(onebit_comm_t comm, const struct any_case *what,
+                                        onebit_optimizer_t *optimizer) {
   static float parameter[COUNT], gradient[COUNT];
   onebit_tensor_t tensors[] = {{parameter, gradient, 300, 0.01f, 0, 0},
                                {NULL, NULL, 0, 0, 0, 0},
@@ -23,7 +24,7 @@ static onebit_status_t create(onebit_comm_t comm, const struct any_case *what,
 static void check_refused(onebit_comm_t comm, const struct any_case *what, onebit_status_t wanted,
                           const char *words) {
   onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)what;
-  CHECK_STATUS(create(comm, what, &optimizer), wanted);
+  CHECK_STATUS(create_optimizer(comm, what, &optimizer), wanted);
   CHECK_WORDS(words);
   CHECK(optimizer == NULL, "a failed creation left an optimizer");
 }
@@ -181,17 +182,17 @@ static const struct {
     {{ANY(adam, STEPS, .common.residual_copies = 1)}, UNSUPPORTED, "residual_copies is 1: not"},
 };
 
-static void refuse_together(onebit_comm_t comm, void *context) {
+static void check_refused_together(onebit_comm_t comm, void *context) {
   (void)context;
   for (size_t k = 0; k < sizeof wrong_together / sizeof wrong_together[0]; k++) {
     check_case("refused row %zu", k);
     check_refused(comm, &wrong_together[k].what, wrong_together[k].status, wrong_together[k].words);
   }
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 /* The device is an option of each rank alone: the other ranks' options are valid. */
-static void refuse_on_the_last(onebit_comm_t comm, void *context) {
+static void check_refused_on_last_rank(onebit_comm_t comm, void *context) {
   const struct any_case device = {ANY(adam, STEPS, .common.device = ONEBIT_DEVICE_CUDA)},
                         sound = {ANY(adam, STEPS)};
   const int last = onebit_comm_size(comm) - 1;
@@ -204,8 +205,8 @@ static void refuse_on_the_last(onebit_comm_t comm, void *context) {
 
 Test(arguments_optimizers, options_that_do_not_go_together) {
   for (int size = 1; size <= 3; size++) {
-    on_ranks(size, refuse_together, NULL);
-    on_ranks(size, refuse_on_the_last, NULL);
+    on_ranks(size, check_refused_together, NULL);
+    on_ranks(size, check_refused_on_last_rank, NULL);
   }
 }
 
@@ -235,7 +236,7 @@ Test(arguments_optimizers, create) {
     const struct any_case what = {ob_methods[k], NULL};
     check_case("%s", ob_methods[k]->name);
     check_refused(NULL, &what, ONEBIT_ERROR_ARGUMENT, "comm is NULL");
-    CHECK_STATUS(create(comm, &what, NULL), ONEBIT_ERROR_ARGUMENT);
+    CHECK_STATUS(create_optimizer(comm, &what, NULL), ONEBIT_ERROR_ARGUMENT);
     CHECK_WORDS("optimizer is NULL");
     CHECK_STATUS(ob_optimizer_create(comm, ob_methods[k], NULL, NULL, 1, &optimizer),
                  ONEBIT_ERROR_ARGUMENT);
@@ -245,7 +246,7 @@ Test(arguments_optimizers, create) {
                    ONEBIT_ERROR_MEMORY);
       CHECK_WORDS("tensors");
     }
-    CHECK_STATUS(create(comm, &what, &optimizer), ONEBIT_OK);
+    CHECK_STATUS(create_optimizer(comm, &what, &optimizer), ONEBIT_OK);
     onebit_optimizer_destroy(optimizer);
     struct any_options options = any_options_of(ob_methods[k], NULL);
     for (size_t size = 0; size <= 7; size += 7) {
@@ -266,8 +267,8 @@ static void check_disagreement(onebit_comm_t comm, int culprit, const struct any
                 name);
 }
 
-/* Makes ranks disagree, for each row of a kind's options, on a value that all kinds can have. */
-static void disagree_on(onebit_comm_t comm, int culprit, const struct ob_method *method) {
+/* Makes ranks disagree on each option of a kind, by a value that is valid for it. */
+static void check_each_option(onebit_comm_t comm, int culprit, const struct ob_method *method) {
   for (size_t k = 0; k < method->option_count; k++) {
     const char *name = method->options[k].name;
     struct any_options here = any_options_of(method, NULL), there = here;
@@ -287,30 +288,30 @@ static void disagree_on(onebit_comm_t comm, int culprit, const struct ob_method 
 static const struct any_case deepspeed[] = {
     {ANY(adam, DEEPSPEED)}, {ANY(lamb, DEEPSPEED)}, {ANY(zero_one_adam, DEEPSPEED)}};
 
-static void disagree(onebit_comm_t comm, void *context) {
+static void check_all_methods(onebit_comm_t comm, void *context) {
   const int culprit = *(const int *)context;
   for (size_t k = 0; ob_methods[k]; k++) {
     const struct any_case others = {ob_methods[k], NULL};
-    disagree_on(comm, culprit, ob_methods[k]);
+    check_each_option(comm, culprit, ob_methods[k]);
     check_disagreement(comm, culprit, &(struct any_case){ob_methods[k ? 0 : 1], NULL}, &others,
                        "kind of optimizer");
   }
   for (size_t k = 0; k < sizeof deepspeed / sizeof deepspeed[0]; k++)
     check_disagreement(comm, culprit, &deepspeed[k], &(struct any_case){deepspeed[k].method, NULL},
                        "profile");
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 Test(arguments_optimizers, other_options_on_one_rank) {
   for (int rank = 0; rank < 3; rank++)
-    on_ranks(3, disagree, &rank);
+    on_ranks(3, check_all_methods, &rank);
 }
 
 /* --- Steps of all stages allocate nothing; test_memory.c has creations. */
 
 static void step_without_memory(onebit_comm_t comm, const struct any_case *what) {
   onebit_optimizer_t optimizer = NULL;
-  CHECK_STATUS(create(comm, what, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(create_optimizer(comm, what, &optimizer), ONEBIT_OK);
   for (int step = 0; step < 40; step++) {
     ob_memory_fail_at(1);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);

@@ -1,4 +1,4 @@
-/* Hashes, JSON and handles, on which all modules stand. */
+/* Hashes, JSON and handles, which all modules use. */
 #include "base/call_scope.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -19,7 +19,7 @@ Test(hash, goes_on_where_it_ended) {
 }
 
 /*
- * JSON: numbers keep nine digits; values are divided and escaped.
+ * JSON: numbers keep nine digits; values are separated by commas, and texts escaped.
  */
 
 Test(json, numbers_keep_nine_digits_or_are_null) {
@@ -32,8 +32,8 @@ Test(json, numbers_keep_nine_digits_or_are_null) {
   cr_expect_str_eq(ob_json_number(text, -INFINITY), "null");
 }
 
-/* The output of a writer for some values. */
-static const char *written(bool spaced) {
+/* Returns the output of a writer for some values. */
+static const char *write_sample(bool spaced) {
   static char text[512];
   memset(text, 0, sizeof text);
   struct ob_json json = {.file = fmemopen(text, sizeof text - 1, "w"), .spaced = spaced};
@@ -56,25 +56,26 @@ static const char *written(bool spaced) {
 }
 
 Test(json, values_are_divided_and_escaped) {
-  cr_expect_str_eq(written(false),
+  cr_expect_str_eq(write_sample(false),
                    "{\"text\":\"a \\\"b\\\" \\\\ \\u000a\\u0001\",\"none\":null,"
                    "\"list\":[0.5,{},{\"yes\":true}],\"largest\":18446744073709551615}");
-  cr_expect_str_eq(written(true), "{\"text\": \"a \\\"b\\\" \\\\ \\u000a\\u0001\", \"none\": null, "
-                                  "\"list\": [0.5,\n  {},\n  {\"yes\": true}], "
-                                  "\"largest\": 18446744073709551615}");
+  cr_expect_str_eq(write_sample(true),
+                   "{\"text\": \"a \\\"b\\\" \\\\ \\u000a\\u0001\", \"none\": null, "
+                   "\"list\": [0.5,\n  {},\n  {\"yes\": true}], "
+                   "\"largest\": 18446744073709551615}");
 }
 
 /* The table of handles: stale handles and handles of another kind are errors, and a communicator
  * ends with the last object that was created on it. */
 
-static onebit_plan_t plan_on(onebit_comm_t comm) {
+static onebit_plan_t create_plan(onebit_comm_t comm) {
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_OK);
   return plan;
 }
 
-/* The multiples of a prime modulo another one walk the handles in another order than that of their
- * creation: entries are removed from the middle of runs. */
+/* Multiples of STRIDE modulo MANY, both primes, visit the handles in another order than that of
+ * their creation, so entries are removed from the middle of runs. */
 enum { MANY = 1009, STRIDE = 389 };
 
 Test(handles, are_found_until_they_are_retired) {
@@ -98,7 +99,8 @@ Test(handles, are_found_until_they_are_retired) {
     ob_handle_release(made[i]);
 }
 
-/* The first three allocations of a plan: its own, and two of a table that grows at this point. */
+/* Fails each of three allocations of a plan: its own, and two of the table of handles, when that
+ * grows. */
 Test(handles, failed_growth_fails_the_creation) {
   enum { FILLED = 300 };
   onebit_comm_t comm = self_comm();
@@ -119,7 +121,7 @@ Test(handles, failed_growth_fails_the_creation) {
   onebit_comm_destroy(comm);
 }
 
-static void *make_and_end(void *shared) {
+static void *create_and_retire(void *shared) {
   for (int i = 0; i < 2000; i++) {
     void *own[40];
     for (size_t k = 0; k < 40; k++)
@@ -139,7 +141,7 @@ Test(handles, in_many_threads) {
   pthread_t threads[8];
   void *shared = ob_handle_create(OB_HANDLE_COMM, 1);
   for (size_t k = 0; k < 8; k++)
-    cr_assert_eq(pthread_create(&threads[k], NULL, make_and_end, shared), 0);
+    cr_assert_eq(pthread_create(&threads[k], NULL, create_and_retire, shared), 0);
   for (size_t k = 0; k < 8; k++)
     pthread_join(threads[k], NULL);
   ob_handle_release(shared);
@@ -147,7 +149,7 @@ Test(handles, in_many_threads) {
 
 Test(handles, finished_requests_are_errors_for_62_calls) {
   onebit_comm_t comm = self_comm();
-  onebit_plan_t plan = plan_on(comm);
+  onebit_plan_t plan = create_plan(comm);
   onebit_request_t request = NULL, old, copy;
   float x = 1, y;
   CHECK_STATUS(onebit_iallreduce(&x, &y, plan, &request), ONEBIT_OK);
@@ -168,11 +170,12 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   onebit_comm_destroy(comm);
 }
 
-/* The communicator's handle is destroyed first, by one rank early and by another late. */
-static void *outlive(void *argument) {
+/* Uses a plan and an optimizer after their communicator's handle was destroyed: before the steps on
+ * some ranks, after them on rank 1. */
+static void *use_after_destroy(void *argument) {
   onebit_comm_t comm = argument;
   int rank = onebit_comm_rank(comm);
-  onebit_plan_t plan = plan_on(comm), none;
+  onebit_plan_t plan = create_plan(comm), none;
   onebit_optimizer_t optimizer = NULL;
   float p[64] = {0}, g[64], x = (float)rank, mean = 0;
   onebit_tensor_t tensor = {.parameter = p, .gradient = g, .count = 64};
@@ -202,7 +205,7 @@ Test(handles, plans_and_optimizers_outlive_the_communicators_handle) {
   pthread_t threads[3];
   cr_assert_eq(onebit_comm_create_loopback(3, comms), ONEBIT_OK);
   for (size_t k = 0; k < 3; k++)
-    cr_assert_eq(pthread_create(&threads[k], NULL, outlive, comms[k]), 0);
+    cr_assert_eq(pthread_create(&threads[k], NULL, use_after_destroy, comms[k]), 0);
   for (size_t k = 0; k < 3; k++)
     pthread_join(threads[k], NULL);
 }

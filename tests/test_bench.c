@@ -14,9 +14,9 @@
   "exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,"     \
   "exchange,exchange,exchange"
 
-/* The arguments after the subcommand, separated by spaces. `error` may be NULL. */
-static bool parse(const char *subcommand, const char *arguments, struct bench_options *options,
-                  char *error) {
+/* Parses the arguments after the subcommand, which spaces separate. `error` may be NULL. */
+static bool parse_arguments(const char *subcommand, const char *arguments,
+                            struct bench_options *options, char *error) {
   static char text[300]; /* options point into it */
   static char *argv[32];
   char name[] = "onebit-bench", words[TOOL_ERROR] = "";
@@ -26,8 +26,9 @@ static bool parse(const char *subcommand, const char *arguments, struct bench_op
   for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
     argv[argc++] = word;
   argv[argc] = NULL;
-  bool well = bench_options_parse(argc, argv, bench_find(subcommand), options, words) == TOOL_RUN;
-  cr_assert_eq(well, words[0] == '\0', "%s: words do not fit the result: \"%s\"", arguments, words);
+  bool well = bench_options_parse(argc, argv, bench_find_benchmark(subcommand), options, words) == TOOL_RUN;
+  cr_assert_eq(well, words[0] == '\0', "%s: the error does not fit the result: \"%s\"", arguments,
+               words);
   if (error)
     strcpy(error, words);
   return well;
@@ -35,10 +36,11 @@ static bool parse(const char *subcommand, const char *arguments, struct bench_op
 
 Test(bench, options_are_read) {
   struct bench_options options;
-  cr_assert(parse("allreduce",
-                  "-m 1K:2m -i5 -x 0 -f -c --no-dense --block-size=256 --scale mean-absolute "
-                  "--dtype bfloat16 --chunk 64K --threads 2 --codec scalar --ranks 3",
-                  &options, NULL));
+  cr_assert(
+      parse_arguments("allreduce",
+                      "-m 1K:2m -i5 -x 0 -f -c --no-dense --block-size=256 --scale mean-absolute "
+                      "--dtype bfloat16 --chunk 64K --threads 2 --codec scalar --ranks 3",
+                      &options, NULL));
   cr_expect_eq(options.smallest, 1 << 10);
   cr_expect_eq(options.largest, 2 << 20);
   cr_expect_eq(options.iterations, 5);
@@ -55,80 +57,81 @@ Test(bench, options_are_read) {
 
 Test(bench, sizes_have_a_default_on_either_side) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "-m 1G", &options, NULL));
-  cr_expect_eq(options.smallest, bench_find("allreduce")->smallest);
+  cr_assert(parse_arguments("allreduce", "-m 1G", &options, NULL));
+  cr_expect_eq(options.smallest, bench_find_benchmark("allreduce")->smallest);
   cr_expect_eq(options.largest, 1 << 30);
-  cr_assert(parse("allreduce", "-m 8", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-m 8", &options, NULL));
   cr_expect_eq(options.smallest, 8);
-  cr_assert(parse("codec", "-m 1M", &options, NULL));
+  cr_assert(parse_arguments("codec", "-m 1M", &options, NULL));
   cr_expect(options.smallest == 1 << 20 && options.largest == 1 << 20);
-  cr_assert(parse("codec", "", &options, NULL));
+  cr_assert(parse_arguments("codec", "", &options, NULL));
   cr_expect_eq(options.smallest, options.largest);
 }
 
 Test(bench, an_end_of_the_sizes_alone_is_taken) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "-m 8K:", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-m 8K:", &options, NULL));
   cr_expect_eq(options.smallest, 8 << 10);
-  cr_expect_eq(options.largest, bench_find("allreduce")->largest);
-  cr_assert(parse("allreduce", "-m 1G:", &options, NULL));
+  cr_expect_eq(options.largest, bench_find_benchmark("allreduce")->largest);
+  cr_assert(parse_arguments("allreduce", "-m 1G:", &options, NULL));
   cr_expect(options.smallest == 1 << 30 && options.largest == 1 << 30);
-  cr_assert(parse("codec", "-m 8K:", &options, NULL));
-  cr_expect(options.smallest == 8 << 10 && options.largest == bench_find("codec")->largest);
+  cr_assert(parse_arguments("codec", "-m 8K:", &options, NULL));
+  cr_expect(options.smallest == 8 << 10 && options.largest == bench_find_benchmark("codec")->largest);
 }
 
 /* osu_iallreduce --message-size 1K:2K ... */
 Test(bench, osu_s_long_names_are_read) {
   struct bench_options options;
-  cr_assert(parse("iallreduce",
-                  "--message-size 1K:2K --iterations 5 --warmup=3 --full --validation "
-                  "--num-test-calls 7",
-                  &options, NULL));
+  cr_assert(parse_arguments("iallreduce",
+                            "--message-size 1K:2K --iterations 5 --warmup=3 --full --validation "
+                            "--num-test-calls 7",
+                            &options, NULL));
   cr_expect(options.smallest == 1 << 10 && options.largest == 2 << 10);
   cr_expect(options.iterations == 5 && options.warmups == 3 && options.tests == 7);
   cr_expect(options.full && options.check);
-  cr_assert(parse("iallreduce", "-f -c", &options, NULL));
+  cr_assert(parse_arguments("iallreduce", "-f -c", &options, NULL));
   cr_expect(options.full && options.check && options.factor == 2);
 }
 
 /* all_reduce_perf -b 8 -e 128M ... */
 Test(bench, nccl_tests_options_are_read) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "-b 8 -e 128M -f 4 -n 5 -w 3 -c 1 -g 1", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-b 8 -e 128M -f 4 -n 5 -w 3 -c 1 -g 1", &options, NULL));
   cr_expect(options.smallest == 8 && options.largest == 128 << 20 && options.factor == 4);
   cr_expect(options.iterations == 5 && options.warmups == 3);
   cr_expect(options.check && !options.full);
-  cr_assert(parse("allreduce", "--minbytes 64M --stepfactor=2 --check 0", &options, NULL));
+  cr_assert(
+      parse_arguments("allreduce", "--minbytes 64M --stepfactor=2 --check 0", &options, NULL));
   cr_expect(options.smallest == 64 << 20 && options.largest == 64 << 20 && !options.check);
-  cr_assert(parse("allreduce", "-b8 -e1M -f4 -c1", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-b8 -e1M -f4 -c1", &options, NULL));
   cr_expect(options.largest == 1 << 20 && options.factor == 4 && options.check && !options.full);
-  cr_assert(parse("allreduce", "-f 8 -c0", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-f 8 -c0", &options, NULL));
   cr_expect(options.factor == 8 && !options.check);
 }
 
-static enum tool_asked asked_by(char *word) {
+static enum tool_asked parse_word(char *word) {
   struct bench_options options;
   char error[TOOL_ERROR], name[] = "onebit-bench";
   char *argv[] = {name, name, word, NULL};
-  return bench_options_parse(3, argv, bench_find("codec"), &options, error);
+  return bench_options_parse(3, argv, bench_find_benchmark("codec"), &options, error);
 }
 
 Test(bench, a_version_is_asked_for_by_a_letter) {
   char words[][3] = {"-v", "-h"};
-  cr_expect_eq(asked_by(words[0]), TOOL_VERSION);
-  cr_expect_eq(asked_by(words[1]), TOOL_HELP);
+  cr_expect_eq(parse_word(words[0]), TOOL_VERSION);
+  cr_expect_eq(parse_word(words[1]), TOOL_HELP);
 }
 
 Test(bench, streams_are_a_list) {
   struct bench_options options;
-  cr_assert(parse("codec", "--streams 3,16", &options, NULL));
+  cr_assert(parse_arguments("codec", "--streams 3,16", &options, NULL));
   cr_expect_eq(options.stream_count, 2);
   cr_expect(options.streams[0] == 3 && options.streams[1] == 16);
 }
 
 Test(bench, streams_have_a_default) {
   struct bench_options options;
-  cr_assert(parse("codec", "", &options, NULL));
+  cr_assert(parse_arguments("codec", "", &options, NULL));
   cr_expect(options.stream_count == 3 && options.streams[0] == 2 && options.streams[2] == 8);
 }
 
@@ -136,15 +139,15 @@ Test(bench, streams_have_a_default) {
 
 Test(bench, a_device_has_defaults_of_its_own) {
   struct bench_options options;
-  cr_assert(parse("codec", "-d cuda --json", &options, NULL));
+  cr_assert(parse_arguments("codec", "-d cuda --json", &options, NULL));
   cr_expect(options.device == ONEBIT_DEVICE_CUDA && options.json);
   cr_expect(options.smallest == 256 << 20 && options.largest == 256 << 20);
   cr_expect(options.stream_count == 4 && options.streams[0] == 2 && options.streams[3] == 16);
-  cr_assert(parse("allreduce", "--device cuda", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "--device cuda", &options, NULL));
   cr_expect(options.smallest == 1 << 20 && options.largest == 256 << 20);
-  cr_assert(parse("allreduce", "--device cuda -m 4K:8K", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "--device cuda -m 4K:8K", &options, NULL));
   cr_expect(options.smallest == 4 << 10 && options.largest == 8 << 10);
-  cr_assert(parse("allreduce", "-d cuda -d host", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-d cuda -d host", &options, NULL));
   cr_expect_eq(options.device, ONEBIT_DEVICE_HOST);
 }
 
@@ -154,16 +157,16 @@ Test(bench, a_device_leaves_out_what_is_of_the_host) {
     struct bench_options options;
     char arguments[64];
     snprintf(arguments, sizeof arguments, "-d cuda %s", wrong[k]);
-    cr_expect_not(parse("allreduce", arguments, &options, NULL), "%s", arguments);
+    cr_expect_not(parse_arguments("allreduce", arguments, &options, NULL), "%s", arguments);
   }
 }
 
 #ifdef ONEBIT_HAVE_NCCL
 Test(bench, ranks_over_nccl) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "-d cuda --nccl-ranks 3", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "-d cuda --nccl-ranks 3", &options, NULL));
   cr_expect(options.nccl && options.nccl_ranks == 3);
-  cr_assert(parse("allgather", "-d cuda --transport nccl", &options, NULL));
+  cr_assert(parse_arguments("allgather", "-d cuda --transport nccl", &options, NULL));
   cr_expect(options.nccl && options.nccl_ranks == 0);
 }
 #endif
@@ -173,7 +176,7 @@ Test(bench, ranks_over_nccl) {
 Test(bench, a_build_without_cuda_says_so) {
   struct bench_options options;
   char error[TOOL_ERROR];
-  cr_expect_not(parse("codec", "-d cuda", &options, error));
+  cr_expect_not(parse_arguments("codec", "-d cuda", &options, error));
   cr_expect(strstr(error, "built without CUDA"), "%s", error);
 }
 
@@ -182,18 +185,18 @@ Test(bench, a_build_without_cuda_says_so) {
 Test(bench, ranks_over_sockets) {
   struct bench_options options;
   char error[TOOL_ERROR];
-  cr_assert(parse("iallreduce", "--transport sockets --connections 3", &options, NULL));
+  cr_assert(parse_arguments("iallreduce", "--transport sockets --connections 3", &options, NULL));
   cr_expect(options.sockets && !options.nccl && options.connections == 3);
-  cr_expect_not(parse("allreduce", "--transport sockets --ranks 2", &options, error));
+  cr_expect_not(parse_arguments("allreduce", "--transport sockets --ranks 2", &options, error));
   cr_expect(strstr(error, "not with --ranks"), "%s", error);
 }
 
 Test(bench, comparisons_are_lists) {
   struct bench_options options;
-  cr_assert(parse("allreduce",
-                  "--compare automatic,allgather:dense,hierarchical:bits --json "
-                  "--mpi-algorithms all --schedule exchange --wire dense",
-                  &options, NULL));
+  cr_assert(parse_arguments("allreduce",
+                            "--compare automatic,allgather:dense,hierarchical:bits --json "
+                            "--mpi-algorithms all --schedule exchange --wire dense",
+                            &options, NULL));
   cr_expect_eq(options.compare_count, 3);
   cr_expect_eq(options.compare[0].schedule, ONEBIT_SCHEDULE_AUTOMATIC);
   cr_expect_eq(options.compare[0].wire, ONEBIT_WIRE_BITS);
@@ -209,18 +212,19 @@ Test(bench, comparisons_are_lists) {
 
 Test(bench, rates_are_bytes_a_second) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "--rate 1gbit --cores 2", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "--rate 1gbit --cores 2", &options, NULL));
   cr_expect(options.rate == 125e6 && options.cores == 2);
 }
 
 Test(bench, comparisons_have_defaults) {
   struct bench_options options;
-  cr_assert(parse("allreduce", "--mpi-algorithms all --mpi-algorithms default", &options, NULL));
+  cr_assert(parse_arguments("allreduce", "--mpi-algorithms all --mpi-algorithms default", &options,
+                            NULL));
   cr_expect(!options.all_algorithms);
-  cr_assert(parse("iallreduce", "", &options, NULL));
+  cr_assert(parse_arguments("iallreduce", "", &options, NULL));
   cr_expect_eq(options.tests, BENCH_BY_TIME);
   cr_expect_eq(options.compare_count, 0);
-  cr_assert(parse("iallreduce", "-t 0", &options, NULL));
+  cr_assert(parse_arguments("iallreduce", "-t 0", &options, NULL));
   cr_expect_eq(options.tests, 0);
 }
 
@@ -297,10 +301,10 @@ Test(bench, wrong_command_lines_get_words) {
   for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
     struct bench_options options;
     char error[TOOL_ERROR];
-    cr_expect_not(parse(wrong[k][0], wrong[k][1], &options, error), "%s %s", wrong[k][0],
+    cr_expect_not(parse_arguments(wrong[k][0], wrong[k][1], &options, error), "%s %s", wrong[k][0],
                   wrong[k][1]);
     size_t name = strcspn(wrong[k][1], " =");
-    cr_expect(strncmp(error, wrong[k][1], name) == 0, "%s: the words do not begin with it: %s",
+    cr_expect(strncmp(error, wrong[k][1], name) == 0, "%s: the message does not begin with it: %s",
               wrong[k][1], error);
   }
 }
@@ -322,7 +326,7 @@ Test(bench, statistics_of_few_samples) {
 
 /* Returns the progress line of a measurement that began this many seconds ago, when a quarter is
  * done. */
-static const char *progress_after(double seconds, bool open) {
+static const char *read_progress(double seconds, bool open) {
   static char text[1000];
   struct bench_progress progress = {
       .open = open, .what = "codec of 64 bytes", .later = 2, .start = ob_seconds() - seconds};
@@ -337,19 +341,19 @@ static const char *progress_after(double seconds, bool open) {
 }
 
 Test(bench, progress_is_printed_after_seconds) {
-  cr_expect_str_eq(progress_after(6, true),
+  cr_expect_str_eq(read_progress(6, true),
                    "onebit-bench: codec of 64 bytes: store, 25 %, 9 s left, with all larger sizes "
                    "about 33 s\n");
 }
 
-Test(bench, progress_is_not_printed_early) { cr_expect_str_eq(progress_after(0, true), ""); }
+Test(bench, progress_is_not_printed_early) { cr_expect_str_eq(read_progress(0, true), ""); }
 
-Test(bench, progress_is_rank_0_s) { cr_expect_str_eq(progress_after(6, false), ""); }
+Test(bench, progress_is_rank_0_s) { cr_expect_str_eq(read_progress(6, false), ""); }
 
 Test(bench, data_is_never_constant) {
   float a[4000], b[4000];
-  bench_fill(a, 4000, 1);
-  bench_fill(b, 4000, 2);
+  bench_fill_values(a, 4000, 1);
+  bench_fill_values(b, 4000, 2);
   size_t equal = 0, zeros = 0, negative = 0;
   for (size_t i = 0; i < 4000; i++) {
     equal += a[i] == b[i] || (i > 0 && a[i] == a[i - 1]);
@@ -362,7 +366,8 @@ Test(bench, data_is_never_constant) {
 
 /* --- The checks of -c */
 
-/* A collective whose result is wrong in one element, by a little, on the ranks whose bit is set. */
+/* A collective whose result is wrong in one element, by 5 %, on the ranks whose bit is set in
+ * wrong_on. */
 static unsigned wrong_on;
 static onebit_operation_t wrong_operation;
 static onebit_dtype_t wrong_dtype;
@@ -379,7 +384,7 @@ static onebit_status_t call_wrong(const void *sendbuf, void *recvbuf, onebit_pla
   return status;
 }
 
-static int check_body(struct bench_team *team, const void *context) {
+static int check_on_rank(struct bench_team *team, const void *context) {
   struct bench_options options = {.dtype = wrong_dtype, .threads = 1, .no_dense = true};
   struct bench_collective collective = bench_collectives[wrong_operation];
   struct bench_case test;
@@ -396,23 +401,23 @@ static int check_body(struct bench_team *team, const void *context) {
   return status != BENCH_OK ? 100 : right ? 0 : 1;
 }
 
-static void check_all(unsigned wrong, int expected) {
+static void check_collectives(unsigned wrong, int expected) {
   for (int operation = 0; operation < 3; operation++)
     for (int dtype = 0; dtype < 3; dtype++) {
       wrong_on = wrong;
       wrong_operation = (onebit_operation_t)operation;
       wrong_dtype = (onebit_dtype_t)dtype;
       wrong_at = 33331; /* an index in the middle, so that every rank checks it */
-      cr_expect_eq(bench_team_run_threads(RANKS, check_body, NULL), expected, "%s of %s",
+      cr_expect_eq(bench_team_run_threads(RANKS, check_on_rank, NULL), expected, "%s of %s",
                    bench_collectives[operation].name, bench_dtypes[wrong_dtype]);
     }
 }
 
-Test(bench, check_passes_what_is_right) { check_all(NONE, 0); }
+Test(bench, check_passes_what_is_right) { check_collectives(NONE, 0); }
 
-Test(bench, check_fails_what_is_wrong_on_all_ranks) { check_all(ALL, 1); }
+Test(bench, check_fails_what_is_wrong_on_all_ranks) { check_collectives(ALL, 1); }
 
-Test(bench, check_fails_what_is_wrong_on_one_rank) { check_all(1u << 1, 1); }
+Test(bench, check_fails_what_is_wrong_on_one_rank) { check_collectives(1u << 1, 1); }
 
 /* --- Ranks that are processes */
 
@@ -440,7 +445,7 @@ Test(bench, processes_combine_their_numbers) {
     cr_expect_eq(bench_team_run_processes(ranks, combine_many, &ranks), BENCH_OK, "%d", ranks);
 }
 
-/* One rank leaves early, while the others wait for it. */
+/* Returns early on one rank, while the other ranks wait for it. */
 static int leave_early(struct bench_team *team, const void *context) {
   if (team->rank == 1)
     return *(const int *)context;

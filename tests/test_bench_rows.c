@@ -126,7 +126,7 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
   for (char *rest, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
     bool is_head = strncmp(line, "# Size  ", 8) == 0;
     columns = 0;
-    for (char *c = line + 2; *c; c++) /* words that are one space apart are one column's */
+    for (char *c = line + 2; *c; c++) /* words that one space separates belong to one column */
       columns += *c != ' ' && c[-1] == ' ' && (c == line + 2 || c[-2] == ' ');
     head = is_head ? columns : head;
     lines += line[0] != '#';
@@ -135,7 +135,7 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
   cr_expect_eq(lines, 2);
 }
 
-/* --- On a device: the emulated one, of which nothing is asked about times either. */
+/* --- On a device: the emulated one, whose times are not tested either */
 
 #ifndef ONEBIT_HAVE_CUDA
 
@@ -153,19 +153,19 @@ Test(bench_rows, optimizers_have_a_line_each) {
                                       " 33.41\n"};
   const char *said = program(0, "onebit-bench optimizers -m64K -i3 -x0 2>/dev/null");
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
-    expect_said(said, names[k]);
+    expect_output(said, names[k]);
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
 }
 
 Test(bench_rows, an_optimizer_that_refuses_the_options_is_left_out) {
   const char *said = program(0, "onebit-bench optimizers -m64K -i1 -x0 --residual-copies 1 2>&1");
-  expect_said(said, "onebit-bench: 1-bit LAMB: residual_copies is 1");
-  expect_said(said, "\n1-bit Adam ");
+  expect_output(said, "onebit-bench: 1-bit LAMB: residual_copies is 1");
+  expect_output(said, "\n1-bit Adam ");
   cr_expect(!strstr(said, "\n1-bit LAMB "), "%s", said);
 }
 
 Test(bench_rows, a_build_without_cuda_exits_with_2) {
-  expect_said(program(2, "onebit-bench codec -d cuda"), "built without CUDA");
+  expect_output(program(2, "onebit-bench codec -d cuda"), "built without CUDA");
 }
 
 #elif defined ONEBIT_EMULATED_CUDA
@@ -195,14 +195,15 @@ Test(bench_rows, json_of_steps_on_a_device) {
   const char *said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json 2>/dev/null");
   cr_expect_eq(count_objects(said, fields), 8);
   said = program(2, "onebit-bench optimizers -d cuda -m64K -i1 -x0 --bits 8 2>&1");
-  expect_said(said, "onebit-bench: Lion: ");
+  expect_output(said, "onebit-bench: Lion: ");
 }
 
 Test(bench_rows, text_says_that_the_device_is_emulated) {
-  expect_said(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
+  expect_output(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
 }
 
-/* Results are compared with the host's. */
+/* Checks the rows of a subcommand on a device; `compared` rows are compared with the host's
+ * results. */
 static void check_device(const char *subcommand, const char *ranks, size_t rows, size_t compared) {
   static const char *const fields[] = {
       "\"transport\":\"", "\"row\":\"", "\"median_us\":", "\"algbw_gbs\":", "\"right\":", NULL};
@@ -229,9 +230,8 @@ Test(bench_rows, results_on_a_device_are_the_host_s) {
 #endif
 
 /*
- * The dense optimizers that onebit-bench compares with are what they are said to be: what the
- * library's warm-up makes of the same numbers, in every bit; LAMB's norms are added up in another
- * order.
+ * The dense optimizers that onebit-bench compares with give the bits of the library's warm-up on
+ * the same numbers, except that LAMB's norms are added up in another order.
  */
 
 enum { COUNT = 5003, STEPS = 3 };
@@ -239,7 +239,7 @@ struct fused_arrays {
   float parameter[COUNT], momentum[COUNT], variance[COUNT], update[COUNT];
 };
 
-static void begin(struct fused_arrays *arrays) {
+static void fill_arrays(struct fused_arrays *arrays) {
   memset(arrays, 0, sizeof *arrays);
   fill_input(arrays->parameter, ONEBIT_FLOAT32, COUNT, 3, 0);
 }
@@ -247,7 +247,7 @@ static void begin(struct fused_arrays *arrays) {
 static const struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.5f, 2.5f, 1e-6f};
 static const struct ob_lion_factors lion = {0.9f, 0.1f, 0.98f, 0.02f};
 
-static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_kind kind) {
+static void run_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_kind kind) {
   struct ob_pass_run run = {.kind = kind,
                             .width = 1,
                             .count = COUNT,
@@ -267,8 +267,8 @@ static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_
 static void check_fused(void (*fused_step)(struct bench_fused *), enum ob_pass_kind kind) {
   static struct fused_arrays plain, wanted;
   static float gradient[COUNT], given[COUNT];
-  begin(&plain);
-  begin(&wanted);
+  fill_arrays(&plain);
+  fill_arrays(&wanted);
   for (int step = 0; step < STEPS; step++) {
     fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
     memcpy(given, gradient, sizeof given);
@@ -283,7 +283,7 @@ static void check_fused(void (*fused_step)(struct bench_fused *), enum ob_pass_k
                                 .variance = plain.variance,
                                 .update = plain.update};
     fused_step(&fused);
-    one_pass(&wanted, given, kind);
+    run_pass(&wanted, given, kind);
   }
   CHECK_BITS("momentum", plain.momentum, wanted.momentum, COUNT, ONEBIT_FLOAT32);
   CHECK_BITS("variance", plain.variance, wanted.variance, COUNT, ONEBIT_FLOAT32);

@@ -1,7 +1,6 @@
 /*
- * Checkpoints in memory lose nothing: a run that is saved after any step, destroyed, made anew and
- * loaded goes on as the one that was not interrupted, to the bit; and what it saves then is what
- * was loaded, byte for byte.
+ * Checkpoints in memory lose nothing: a run that is saved after any step, destroyed, created again
+ * and loaded equals the uninterrupted run, to the bit; and it saves the bytes that were loaded.
  */
 #include "collectives/plan_private.h"
 #include "optimizers/optimizer.h"
@@ -14,7 +13,7 @@ struct history {
   const struct checkpoint_case *what;
   struct saved_parts parts[MOST_STEPS];
   unsigned char *parameters[MOST_STEPS]; /* of all ranks */
-  struct saved_parts whole;              /* at the end, of rank 0 all that it has */
+  struct saved_parts whole;              /* at the end; rank 0's has all of its state */
   bool made;
 };
 
@@ -41,8 +40,8 @@ static void check_part(struct trainee *trainee, const struct saved_parts *parts)
   free(memory);
 }
 
-/* Continues from what was saved after `step` steps, for a few steps. */
-static void resume(struct trainee *trainee, struct history *history, int step) {
+/* Loads the state after `step` steps, and compares it and a few further steps. */
+static void check_resumed(struct trainee *trainee, struct history *history, int step) {
   int end = step + 4 < history->what->steps ? step + 4 : history->what->steps;
   check_case("%s, loaded at step %d", history->what->name, step);
   CHECK_STATUS(trainee_load(trainee, &history->parts[step]), ONEBIT_OK);
@@ -55,15 +54,16 @@ static void resume(struct trainee *trainee, struct history *history, int step) {
   check_part(trainee, &history->parts[end]);
 }
 
-static void keep(struct history *history, struct trainee *trainee, onebit_comm_t comm, int step) {
+static void keep_state(struct history *history, struct trainee *trainee, onebit_comm_t comm,
+                       int step) {
   trainee_save(trainee, comm, &history->parts[step]);
   memcpy(parameters_at(history, step, trainee->rank), trainee->parameters,
          parameter_bytes(history->what));
 }
 
-/* A part with more than rank 0's share changes nothing. */
-static void resume_from_whole(struct trainee *trainee, struct history *history,
-                              onebit_comm_t comm) {
+/* Checks that a part in which rank 0 saved all of its state, and not only its share, loads the same
+ * state. */
+static void check_whole_part(struct trainee *trainee, struct history *history, onebit_comm_t comm) {
   struct saved_parts *whole = &history->whole;
   trainee_save(trainee, comm, whole);
   if (trainee->rank == 0) {
@@ -82,8 +82,9 @@ static void resume_from_whole(struct trainee *trainee, struct history *history,
   trainee_destroy(&other);
 }
 
-/* Runs a case to the end; then from every step anew; and back and forth in one optimizer. */
-static void run_case(onebit_comm_t comm, void *context) {
+/* Runs a case to the end; then loads each step's state in a new optimizer, and in the old one,
+ * which goes back and forth. */
+static void check_every_step(onebit_comm_t comm, void *context) {
   struct history *history = context;
   const struct checkpoint_case *what = history->what;
   check_case("%s", what->name);
@@ -92,17 +93,17 @@ static void run_case(onebit_comm_t comm, void *context) {
     trainee_destroy(&trainee);
     return;
   }
-  keep(history, &trainee, comm, 0);
+  keep_state(history, &trainee, comm, 0);
   for (int step = 0; step < what->steps; step++) {
     trainee_step(&trainee, step);
-    keep(history, &trainee, comm, step + 1);
+    keep_state(history, &trainee, comm, step + 1);
   }
-  resume_from_whole(&trainee, history, comm);
+  check_whole_part(&trainee, history, comm);
   for (int step = 0; step <= what->steps; step++) {
     struct trainee other = trainee_create(comm, what, 1);
-    resume(&other, history, step);
+    check_resumed(&other, history, step);
     trainee_destroy(&other);
-    resume(&trainee, history, step * 7 % (what->steps + 1));
+    check_resumed(&trainee, history, step * 7 % (what->steps + 1));
   }
   if (trainee.rank == 0)
     history->made = true;
@@ -113,7 +114,7 @@ static void check_exact(const struct checkpoint_case *what) {
   struct history history = {.what = what};
   for (int step = 0; step <= what->steps; step++)
     history.parameters[step] = allocate((size_t)what->size, parameter_bytes(what));
-  on_hosts(what->size, what->hosts ? what->hosts : 1, run_case, &history);
+  on_hosts(what->size, what->hosts ? what->hosts : 1, check_every_step, &history);
   if (!history.made)
     cr_log_warn("not here yet: %s", what->name);
   free_parts(&history.whole);
@@ -168,8 +169,8 @@ static void destroy_alone(struct alone *alone) {
   onebit_comm_destroy(alone->comm);
 }
 
-/* A residual is forgotten where errors are not fed back; and a large one is marked as large, for a
- * server that adds to it may overflow. */
+/* A loaded residual is discarded without error feedback; and a large one is marked as large,
+ * because a server that adds to it may overflow. */
 Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
   struct alone saved, others[2];
   unsigned char part[8192];

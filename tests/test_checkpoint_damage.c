@@ -1,6 +1,6 @@
 /*
- * Parts that are damaged, or made to do harm: any flipped bit is found, and any truncation. Parts
- * with right checksums and wrong numbers do no harm. On an error nothing has changed.
+ * Damaged and malicious parts: every flipped bit and every truncation is found. Parts with right
+ * checksums and wrong numbers do no harm. After an error the optimizer is unchanged.
  */
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_checkpoint.h"
@@ -49,7 +49,8 @@ static onebit_status_t load_small(struct small *small, const void *part, size_t 
   return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
 }
 
-/* The optimizer is unchanged: it saves the same part, and its parameters are the same. */
+/* The state that an unchanged optimizer keeps: it saves the same part, and has the same
+ * parameters. */
 struct unchanged {
   struct small *small;
   unsigned char *part;
@@ -57,7 +58,7 @@ struct unchanged {
   size_t bytes;
 };
 
-static struct unchanged remember(struct small *small) {
+static struct unchanged capture_state(struct small *small) {
   struct unchanged unchanged = {.small = small};
   unchanged.part = optimizer_part(small->optimizer, &unchanged.bytes);
   memcpy(unchanged.parameters, small->parameters, sizeof small->parameters);
@@ -74,7 +75,8 @@ static bool check_unchanged(const struct unchanged *unchanged) {
                             SMALL, ONEBIT_FLOAT32);
 }
 
-/* Checksums are as docs/checkpoints.md has them: other checkpoints could not be loaded. */
+/* Checksums are those of docs/checkpoints.md; otherwise existing checkpoints could not be
+ * loaded. */
 Test(checkpoint_damage, checksums_are_those_of_the_format) {
   uint64_t words[6];
   for (uint64_t i = 0; i < 6; i++)
@@ -94,8 +96,8 @@ static void flip_every_bit(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step), *other = make_small(1, freeze_step);
   size_t bytes;
   unsigned char *part = optimizer_part(saved->optimizer, &bytes);
-  struct unchanged unchanged = remember(other);
-  for (size_t k = 0, bit; (bit = sample_turn(k)) < 8 * bytes; k++) {
+  struct unchanged unchanged = capture_state(other);
+  for (size_t k = 0, bit; (bit = sample_entry(k)) < 8 * bytes; k++) {
     part[bit / 8] ^= (unsigned char)(1 << bit % 8);
     onebit_status_t status = load_small(other, part, bytes);
     if (!CHECK(status == ONEBIT_ERROR_CHECKPOINT, "bit %zu of %zu bytes: status %d", bit, bytes,
@@ -118,14 +120,15 @@ Test(checkpoint_damage, every_bit_that_flips_is_found) {
     flip_every_bit(stages[k].steps, stages[k].freeze_step);
 }
 
-/* The memory ends where the part is cut off: nothing behind it may be touched. */
-static void cut_everywhere(int steps, size_t freeze_step) {
+/* Loads the part cut off after every byte. The memory ends there, so no byte behind it may be
+ * read. */
+static void cut_after_every_byte(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step);
   size_t bytes;
   unsigned char *part = optimizer_part(saved->optimizer, &bytes);
-  struct unchanged unchanged = remember(saved);
+  struct unchanged unchanged = capture_state(saved);
   char words[64];
-  for (size_t k = 0, length; (length = sample_turn(k)) < bytes; k++) {
+  for (size_t k = 0, length; (length = sample_entry(k)) < bytes; k++) {
     struct guarded cut = guarded_create(length, GUARD_ABOVE);
     memcpy(cut.data, part, length);
     CHECK_STATUS(load_small(saved, cut.data, length), ONEBIT_ERROR_CHECKPOINT);
@@ -148,7 +151,7 @@ static void cut_everywhere(int steps, size_t freeze_step) {
 
 Test(checkpoint_damage, cut_off_after_every_byte) {
   for (size_t k = 0; k < sizeof stages / sizeof stages[0]; k++)
-    cut_everywhere(stages[k].steps, stages[k].freeze_step);
+    cut_after_every_byte(stages[k].steps, stages[k].freeze_step);
 }
 
 /* The damaged parts have correct checksums. */
@@ -178,11 +181,11 @@ Test(checkpoint_damage, sections_beyond_what_there_is) {
   free_small(saved);
 }
 
-/* --- Made to do harm: every number of the front becomes any that may hurt, with checksums that are
- * right. What is then no error is another state, which must be one: it is saved and stepped. */
+/* --- Malicious parts: each number of the header becomes each of several harmful ones, with right
+ * checksums. A part that loads without an error must be a state that can make a step. */
 
-static void try_harm(struct small *other, unsigned char *part, size_t bytes,
-                     const unsigned char *good, size_t at, size_t width, uint64_t number) {
+static void try_number(struct small *other, unsigned char *part, size_t bytes,
+                       const unsigned char *good, size_t at, size_t width, uint64_t number) {
   memcpy(part, good, bytes);
   memcpy(part + at, &number, width);
   uint64_t front = part_number(part, PART_FRONT), tensors = part_number(part, PART_TENSORS);
@@ -197,7 +200,7 @@ static void try_harm(struct small *other, unsigned char *part, size_t bytes,
   CHECK_STATUS(load_small(other, good, bytes), ONEBIT_OK);
 }
 
-static void harm_everywhere(int steps, size_t freeze_step) {
+static void try_every_number(int steps, size_t freeze_step) {
   static const uint64_t numbers[] = {0,
                                      1,
                                      2,
@@ -223,9 +226,9 @@ static void harm_everywhere(int steps, size_t freeze_step) {
   for (size_t k = 0; k < sample.count; k++) {
     const size_t at = PART_VERSION + 4 * (sample.rows[k] % sizes[0]);
     const uint64_t number = numbers[sample.rows[k] / sizes[0]];
-    try_harm(other, part, bytes, good, at, 4, number);
+    try_number(other, part, bytes, good, at, 4, number);
     if (at + 8 <= front)
-      try_harm(other, part, bytes, good, at, 8, number);
+      try_number(other, part, bytes, good, at, 8, number);
   }
   checks_must_hold();
   free(sample.rows);
@@ -237,5 +240,5 @@ static void harm_everywhere(int steps, size_t freeze_step) {
 
 Test(checkpoint_damage, numbers_that_may_hurt) {
   for (size_t k = 0; k < sizeof stages / sizeof stages[0]; k++)
-    harm_everywhere(stages[k].steps, stages[k].freeze_step);
+    try_every_number(stages[k].steps, stages[k].freeze_step);
 }

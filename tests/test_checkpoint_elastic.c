@@ -1,7 +1,7 @@
 /*
- * Other ranks load what some ranks saved: what all had alike is the same then, to the bit; worker
- * errors are the mean of the saved ones, server residuals go with their elements; and so they do
- * where options have changed.
+ * Checkpoints that other numbers of ranks load: state that all ranks shared is the same to the bit,
+ * worker residuals become the mean of the saved ones, and server residuals stay with their
+ * elements; this also holds if options have changed.
  */
 #include "compression/numerics.h"
 #include "tests/support_checkpoint.h"
@@ -20,7 +20,7 @@ static bool is_apart(const struct saved_parts *parts) {
   return apart;
 }
 
-/* The caller's parameters are the saved ones, in their type. */
+/* Checks that the caller's parameters are the saved ones, rounded to their type. */
 static void check_rounded(const void *parameters, const double *wanted, onebit_dtype_t dtype) {
   void *rounded = allocate(TRAINEE_ELEMENTS, sizeof(float));
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
@@ -29,21 +29,22 @@ static void check_rounded(const void *parameters, const double *wanted, onebit_d
   free(rounded);
 }
 
-/* The state of ranks that differ from those that saved, after loading, as they save it. */
+/* A load of saved parts by other ranks, which save their state again. */
 struct loading_run {
   const struct checkpoint_case *what;
   const struct saved_parts *from;
   struct saved_parts *to;
-  int steps;                                            /* to make afterwards */
+  int steps;                                            /* steps to make after the load */
   unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* rank 0's parameters at that time */
 };
 
-/* After the steps all ranks have the same parameters, unless they are apart. */
-static void check_together(struct loading_run *run, struct trainee *trainee, onebit_comm_t comm) {
+/* Checks that all ranks have the same parameters, unless they have made local steps. */
+static void check_equal_parameters(struct loading_run *run, struct trainee *trainee,
+                                   onebit_comm_t comm) {
   const onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
   if (trainee->rank == 0)
     memcpy(run->last, trainee->parameters, sizeof run->last);
-  meet(comm);
+  synchronize_ranks(comm);
   if (info.synchronized)
     CHECK_BITS("parameters of all ranks", trainee->parameters, run->last, TRAINEE_ELEMENTS,
                run->what->common.parameter_dtype);
@@ -63,7 +64,7 @@ static void load_and_save(onebit_comm_t comm, void *context) {
   trainee_save(&trainee, comm, run->to);
   for (int step = 0; step < run->steps; step++)
     trainee_step(&trainee, (int)steps + step);
-  check_together(run, &trainee, comm);
+  check_equal_parameters(run, &trainee, comm);
   trainee_destroy(&trainee);
 }
 
@@ -96,20 +97,20 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Checks a load with the same blocks: arrays that all ranks share are the same, and of each rank's
- * own the mean is. */
+/* Checks a load with the same blocks: arrays that all ranks share are equal, and arrays of each
+ * rank have the same mean. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
   for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
     bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
     if (what == SECTION_WORKER || (moves && is_apart(from)))
       check_mean(from, to, what);
     else
-      check_same("what all have alike", what, from, to);
+      check_same("shared values", what, from, to);
   }
 }
 
-/* Steps: after how many it is saved, 3 more each time. */
-static void check_others(struct checkpoint_case what, int size, int hosts) {
+/* Loads a case on other ranks, and back, after 0, 3, 6, ... steps. */
+static void check_other_ranks(struct checkpoint_case what, int size, int hosts) {
   struct saved_parts from, to, back;
   what.skips = false;
   struct checkpoint_case other = what;
@@ -137,7 +138,7 @@ Test(checkpoint_elastic, other_numbers_of_ranks) {
       struct checkpoint_case what = *find_case("adam, uncompressed tensors");
       what.size = sizes[from];
       if (test_wanted(from + to))
-        check_others(what, sizes[to], 1);
+        check_other_ranks(what, sizes[to], 1);
     }
 }
 
@@ -156,23 +157,23 @@ Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
                                       "lion",
                                       "lion, uncompressed tensors"};
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
-    check_others(*find_case(names[k]), 1, 1);
-    check_others(*find_case(names[k]), 5, 1);
+    check_other_ranks(*find_case(names[k]), 1, 1);
+    check_other_ranks(*find_case(names[k]), 5, 1);
   }
 }
 
 Test(checkpoint_elastic, other_hosts) {
-  check_others(*find_case("adam, hosts"), 4, 1);
-  check_others(*find_case("adam, hosts"), 3, 1);
-  check_others(*find_case("adam, hosts"), 6, 3);
-  check_others(*find_case("adam, hosts"), 6, 2);
-  check_others(*find_case("adam, three hosts"), 4, 2);
-  check_others(*find_case("adam, steps"), 4, 2);
-  check_others(*find_case("lamb, hosts"), 6, 3);
-  check_others(*find_case("lamb, hosts, compressed warm-up"), 6, 3);
-  check_others(*find_case("0/1 adam, hosts"), 2, 1);
-  check_others(*find_case("lion, hosts"), 3, 1);
-  check_others(*find_case("lion, hosts"), 6, 3);
+  check_other_ranks(*find_case("adam, hosts"), 4, 1);
+  check_other_ranks(*find_case("adam, hosts"), 3, 1);
+  check_other_ranks(*find_case("adam, hosts"), 6, 3);
+  check_other_ranks(*find_case("adam, hosts"), 6, 2);
+  check_other_ranks(*find_case("adam, three hosts"), 4, 2);
+  check_other_ranks(*find_case("adam, steps"), 4, 2);
+  check_other_ranks(*find_case("lamb, hosts"), 6, 3);
+  check_other_ranks(*find_case("lamb, hosts, compressed warm-up"), 6, 3);
+  check_other_ranks(*find_case("0/1 adam, hosts"), 2, 1);
+  check_other_ranks(*find_case("lion, hosts"), 3, 1);
+  check_other_ranks(*find_case("lion, hosts"), 6, 3);
 }
 
 /* --- Other options */
@@ -181,7 +182,7 @@ Test(checkpoint_elastic, other_hosts) {
 struct options_run {
   const struct checkpoint_case *what, *other;
   const struct saved_parts *from;
-  int steps, alike; /* until which step they are alike; a further one may be another */
+  int steps, alike; /* alike: the step up to which both have equal parameters */
 };
 
 static void compare_options(onebit_comm_t comm, void *context) {
@@ -228,9 +229,9 @@ Test(checkpoint_elastic, options_on_which_no_bit_depends) {
   use_codec("");
 }
 
-/* The next compensated value: beta1 times the momentum, and the residual. It is the same also where
- * messages cannot represent the momentum. */
-static double *compensated(const struct saved_parts *parts) {
+/* Returns the next compensated values: beta1 times the momentum, plus the residual. A load keeps
+ * them even if messages cannot represent the momentum. */
+static double *compensated_values(const struct saved_parts *parts) {
   float *momentum = parts_values(parts, SECTION_MOMENTUM);
   double *errors = parts_mean(parts, SECTION_WORKER);
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
@@ -247,7 +248,7 @@ static void check_compensated(struct checkpoint_case what, struct checkpoint_cas
   check_same("variance", SECTION_VARIANCE, &from, &to);
   float *before = parts_values(&from, SECTION_MOMENTUM),
         *after = parts_values(&to, SECTION_MOMENTUM);
-  double *wanted = compensated(&from), *got = compensated(&to);
+  double *wanted = compensated_values(&from), *got = compensated_values(&to);
   size_t other_momentum = 0;
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++) {
     other_momentum += before[i] != after[i];
@@ -255,7 +256,7 @@ static void check_compensated(struct checkpoint_case what, struct checkpoint_cas
                "element %zu: %.9g is compensated, not %.9g", i, got[i], wanted[i]))
       break;
   }
-  CHECK(other_momentum > 100, "all momentum could be said");
+  CHECK(other_momentum > 100, "messages represent the momentum exactly");
   checks_must_hold();
   free(before);
   free(after);
@@ -291,7 +292,7 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   check_compensated(fused, other);
 }
 
-/* Divides by the factors of the travelling momentum: the last of LAMB's own numbers, one a
+/* Divides by LAMB's scalings of the momentum in messages: the last of its three numbers of each
  * tensor. */
 static void divide_by_scalings(const struct saved_parts *parts, double *values) {
   const char *part = parts->memory[0];
@@ -308,14 +309,14 @@ static void divide_by_scalings(const struct saved_parts *parts, double *values) 
 
 /* Checks that in profile deepspeed, where a single rank does not compress, all residuals move into
  * its momentum, times beta1 and without scaling, and are taken out again later. */
-static void check_alone(struct checkpoint_case many, const struct checkpoint_case *one) {
+static void check_single_rank(struct checkpoint_case many, const struct checkpoint_case *one) {
   struct saved_parts from, to, back;
   many.skips = false;
   many.uncompressed = 0;
   save_after(&many, many.steps, &from);
   load_into(one, &from, &to);
   load_into(&many, &to, &back);
-  double *wanted = compensated(&from), *after = compensated(&back);
+  double *wanted = compensated_values(&from), *after = compensated_values(&back);
   double *size = allocate(TRAINEE_ELEMENTS, sizeof *size);
   float *server = parts_values(&from, SECTION_SERVER), *got = parts_values(&to, SECTION_MOMENTUM);
   float *momentum = parts_values(&from, SECTION_MOMENTUM);
@@ -346,8 +347,8 @@ static void check_alone(struct checkpoint_case many, const struct checkpoint_cas
 }
 
 Test(checkpoint_elastic, one_rank_that_does_not_compress) {
-  check_alone(*find_case("adam, deepspeed"), find_case("adam, deepspeed alone"));
-  check_alone(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
+  check_single_rank(*find_case("adam, deepspeed"), find_case("adam, deepspeed alone"));
+  check_single_rank(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
 }
 
 /* The warm-up is the same with and without shards: each can continue as the other. */

@@ -1,6 +1,6 @@
 /*
- * Checkpoints in files: whatever happens while one is saved, a load afterwards gives all of the one
- * before or all of the new one, and the next save removes left files.
+ * Checkpoints in files: whatever happens during a save, a later load gives all of the previous
+ * checkpoint or all of the new one, and the next save removes files that are left.
  */
 #define TEST_SECONDS 600
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
 
-/* Saved first after BEFORE steps, and then again after AFTER. */
+/* Checkpoints are saved after BEFORE steps, and again after AFTER steps. */
 enum { RANKS = 3, BEFORE = 4, AFTER = 6 };
 
 static struct directories directories;
@@ -43,7 +43,7 @@ struct files_run {
   struct saved_parts parts;
 };
 
-static void on_rank(onebit_comm_t comm, void *context) {
+static void run_on_rank(onebit_comm_t comm, void *context) {
   struct files_run *run = context;
   struct trainee trainee = trainee_create(comm, &three, run->steps ? 0 : 1);
   for (int step = 0; step < run->steps; step++)
@@ -58,46 +58,46 @@ static void on_rank(onebit_comm_t comm, void *context) {
 
 static struct files_run run_files(int steps) {
   struct files_run run = {.steps = steps, .path = directories.saved};
-  on_ranks(RANKS, on_rank, &run);
+  on_ranks(RANKS, run_on_rank, &run);
   return run;
 }
 
-/* The parts that can be there to load, for comparison. */
+/* The parts of the two checkpoints, for comparison. */
 static struct saved_parts before, after;
 
-static bool same_parts(const struct saved_parts *a, const struct saved_parts *b) {
+static bool parts_are_equal(const struct saved_parts *a, const struct saved_parts *b) {
   for (int k = 0; k < RANKS; k++)
     if (a->bytes[k] != b->bytes[k] || memcmp(a->memory[k], b->memory[k], a->bytes[k]) != 0)
       return false;
   return true;
 }
 
-/* Loads: -1 is neither, 0 the one before, 1 the new one. */
-static int which_is_there(void) {
+/* Loads the checkpoint; returns 0 for the previous one, 1 for the new one, -1 for neither. */
+static int find_checkpoint(void) {
   struct files_run run = run_files(0);
   int which = -1;
   if (run.status[0] == ONEBIT_OK)
-    which = same_parts(&run.parts, &before) ? 0 : same_parts(&run.parts, &after) ? 1 : -1;
+    which = parts_are_equal(&run.parts, &before) ? 0 : parts_are_equal(&run.parts, &after) ? 1 : -1;
   if (which < 0)
     CHECK(false, "neither checkpoint is there: %s", run.words[0]);
   free_parts(&run.parts);
   return which;
 }
 
-static void save(int steps) {
+static void save_checkpoint(int steps) {
   struct files_run run = run_files(steps);
   for (int k = 0; k < RANKS; k++)
     CHECK(run.status[k] == ONEBIT_OK, "%s", run.words[k]);
   free_parts(&run.parts);
 }
 
-static void begin(void) {
+static void create_checkpoints(void) {
   directories = directories_create();
   save_after(&three, BEFORE, &before);
   save_after(&three, AFTER, &after);
 }
 
-static void end(void) {
+static void remove_checkpoints(void) {
   checks_must_hold();
   free_parts(&before);
   free_parts(&after);
@@ -105,24 +105,24 @@ static void end(void) {
 }
 
 /* Starts with a directory that holds only the first checkpoint. */
-static struct names start_anew(void) {
+static struct names restore_first_checkpoint(void) {
   directory_empty(directories.saved);
   directory_empty(directories.shadow);
-  save(BEFORE);
+  save_checkpoint(BEFORE);
   return list_names(directories.saved);
 }
 
 Test(checkpoint_files, saved_and_loaded) {
-  begin();
-  save(BEFORE);
-  CHECK(which_is_there() == 0, "another checkpoint");
-  save(AFTER);
-  CHECK(which_is_there() == 1, "another checkpoint");
+  create_checkpoints();
+  save_checkpoint(BEFORE);
+  CHECK(find_checkpoint() == 0, "the wrong checkpoint is there");
+  save_checkpoint(AFTER);
+  CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
   struct names names = list_names(directories.saved);
   CHECK(names.count == RANKS + 1 && strcmp(names.name[0], "manifest") == 0 &&
             strcmp(names.name[1], "part-2-0") == 0 && strcmp(names.name[3], "part-2-2") == 0,
         "%d files, %s and %s", names.count, names.name[0], names.name[1]);
-  end();
+  remove_checkpoints();
 }
 
 /* ThreadSanitizer cannot follow ranks that are started in a child. */
@@ -132,9 +132,9 @@ Test(checkpoint_files, saved_and_loaded) {
 #define FORKS .disabled = false
 #endif
 
-/* --- Crashes: in a process of its own, which ends in the midst of saving */
+/* --- Crashes: a child process ends in the middle of a save */
 
-/* A process that could not be made must not be killed: -1 is everybody. */
+/* Forks a child. A failed fork ends the test: kill(-1) would end every process. */
 static pid_t make_child(void) {
   pid_t child = fork();
   cr_assert(child >= 0, "no process could be made");
@@ -156,18 +156,19 @@ static int save_in_child(enum disk_fault fault, long at) {
 
 static void crash_everywhere(enum disk_fault fault) {
   int seen[2] = {0, 0}, status = 9;
-  begin();
+  create_checkpoints();
   for (size_t k = 0; status == 9; k++) {
-    const long at = 1 + (long)(test_thins() ? sample_turn(k) : k); /* each is a danger of its own */
-    struct names first = start_anew();
+    /* Each call is a case of its own, so a run tests all of them unless short lists are thinned. */
+    const long at = 1 + (long)(test_thins() ? sample_entry(k) : k);
+    struct names first = restore_first_checkpoint();
     status = save_in_child(fault, at);
     check_case("fault %d at call %ld", (int)fault, at);
     CHECK(status == 9 || status == 0, "the process ended with %d", status);
-    int which = which_is_there();
+    int which = find_checkpoint();
     if (which >= 0)
       seen[which]++;
-    save(AFTER); /* and with the next one all is in order again */
-    CHECK(which_is_there() == 1, "another checkpoint");
+    save_checkpoint(AFTER); /* the next save repairs the directory */
+    CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
     CHECK(list_names(directories.saved).count == first.count, "%d files",
           list_names(directories.saved).count);
     checks_must_hold();
@@ -175,7 +176,7 @@ static void crash_everywhere(enum disk_fault fault) {
   cr_log_info("%d points with the checkpoint before, %d with the new one", seen[0], seen[1]);
   int share = test_thins() ? (int)test_share() : 1;
   CHECK(seen[0] * share > 20 && seen[1] * share > 3, "only %d and %d points", seen[0], seen[1]);
-  end();
+  remove_checkpoints();
 }
 
 Test(checkpoint_files, killed_at_any_call, FORKS) { crash_everywhere(DISK_KILLED); }
@@ -196,7 +197,7 @@ static void check_failure(const struct files_run *run, long at) {
           "call %ld: rank %d has %d", at, k, (int)run->status[k]);
     failed |= run->status[k] == ONEBIT_ERROR_FILE;
     if (run->status[k] == ONEBIT_ERROR_FILE)
-      CHECK(strstr(run->words[k], directories.root), "the words have no path: %s", run->words[k]);
+      CHECK(strstr(run->words[k], directories.root), "the message has no path: %s", run->words[k]);
   }
   CHECK(failed, "call %ld: no rank knows why", at);
 }
@@ -205,17 +206,17 @@ static void check_failure(const struct files_run *run, long at) {
 static void fail_everywhere(enum disk_fault fault, const char *reason) {
   int failures = 0;
   bool passed = false;
-  begin();
+  create_checkpoints();
   for (size_t k = 0; !passed; k++) {
-    const long at = 1 + (long)sample_turn(k);
-    struct names first = start_anew();
+    const long at = 1 + (long)sample_entry(k);
+    struct names first = restore_first_checkpoint();
     disk_begin(fault, at, directories.shadow);
     struct files_run run = run_files(AFTER);
     passed = disk_calls() < at;
     disk_end();
     free_parts(&run.parts);
     check_case("fault %d at call %ld", (int)fault, at);
-    int which = which_is_there();
+    int which = find_checkpoint();
     if (run.status[0] != ONEBIT_OK) {
       failures++;
       check_failure(&run, at);
@@ -228,7 +229,7 @@ static void fail_everywhere(enum disk_fault fault, const char *reason) {
     checks_must_hold();
   }
   CHECK(failures * (int)test_share() > 20, "only %d calls have failed", failures);
-  end();
+  remove_checkpoints();
 }
 
 Test(checkpoint_files, disk_full_at_any_call) {
@@ -239,19 +240,19 @@ Test(checkpoint_files, disk_broken_from_any_call_on) {
 }
 
 Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
-  begin();
-  start_anew();
+  create_checkpoints();
+  restore_first_checkpoint();
   disk_begin(DISK_SLOW, 0, directories.shadow);
-  save(AFTER);
+  save_checkpoint(AFTER);
   disk_end();
-  CHECK(which_is_there() == 1, "another checkpoint");
-  end();
+  CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
+  remove_checkpoints();
 }
 
 /* The kernel limits the size of files to less than that of a part. */
 Test(checkpoint_files, file_too_large, FORKS) {
-  begin();
-  struct names first = start_anew();
+  create_checkpoints();
+  struct names first = restore_first_checkpoint();
   pid_t child = make_child();
   if (child == 0) {
     struct rlimit limit = {10000, 10000};
@@ -266,15 +267,15 @@ Test(checkpoint_files, file_too_large, FORKS) {
   waitpid(child, &status, 0);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nobody was told: %d", status);
   check_names(&first);
-  CHECK(which_is_there() == 0, "another checkpoint");
-  end();
+  CHECK(find_checkpoint() == 0, "the wrong checkpoint is there");
+  remove_checkpoints();
 }
 
-/* --- Others, at the same time */
+/* --- Other processes at the same time */
 
 Test(checkpoint_files, one_of_two_savers_is_told) {
-  begin();
-  struct names first = start_anew();
+  create_checkpoints();
+  struct names first = restore_first_checkpoint();
   int lock = open(directories.saved, O_RDONLY | O_DIRECTORY);
   cr_assert(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0);
   struct files_run run = run_files(AFTER);
@@ -284,20 +285,20 @@ Test(checkpoint_files, one_of_two_savers_is_told) {
   free_parts(&run.parts);
   close(lock);
   check_names(&first);
-  CHECK(which_is_there() == 0, "another checkpoint");
-  save(AFTER);
-  CHECK(which_is_there() == 1, "another checkpoint");
-  end();
+  CHECK(find_checkpoint() == 0, "the wrong checkpoint is there");
+  save_checkpoint(AFTER);
+  CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
+  remove_checkpoints();
 }
 
 static struct ob_input_calls real_calls;
 static atomic_int turn;
-static const char *replaced_at; /* the file before whose first opening another one is saved */
+static const char *replaced_at; /* another checkpoint is saved before this file is first opened */
 
-static int save_meanwhile(int directory, const char *path, int flags) {
+static int open_after_save(int directory, const char *path, int flags) {
   if (strcmp(path, replaced_at) == 0 && atomic_fetch_add(&turn, 1) == 0) {
     ob_input_calls = real_calls;
-    save(AFTER);
+    save_checkpoint(AFTER);
   }
   return real_calls.open(directory, path, flags);
 }
@@ -306,16 +307,16 @@ static int save_meanwhile(int directory, const char *path, int flags) {
  * or after the other ranks have done so. */
 Test(checkpoint_files, a_load_beside_a_save) {
   static const char *const files[] = {"part-1-0", "part-1-1", "part-1-2", "manifest"};
-  begin();
+  create_checkpoints();
   for (size_t k = 0; k < sizeof files / sizeof files[0]; k++) {
-    start_anew();
+    restore_first_checkpoint();
     real_calls = ob_input_calls;
     replaced_at = files[k];
     atomic_store(&turn, 0);
-    ob_input_calls.open = save_meanwhile;
-    CHECK(which_is_there() == 1, "%s: another checkpoint", files[k]);
+    ob_input_calls.open = open_after_save;
+    CHECK(find_checkpoint() == 1, "%s: the wrong checkpoint is there", files[k]);
     ob_input_calls = real_calls;
     checks_must_hold();
   }
-  end();
+  remove_checkpoints();
 }

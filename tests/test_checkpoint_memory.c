@@ -1,7 +1,7 @@
 /*
  * Out of memory at any allocation of saving, loading and moving an optimizer or an outer step:
- * every allocation fails once, on either rank. Then all ranks hear of it, nothing has changed,
- * nothing leaks (under the address sanitizer and valgrind), what was saved before is still there,
+ * every allocation fails once, on either rank. Then all ranks get an error, the state is unchanged,
+ * nothing leaks (under the address sanitizer and valgrind), the previous checkpoint is still there,
  * and the call can be made again.
  */
 #include "base/memory.h"
@@ -28,8 +28,8 @@ struct memory_run {
 typedef onebit_status_t call_maker(struct memory_run *run, int call, void *object);
 
 /* Rank 0 sets the failure between two barriers, so only allocations of the call are counted. */
-static void call_until_it_works(struct memory_run *run, int rank, int call, call_maker *make_call,
-                                void *object, const float *parameters, size_t count) {
+static void repeat_until_success(struct memory_run *run, int rank, int call, call_maker *make_call,
+                                 void *object, const float *parameters, size_t count) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   bool again = true;
   long n = 0;
@@ -60,7 +60,7 @@ static void call_until_it_works(struct memory_run *run, int rank, int call, call
   free(before);
 }
 
-/* Runs the body over both ranks, and other ones that they can move to. */
+/* Runs the body on both ranks, with communicators that they can move to. */
 static void run_on_ranks(struct memory_run *run, rank_body *body) {
   run->directories = directories_create();
   pthread_barrier_init(&run->everyone, NULL, RANKS);
@@ -97,12 +97,12 @@ static onebit_status_t call_optimizer(struct memory_run *run, int call, void *ob
     return onebit_optimizer_save_files(trainee->optimizer, run->directories.saved);
   case LOAD_FILES:
     return onebit_optimizer_load_files(trainee->optimizer, run->directories.saved);
-  default: /* to plans that are made anew; a call that follows a failure begins where that ended */
+  default: /* to new plans; a call after a failure continues where that one ended */
     return onebit_optimizer_move(trainee->optimizer, run->next[trainee->rank]);
   }
 }
 
-static void fail_optimizer(onebit_comm_t comm, void *context) {
+static void check_optimizer_calls(onebit_comm_t comm, void *context) {
   struct memory_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 0);
   struct saved_parts after = {0};
@@ -110,8 +110,8 @@ static void fail_optimizer(onebit_comm_t comm, void *context) {
     trainee_step(&trainee, step);
   trainee_save(&trainee, comm, &run->parts);
   for (int call = 0; call < CALLS; call++)
-    call_until_it_works(run, trainee.rank, call, call_optimizer, &trainee, trainee.parameters,
-                        TRAINEE_ELEMENTS);
+    repeat_until_success(run, trainee.rank, call, call_optimizer, &trainee, trainee.parameters,
+                         TRAINEE_ELEMENTS);
   trainee_save(&trainee, comm, &after);
   CHECK(memcmp(after.memory[trainee.rank], run->parts.memory[trainee.rank],
                after.bytes[trainee.rank]) == 0,
@@ -123,7 +123,7 @@ static void fail_optimizer(onebit_comm_t comm, void *context) {
 Test(checkpoint_memory, any_allocation_fails) {
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
     struct memory_run run = {.what = &cases[k]};
-    run_on_ranks(&run, fail_optimizer);
+    run_on_ranks(&run, check_optimizer_calls);
     for (int call = 0; call < CALLS; call++)
       cr_expect_gt(run.failures[call], 10, "only %ld allocations have failed", run.failures[call]);
     checks_must_hold();
@@ -154,7 +154,7 @@ static onebit_status_t call_outer(struct memory_run *run, int call, void *object
   }
 }
 
-static void fail_outer(onebit_comm_t comm, void *context) {
+static void check_outer_calls(onebit_comm_t comm, void *context) {
   struct memory_run *run = context;
   const bool is_site = run->outer_call >= SAVE_SITE;
   struct outer_trained *it = allocate(1, sizeof *it);
@@ -169,7 +169,7 @@ static void fail_outer(onebit_comm_t comm, void *context) {
   outer_save(it, comm, &run->parts);
   if (!is_site)
     CHECK_STATUS(onebit_outer_save_files(it->outer, run->directories.saved), ONEBIT_OK);
-  call_until_it_works(run, it->rank, run->outer_call, call_outer, it, it->p, OUTER_ELEMENTS);
+  repeat_until_success(run, it->rank, run->outer_call, call_outer, it, it->p, OUTER_ELEMENTS);
   struct saved_parts after = {0};
   const size_t own = run->parts.bytes[it->rank];
   after.memory[0] = allocate(1, own);
@@ -177,14 +177,14 @@ static void fail_outer(onebit_comm_t comm, void *context) {
   CHECK(memcmp(after.memory[0], run->parts.memory[it->rank], own) == 0, "the state has changed");
   free(after.memory[0]);
   outer_train_to(it, 6, 9);
-  meet(comm);
+  synchronize_ranks(comm);
   outer_end(it);
 }
 
 Test(outer_memory, every_allocation_fails_once) {
   for (int call = 0; call < OUTER_CALLS; call++) {
     struct memory_run run = {.outer_call = call};
-    run_on_ranks(&run, fail_outer);
+    run_on_ranks(&run, check_outer_calls);
     cr_log_info("call %d: %ld allocations", call, run.failures[call]);
     cr_expect_geq(run.failures[call], 4, "call %d: %ld failures", call, run.failures[call]);
   }

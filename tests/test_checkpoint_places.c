@@ -1,7 +1,7 @@
 /*
- * Something else in the place of a checkpoint's files: links, FIFOs, devices and the like, files
- * that change while they are read, and calls that fail when they are. No link is followed to be
- * written, nothing waits, and all ranks get an error.
+ * Other objects in the place of a checkpoint's files: links, FIFOs, devices and the like; files
+ * that change while they are read; and reads that fail. No write follows a link, no call waits, and
+ * all ranks get an error.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -25,13 +25,13 @@ struct files_run {
   bool unchanged[RANKS]; /* where loading failed */
 };
 
-static bool same_parts(const struct saved_parts *a, const struct saved_parts *b, int k) {
+static bool parts_are_equal(const struct saved_parts *a, const struct saved_parts *b, int k) {
   return a->bytes[k] == b->bytes[k] && memcmp(a->memory[k], b->memory[k], a->bytes[k]) == 0;
 }
 
 static struct saved_parts before, after;
 
-static void on_rank(onebit_comm_t comm, void *context) {
+static void run_on_rank(onebit_comm_t comm, void *context) {
   struct files_run *run = context;
   struct trainee trainee = trainee_create(comm, &two, run->steps ? 0 : 1);
   const int rank = trainee.rank;
@@ -44,39 +44,39 @@ static void on_rank(onebit_comm_t comm, void *context) {
   snprintf(run->words[rank], sizeof run->words[0], "%s",
            run->status[rank] ? onebit_last_error() : "");
   trainee_save(&trainee, comm, &after);
-  run->unchanged[rank] = same_parts(&before, &after, rank);
+  run->unchanged[rank] = parts_are_equal(&before, &after, rank);
   trainee_destroy(&trainee);
 }
 
 static struct files_run run_files(int steps) {
   struct files_run run = {.steps = steps};
-  on_ranks(RANKS, on_rank, &run);
+  on_ranks(RANKS, run_on_rank, &run);
   free_parts(&before);
   free_parts(&after);
   return run;
 }
 
-static void expect(const struct files_run *run, onebit_status_t status, const char *words) {
+static void expect_all(const struct files_run *run, onebit_status_t status, const char *words) {
   for (int k = 0; k < RANKS; k++)
     CHECK(run->status[k] == status && strstr(run->words[k], words), "rank %d: %d: %s, not %s", k,
           (int)run->status[k], run->words[k], words);
 }
 
-static void save(void) {
+static void save_checkpoint(void) {
   struct files_run run = run_files(STEPS);
-  expect(&run, ONEBIT_OK, "");
+  expect_all(&run, ONEBIT_OK, "");
 }
 
-static void path_of(char path[256], const char *name) {
+static void file_path(char path[256], const char *name) {
   snprintf(path, 256, "%s/%s", directories.saved, name);
 }
 
-static void end(void) {
+static void remove_directories(void) {
   directories_remove(&directories);
   checks_must_hold();
 }
 
-/* --- Links in the place of what is to be written */
+/* --- Links in the place of files that are written */
 
 static void write_file(const char *path, const char *text) {
   FILE *file = fopen(path, "w");
@@ -92,31 +92,33 @@ static void check_file(const char *path, const char *text) {
     fclose(file);
 }
 
-static void link_in_place_of(const char *name) {
+static void check_link_as(const char *name) {
   char path[256], victim[300], missing[300];
-  path_of(path, name);
+  file_path(path, name);
   snprintf(victim, sizeof victim, "%s/victim", directories.shadow);
   snprintf(missing, sizeof missing, "%s/missing", directories.shadow);
   write_file(victim, "precious");
   for (int k = 0; k < 3; k++) {
     check_case("%s, link %d", name, k);
-    /* Somebody else's file; one that would be made; a hard link, which is a file as any. */
-    CHECK((k < 2 ? symlink(k ? missing : victim, path) : link(victim, path)) == 0, "no link");
-    save();
+    /* A link to another file, a link to a missing file, and a hard link, which is an ordinary
+     * file. */
+    CHECK((k < 2 ? symlink(k ? missing : victim, path) : link(victim, path)) == 0,
+          "the link is not made");
+    save_checkpoint();
     check_file(victim, "precious");
     CHECK(access(missing, F_OK) != 0, "a link was followed");
     struct files_run run = run_files(0);
-    expect(&run, ONEBIT_OK, "");
+    expect_all(&run, ONEBIT_OK, "");
     directory_empty(directories.saved);
   }
 }
 
-/* Parts get a generation that no name has, so a link could be there by a race only: each call that
- * opens a file to write finds one. */
+/* Parts get a generation that no file has, so a link of that name could only come by a race: here
+ * each call that opens a file to write finds one. */
 static struct ob_system real;
 static char planted[256];
 
-static int open_after_a_link(int directory, const char *name, int flags, mode_t mode) {
+static int plant_link_and_open(int directory, const char *name, int flags, mode_t mode) {
   if (flags & O_CREAT && strncmp(name, "part-", 5) == 0)
     (void)!symlinkat(planted, directory, name);
   return real.open(directory, name, flags, mode);
@@ -124,45 +126,45 @@ static int open_after_a_link(int directory, const char *name, int flags, mode_t 
 
 Test(checkpoint_places, links_are_not_followed) {
   directories = directories_create();
-  save();
+  save_checkpoint();
   directory_empty(directories.saved);
-  link_in_place_of("manifest.new");
-  link_in_place_of("manifest");
-  link_in_place_of("part-1-0");
-  end();
+  check_link_as("manifest.new");
+  check_link_as("manifest");
+  check_link_as("part-1-0");
+  remove_directories();
 }
 
 Test(checkpoint_places, links_that_come_between_are_not_followed) {
   directories = directories_create();
-  save();
+  save_checkpoint();
   snprintf(planted, sizeof planted, "%s/victim", directories.shadow);
   write_file(planted, "precious");
   real = ob_system;
-  ob_system.open = open_after_a_link;
+  ob_system.open = plant_link_and_open;
   struct files_run run = run_files(STEPS);
   ob_system = real;
-  expect(&run, ONEBIT_ERROR_FILE, "File exists");
+  expect_all(&run, ONEBIT_ERROR_FILE, "File exists");
   check_file(planted, "precious");
   run = run_files(0);
-  expect(&run, ONEBIT_OK, "");
-  save(); /* with which the links go */
+  expect_all(&run, ONEBIT_OK, "");
+  save_checkpoint(); /* which removes the links */
   CHECK(list_names(directories.saved).count == RANKS + 1, "something is left");
-  end();
+  remove_directories();
 }
 
-/* --- Anything in the place of what is to be read */
+/* --- Objects in the place of files that are read */
 
-static void irregular_in_place_of(const char *name) {
+static void check_irregular_as(const char *name) {
   char path[256], aside[300];
-  path_of(path, name);
+  file_path(path, name);
   snprintf(aside, sizeof aside, "%s/aside", directories.shadow);
   rename(path, aside);
   for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
     check_case("a %s is %s", irregular_names[kind], name);
     irregular_make(kind, path);
     struct files_run run = run_files(0);
-    expect(&run, ONEBIT_ERROR_FILE, "not a regular file");
-    expect(&run, ONEBIT_ERROR_FILE, path);
+    expect_all(&run, ONEBIT_ERROR_FILE, "not a regular file");
+    expect_all(&run, ONEBIT_ERROR_FILE, path);
     CHECK(run.unchanged[0] && run.unchanged[1], "something was loaded");
     irregular_remove(kind, path);
   }
@@ -171,20 +173,20 @@ static void irregular_in_place_of(const char *name) {
 
 Test(checkpoint_places, nothing_but_files_is_read) {
   directories = directories_create();
-  save();
-  irregular_in_place_of("manifest");
-  irregular_in_place_of("part-1-1");
+  save_checkpoint();
+  check_irregular_as("manifest");
+  check_irregular_as("part-1-1");
   struct files_run run = run_files(0);
-  expect(&run, ONEBIT_OK, "");
-  end();
+  expect_all(&run, ONEBIT_OK, "");
+  remove_directories();
 }
 
 /* Creates an object that is no file in the place of a new file: it is an error, or is replaced. */
 Test(checkpoint_places, nothing_else_is_written_to) {
   char path[256];
   directories = directories_create();
-  save();
-  path_of(path, "manifest.new");
+  save_checkpoint();
+  file_path(path, "manifest.new");
   for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
     check_case("a %s is manifest.new", irregular_names[kind]);
     irregular_make(kind, path);
@@ -194,25 +196,25 @@ Test(checkpoint_places, nothing_else_is_written_to) {
             run.words[0]);
       irregular_remove(kind, path);
     } else {
-      expect(&run, ONEBIT_OK, "");
+      expect_all(&run, ONEBIT_OK, "");
     }
     run = run_files(0);
-    expect(&run, ONEBIT_OK, "");
+    expect_all(&run, ONEBIT_OK, "");
   }
-  path_of(path, "manifest.new.target");
+  file_path(path, "manifest.new.target");
   unlink(path);
-  end();
+  remove_directories();
 }
 
 Test(checkpoint_places, large_files_are_not_read_whole) {
   char path[256];
   directories = directories_create();
-  save();
-  path_of(path, "manifest");
-  cr_assert(truncate(path, (off_t)1 << 40) == 0); /* takes no place */
+  save_checkpoint();
+  file_path(path, "manifest");
+  cr_assert(truncate(path, (off_t)1 << 40) == 0); /* sparse: it takes no disk space */
   struct files_run run = run_files(0);
-  expect(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are not a manifest");
-  end();
+  expect_all(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are not a manifest");
+  remove_directories();
 }
 
 /* --- Files that change while they are read */
@@ -223,7 +225,7 @@ static long reads, at;
 static char shortened[256];
 
 /* The file becomes shorter before the read number `at`. */
-static ssize_t read_shortened(int file, void *to, size_t bytes, off_t offset) {
+static ssize_t shorten_and_read(int file, void *to, size_t bytes, off_t offset) {
   pthread_mutex_lock(&lock);
   if (++reads == at)
     (void)!truncate(shortened, 1000);
@@ -234,14 +236,14 @@ static ssize_t read_shortened(int file, void *to, size_t bytes, off_t offset) {
 Test(checkpoint_places, parts_that_become_shorter_are_errors) {
   int checked = 0, taken = 0;
   directories = directories_create();
-  path_of(shortened, "part-1-1");
+  file_path(shortened, "part-1-1");
   bool reached = true;
   for (at = 1; reached; at++) {
-    save();
+    save_checkpoint();
     check_case("shorter at read %ld", at);
     real_input = ob_input_calls;
     reads = 0;
-    ob_input_calls.read = read_shortened;
+    ob_input_calls.read = shorten_and_read;
     struct files_run run = run_files(0);
     ob_input_calls = real_input;
     reached = reads >= at;
@@ -258,11 +260,12 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
     checks_must_hold();
   }
   CHECK(checked > 0 && taken > 0, "%d and %d errors", checked, taken);
-  end();
+  remove_directories();
 }
 
-/* The directory of that name may be another one, on another machine, with parts as long. */
-static ssize_t read_another(int file, void *to, size_t bytes, off_t offset) {
+/* Reads a header with another checksum, as if the directory were another one, of another machine,
+ * with parts of equal length. */
+static ssize_t read_changed_header(int file, void *to, size_t bytes, off_t offset) {
   ssize_t got = real_input.read(file, to, bytes, offset);
   if (offset == 0 && got == (ssize_t)sizeof(struct ob_part_header))
     ((struct ob_part_header *)to)->checksum ^= 1;
@@ -272,13 +275,13 @@ static ssize_t read_another(int file, void *to, size_t bytes, off_t offset) {
 Test(checkpoint_places, parts_that_no_rank_wrote_are_not_published) {
   directories = directories_create();
   real_input = ob_input_calls;
-  ob_input_calls.read = read_another;
+  ob_input_calls.read = read_changed_header;
   struct files_run run = run_files(STEPS);
   ob_input_calls = real_input;
   CHECK(run.status[0] == ONEBIT_ERROR_FILE, "%d", (int)run.status[0]);
   CHECK(strstr(run.words[0], "/saved/part-1-0 is not what rank 0 wrote"), "%s", run.words[0]);
   CHECK(run.status[1] == ONEBIT_ERROR_PEER, "%d", (int)run.status[1]);
-  end();
+  remove_directories();
 }
 
 /* Every call of loading fails once. */
@@ -286,9 +289,9 @@ Test(checkpoint_places, calls_of_loading_that_fail) {
   int failures = 0;
   bool passed = false;
   directories = directories_create();
-  save();
+  save_checkpoint();
   for (size_t k = 0; !passed; k++) {
-    const long call = 1 + (long)sample_turn(k);
+    const long call = 1 + (long)sample_entry(k);
     disk_begin(DISK_FULL, call, directories.shadow);
     struct files_run run = run_files(0);
     passed = disk_calls() < call;
@@ -303,18 +306,18 @@ Test(checkpoint_places, calls_of_loading_that_fail) {
   }
   CHECK(failures * (int)test_share() > 20, "only %d calls have failed", failures);
   struct files_run run = run_files(0);
-  expect(&run, ONEBIT_OK, "");
-  end();
+  expect_all(&run, ONEBIT_OK, "");
+  remove_directories();
 }
 
-/* More parts than stay open. */
+/* A part that was closed, because too many are open, is opened again to be read. */
 Test(checkpoint_places, files_are_opened_again) {
   struct ob_directory directory;
   struct ob_stored stored;
   char path[256], text[9] = "";
   directories = directories_create();
   mkdir(directories.saved, 0700);
-  path_of(path, "part-1-0");
+  file_path(path, "part-1-0");
   write_file(path, "abcdefgh");
   CHECK_STATUS(ob_directory_open(&directory, directories.saved), ONEBIT_OK);
   CHECK_STATUS(ob_stored_open(&stored, &directory, "part-1-0"), ONEBIT_OK);
@@ -326,5 +329,5 @@ Test(checkpoint_places, files_are_opened_again) {
   CHECK_WORDS("part-1-0: it was changed while it was read");
   ob_stored_close(&stored);
   ob_directory_close(&directory);
-  end();
+  remove_directories();
 }

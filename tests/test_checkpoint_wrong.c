@@ -11,7 +11,7 @@ struct mistake_run {
   const char *words;
 };
 
-static void load_mistake(onebit_comm_t comm, void *context) {
+static void check_failed_load(onebit_comm_t comm, void *context) {
   struct mistake_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 3);
   size_t bytes, again;
@@ -27,8 +27,8 @@ static void load_mistake(onebit_comm_t comm, void *context) {
   trainee_destroy(&trainee);
 }
 
-static struct mistake_run saved_mistake(const struct checkpoint_case *what, int steps,
-                                        const char *words) {
+static struct mistake_run save_mistake(const struct checkpoint_case *what, int steps,
+                                       const char *words) {
   struct mistake_run run = {.what = what, .wanted = ONEBIT_ERROR_CHECKPOINT, .words = words};
   save_after(what, steps, &run.parts);
   return run;
@@ -36,7 +36,7 @@ static struct mistake_run saved_mistake(const struct checkpoint_case *what, int 
 
 static void check_mistake(struct mistake_run *run, const struct checkpoint_case *what) {
   run->what = what;
-  on_hosts(what->size, what->hosts ? what->hosts : 1, load_mistake, run);
+  on_hosts(what->size, what->hosts ? what->hosts : 1, check_failed_load, run);
   free_parts(&run->parts);
 }
 
@@ -48,7 +48,7 @@ static const struct checkpoint_case two = {"two ranks", .method = &ob_method_ada
 #define MOMENTUM  .method = &ob_method_momentum
 static const struct {
   const char *words;
-  int steps; /* of the first checkpoint, which the other one then loads */
+  int steps; /* of the optimizer that saves; the other one loads */
   struct checkpoint_case saved, loaded;
 } others[] = {
     {"saved by adam, loaded by momentum", 5, {ADAM, .freeze_step = 3}, {MOMENTUM}},
@@ -82,12 +82,12 @@ Test(checkpoint_wrong, words_for_another_optimizer) {
     saved.name = loaded.name = others[k].words;
     saved.size = loaded.size = 2;
     saved.steps = loaded.steps = 8;
-    struct mistake_run run = saved_mistake(&saved, others[k].steps, others[k].words);
+    struct mistake_run run = save_mistake(&saved, others[k].steps, others[k].words);
     check_mistake(&run, &loaded);
   }
 }
 
-static void swap(struct saved_parts *parts, int a, int b) {
+static void swap_parts(struct saved_parts *parts, int a, int b) {
   void *memory = parts->memory[a];
   size_t bytes = parts->bytes[a];
   parts->memory[a] = parts->memory[b];
@@ -96,7 +96,7 @@ static void swap(struct saved_parts *parts, int a, int b) {
   parts->bytes[b] = bytes;
 }
 
-/* The section of that kind, and where its number `at` lies. */
+/* Returns the number of the section of that kind. */
 static size_t find_section(const void *part, uint32_t what) {
   size_t number = 0;
   while (part_section(part, number).what != what)
@@ -104,47 +104,47 @@ static size_t find_section(const void *part, uint32_t what) {
   return number;
 }
 
-static void damage(void *part, uint32_t what) {
+static void damage_section(void *part, uint32_t what) {
   struct section section = part_section(part, find_section(part, what));
   ((unsigned char *)part)[section.offset + 5] ^= 4;
 }
 
 Test(checkpoint_wrong, words_for_parts) {
-  struct mistake_run run = saved_mistake(&two, 5, "part 0: saved by one of 2 ranks");
+  struct mistake_run run = save_mistake(&two, 5, "part 0: saved by one of 2 ranks");
   free(run.parts.memory[1]);
   run.parts.count = 1;
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 0: saved by rank 1");
-  swap(&run.parts, 0, 1);
+  run = save_mistake(&two, 5, "part 0: saved by rank 1");
+  swap_parts(&run.parts, 0, 1);
   check_mistake(&run, &two);
-  struct mistake_run later = saved_mistake(&two, 6, "");
-  run = saved_mistake(&two, 5, "parts 0 and 1 are of different steps, 5 and 6");
+  struct mistake_run later = save_mistake(&two, 6, "");
+  run = save_mistake(&two, 5, "parts 0 and 1 are of different steps, 5 and 6");
   void *one = run.parts.memory[1];
   run.parts.memory[1] = later.parts.memory[1];
   check_mistake(&run, &two);
   later.parts.memory[1] = one;
   free_parts(&later.parts);
-  run = saved_mistake(&two, 5, "part 1: truncated: 1000 of ");
+  run = save_mistake(&two, 5, "part 1: truncated: 1000 of ");
   run.parts.bytes[1] = 1000;
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 1: section 'variance': checksum ");
-  damage(run.parts.memory[1], SECTION_VARIANCE);
+  run = save_mistake(&two, 5, "part 1: section 'variance': checksum ");
+  damage_section(run.parts.memory[1], SECTION_VARIANCE);
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 2");
+  run = save_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 2");
   ((unsigned char *)run.parts.memory[1])[PART_VERSION] = 9;
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 1: its first bytes");
+  run = save_mistake(&two, 5, "part 1: its first bytes");
   ((unsigned char *)run.parts.memory[1])[3] ^= 1;
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 0: header: checksum ");
+  run = save_mistake(&two, 5, "part 0: header: checksum ");
   ((unsigned char *)run.parts.memory[0])[PART_STEPS] ^= 1;
   check_mistake(&run, &two);
 }
 
-/* A tensor's count, in all parts, with checksums that are right. */
+/* Changes a tensor's count in all parts, with right checksums. */
 Test(checkpoint_wrong, words_for_other_tensors) {
   struct mistake_run run =
-      saved_mistake(&two, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
+      save_mistake(&two, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
   for (int k = 0; k < 2; k++) {
     part_set(run.parts.memory[k], PART_ROWS + 3 * 16, 12);
     part_sign(run.parts.memory[k]);
@@ -154,14 +154,14 @@ Test(checkpoint_wrong, words_for_other_tensors) {
 
 /* Elements that no part has are named. */
 Test(checkpoint_wrong, words_for_missing_elements) {
-  struct mistake_run run = saved_mistake(&two, 5, "no part has element 0 of section 'variance'");
+  struct mistake_run run = save_mistake(&two, 5, "no part has element 0 of section 'variance'");
   char *part = run.parts.memory[0];
   size_t number = find_section(part, SECTION_VARIANCE);
   struct section section = part_section(part, number);
   section.first++;
   section.count--;
   if (section.count % 2)
-    section.count--; /* so that its bytes are as many but 8: the next one moves up */
+    section.count--; /* so that it is 8 bytes shorter: the next section moves up */
   part_set_section(part, number, &section);
   size_t bytes = run.parts.bytes[0] - 8, next = section.offset + (section.count * 4 + 7) / 8 * 8;
   memmove(part + next, part + next + 8, bytes - next);
@@ -185,7 +185,7 @@ Test(checkpoint_wrong, values_that_are_not_finite) {
   for (int k = 0; k < 3; k++) {
     struct checkpoint_case one = two;
     one.size = 1;
-    struct mistake_run run = saved_mistake(&one, 5, words[k]);
+    struct mistake_run run = save_mistake(&one, 5, words[k]);
     char *part = run.parts.memory[0];
     size_t number = find_section(part, whats[k]);
     const float infinite = 1.0f / 0.0f;
@@ -196,9 +196,9 @@ Test(checkpoint_wrong, values_that_are_not_finite) {
   }
 }
 
-/* A rank checks only the sections that it needs, not another rank's residual. All ranks get the
- * fault that one rank finds. */
-static void load_damaged(onebit_comm_t comm, void *context) {
+/* A rank checks only the sections that it needs, not another rank's residual. All ranks get an
+ * error when one rank finds damage. */
+static void check_damaged_load(onebit_comm_t comm, void *context) {
   struct mistake_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 3);
   bool mine = trainee.rank == 1;
@@ -210,9 +210,9 @@ static void load_damaged(onebit_comm_t comm, void *context) {
 }
 
 Test(checkpoint_wrong, one_rank_tells_the_others) {
-  struct mistake_run run = saved_mistake(&two, 5, "");
-  damage(run.parts.memory[1], SECTION_WORKER);
-  on_ranks(2, load_damaged, &run);
+  struct mistake_run run = save_mistake(&two, 5, "");
+  damage_section(run.parts.memory[1], SECTION_WORKER);
+  on_ranks(2, check_damaged_load, &run);
   free_parts(&run.parts);
 }
 
@@ -221,7 +221,7 @@ struct mixed_run {
   struct saved_parts parts[2];
 };
 
-static void load_mixed(onebit_comm_t comm, void *context) {
+static void check_mixed_load(onebit_comm_t comm, void *context) {
   const struct mixed_run *run = context;
   struct trainee trainee = trainee_create(comm, &two, 3);
   CHECK_STATUS(trainee_load(&trainee, &run->parts[trainee.rank]), ONEBIT_ERROR_MISMATCH);
@@ -234,7 +234,7 @@ Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
   struct mixed_run run;
   save_after(&two, 5, &run.parts[0]);
   save_after(&two, 6, &run.parts[1]);
-  on_ranks(2, load_mixed, &run);
+  on_ranks(2, check_mixed_load, &run);
   free_parts(&run.parts[0]);
   free_parts(&run.parts[1]);
 }

@@ -12,7 +12,7 @@
 /* Codecs: equal bits in every case of the table, correct arithmetic against plain formulas, and the
  * choice of one. */
 
-static void compare(const struct ob_codec *codec, size_t index) {
+static void compare_with_scalar(const struct ob_codec *codec, size_t index) {
   unsigned char *wanted, *got;
   char name[96];
   size_t size = codec_case_run(index, &ob_codec_scalar, &wanted);
@@ -37,14 +37,14 @@ Test(codec, all_give_the_bits_of_scalar) {
     }
     any = true;
     for (size_t i = 0; i < sample.count; i++)
-      compare(codec, sample.rows[i]);
+      compare_with_scalar(codec, sample.rows[i]);
   }
   free(sample.rows);
   if (!any)
     cr_skip_test("no codec but scalar is usable on this processor");
 }
 
-/* A vector from the definition: c = e + x, e = k - s * sign(k); a sum of lanes; bit 1 for a
+/* Compares with the definition: c = e + x, e = k - s * sign(k); a sum of lanes; bit 1 for a
  * negative c. */
 Test(codec, compresses_as_defined) {
   enum { count = 40 };
@@ -81,8 +81,8 @@ Test(codec, compresses_as_defined) {
   }
 }
 
-/* Lanes are zeros where there are fewer sums, and in their order where there are more. Of values so
- * far apart any other order gives other bits. */
+/* Missing sums count as zeros, and further ones go to lanes in their order. The values differ so
+ * much that any other order gives other bits. */
 Test(codec, adds_sums_as_defined) {
   static const size_t counts[] = {0, 1, 2, 3, 5, 512, 1023, 1024, 1025, 1536, 2047, 5000};
   static double sums[5000];
@@ -153,7 +153,7 @@ Test(codec, is_chosen_by_name_and_unknown_names_are_errors) {
   cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK, "an empty variable is none");
 }
 
-/* Numbers that double holds have one sum in any order. */
+/* Whole numbers that double represents have the same sum in any order. */
 Test(codec, sums_of_blocks_leave_none_out) {
   static const size_t counts[] = {0, 1, 2, 3, 31, 1023, 1024, 1025, 2047, 2048, 3001};
   static double sums[3001];
@@ -226,8 +226,9 @@ static const struct golden golden_digests[] = {
 };
 /* clang-format on */
 
-static void same(const char *codec, const struct golden *wanted, const struct golden *made,
-                 const char *what, uint64_t want, uint64_t have) {
+static void expect_recorded(const char *codec, const struct golden *wanted,
+                            const struct golden *made, const char *what, uint64_t want,
+                            uint64_t have) {
   cr_expect_str_eq(made->name, wanted->name, "%s", codec);
   cr_expect_eq(have, want, "%s: %s, %s: %016" PRIx64 ", recorded is %016" PRIx64, codec,
                wanted->name, what, have, want);
@@ -244,15 +245,15 @@ Test(golden, every_width_rule_and_type_is_as_recorded) {
     for (size_t i = 0; i < golden_count(); i++) {
       const struct golden *wanted = &golden_digests[i], made = golden_run(i, codec);
       cr_assert_not_null(made.name, "no memory");
-      same(codec->name, wanted, &made, "messages", wanted->messages, made.messages);
-      same(codec->name, wanted, &made, "residuals", wanted->residuals, made.residuals);
-      same(codec->name, wanted, &made, "results", wanted->results, made.results);
+      expect_recorded(codec->name, wanted, &made, "messages", wanted->messages, made.messages);
+      expect_recorded(codec->name, wanted, &made, "residuals", wanted->residuals, made.residuals);
+      expect_recorded(codec->name, wanted, &made, "results", wanted->results, made.results);
     }
   }
 }
 
-/* Rows must differ where their cases do: otherwise they would not test the difference. In 8 bits
- * nothing is cut off, whatever the rule. */
+/* Rows of different cases differ; otherwise they would not test the difference. In 8 bits neither
+ * rule cuts values off. */
 Test(golden, rows_differ) {
   for (size_t i = 0; i < golden_count(); i++)
     for (size_t k = 0; k < i; k++) {

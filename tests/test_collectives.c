@@ -12,7 +12,7 @@
 #define TEST_SECONDS 600
 #include "tests/support_collectives.h"
 
-/* The usable codecs take turns. */
+/* Checks a case; the usable codecs take turns. */
 static void check_with_next_codec(struct collective_run *run, size_t number) {
   size_t k = 0;
   while (k < test_codecs_count && !use_codec(test_codecs[(number + k) % test_codecs_count]))
@@ -21,21 +21,21 @@ static void check_with_next_codec(struct collective_run *run, size_t number) {
   on_hosts(run->what.size, run->what.hosts, collective_on_rank, run);
 }
 
-static void walk(int size, enum extent extent) {
+static void check_group(int size, enum extent extent) {
   size_t count;
   struct collective_case *cases = collective_cases(size, extent, &count);
   collective_each("collectives", 1, cases, count, check_with_next_codec);
 }
 
-Test(collectives, one_rank) { walk(1, EVERY_OPTION); }
-Test(collectives, two_ranks) { walk(2, EVERY_OPTION); }
-Test(collectives, three_ranks) { walk(3, EVERY_OPTION); }
-Test(collectives, four_ranks) { walk(4, COVERING); }
-Test(collectives, seven_ranks) { walk(7, COVERING); }
-Test(collectives, eight_ranks) { walk(8, COVERING); }
-Test(collectives, sixteen_ranks) { walk(16, COVERING); }
+Test(collectives, one_rank) { check_group(1, EVERY_OPTION); }
+Test(collectives, two_ranks) { check_group(2, EVERY_OPTION); }
+Test(collectives, three_ranks) { check_group(3, EVERY_OPTION); }
+Test(collectives, four_ranks) { check_group(4, COVERING); }
+Test(collectives, seven_ranks) { check_group(7, COVERING); }
+Test(collectives, eight_ranks) { check_group(8, COVERING); }
+Test(collectives, sixteen_ranks) { check_group(16, COVERING); }
 
-/* The same case with every codec and every number of threads: the oracle is the common measure. */
+/* Checks the same case with every codec, against the oracle. */
 static void check_with_every_codec(struct collective_run *run, size_t number) {
   (void)number;
   for (size_t c = 0; c < test_codecs_count; c++)
@@ -70,8 +70,8 @@ Test(collectives, self_is_a_group_of_one) {
   collective_each("self", 3, cases, count, check_on_self);
 }
 
-/* Checks a rank's number, the group's size, and that the text of a plan's info is true. */
-static void introduce(onebit_comm_t comm, void *context) {
+/* Checks the group's size, and that a plan's info is true. */
+static void check_plan_info(onebit_comm_t comm, void *context) {
   const int *size = context;
   onebit_plan_t plan;
   onebit_plan_options_t options = {.size = sizeof options, .block_size = 256};
@@ -95,26 +95,26 @@ static void introduce(onebit_comm_t comm, void *context) {
 
 Test(collectives, plans_tell_what_they_decided) {
   for (int size = 2; size <= 4; size++)
-    on_ranks(size, introduce, &size);
+    on_ranks(size, check_plan_info, &size);
 }
 
-/* The other schedules of an allreduce. */
-static void walk_schedules(int size, int hosts) {
+/* Checks the other schedules of an allreduce. */
+static void check_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);
   collective_each("schedules", 1, cases, count, check_with_next_codec);
 }
 
-Test(collectives, schedules_on_one_rank) { walk_schedules(1, 1); }
+Test(collectives, schedules_on_one_rank) { check_schedules(1, 1); }
 Test(collectives, schedules_on_two_ranks) {
-  walk_schedules(2, 1);
-  walk_schedules(2, 2);
+  check_schedules(2, 1);
+  check_schedules(2, 2);
 }
 Test(collectives, schedules_on_several_hosts) {
-  walk_schedules(3, 3);
-  walk_schedules(4, 2);
-  walk_schedules(6, 2);
-  walk_schedules(6, 3);
-  walk_schedules(8, 4);
+  check_schedules(3, 3);
+  check_schedules(4, 2);
+  check_schedules(6, 2);
+  check_schedules(6, 3);
+  check_schedules(8, 4);
 }
-Test(collectives, schedules_on_one_host) { walk_schedules(4, 1); }
+Test(collectives, schedules_on_one_host) { check_schedules(4, 1); }

@@ -1,5 +1,5 @@
-/* ONEBIT_CONFIG: what its file says counts where the environment does not, and what is wrong in it
- * is said with its line. A process reads one file: each case is a test of its own. */
+/* ONEBIT_CONFIG: a value of its file applies unless the environment has one, and an error in the
+ * file is reported with its line. A process reads one file, so each case is a test of its own. */
 #include <sys/wait.h>
 
 #include "base/json.h"
@@ -24,7 +24,7 @@ static onebit_status_t read_json(const char *text, struct ob_json_value *values,
   return ob_json_read("f", copy, values, 16, count);
 }
 
-static void same(const char *what, size_t number, const char *found, const char *wanted) {
+static void check_text(const char *what, size_t number, const char *found, const char *wanted) {
   bool equal = !found || !wanted ? found == wanted : strcmp(found, wanted) == 0;
   CHECK(equal, "value %zu has %s %s", number, what, found ? found : "none");
 }
@@ -48,8 +48,8 @@ Test(config, json_is_read) {
               values[k].line == wanted[k].line,
           "value %zu: kind %d, parent %d, line %d", k, (int)values[k].kind, values[k].parent,
           values[k].line);
-    same("key", k, values[k].key, wanted[k].key);
-    same("text", k, values[k].text, wanted[k].text);
+    check_text("key", k, values[k].key, wanted[k].key);
+    check_text("text", k, values[k].text, wanted[k].text);
   }
 }
 
@@ -155,7 +155,7 @@ static void check_wrong(const struct wrong *wrong, size_t count) {
     CHECK(read(ends[0], message, sizeof message - 1) > 0 && strstr(message, wrong[k].message),
           "\"%s\" is not \"%s\"", message, wrong[k].message);
     close(ends[0]);
-    expect_said(program(1, "onebit-info"), wrong[k].message);
+    expect_output(program(1, "onebit-info"), wrong[k].message);
     if (*wrong[k].text != '/')
       unlink(path);
     strcpy(path, template);
@@ -184,7 +184,7 @@ Test(config, info_shows_where_each_value_is_from) {
   write_file("{\"threads\": 3,\n \"timeout\": \"never\"}");
   setenv("ONEBIT_THREADS", "2", 1);
   const char *said = program(0, "onebit-info");
-  expect_said(said, "ONEBIT_THREADS  2        environment");
-  expect_said(said, ":2 seconds");
+  expect_output(said, "ONEBIT_THREADS  2        environment");
+  expect_output(said, ":2 seconds");
   unlink(path);
 }

@@ -1,7 +1,7 @@
 /*
- * Factors of the learning rate, weight decays and beta1 that change between steps: a tensor makes
- * the steps, to the bit, that an optimizer of it alone makes with the rate times the factor; and an
- * optimizer those of one that was made with that beta1.
+ * Factors of the learning rate, weight decays and beta1 that change between steps: a tensor with a
+ * factor makes the same steps, to the bit, as in an optimizer of its own with the rate times the
+ * factor; and an optimizer whose beta1 changes makes those of an optimizer created with that beta1.
  */
 #include "tests/oracle.h"
 #include "tests/support_checkpoint.h"
@@ -28,15 +28,17 @@ struct arrays {
   float parameter[COUNT], gradient[COUNT];
 };
 
-/* Two tensors of one optimizer, and the second again in one of its own. */
+/* Two tensors of one optimizer, and a copy of the second one in an optimizer of its own. */
 struct pair {
   struct arrays first, second, alone;
   onebit_optimizer_t both, one;
 };
 
-static void fill(float *values, int seed) { fill_input(values, ONEBIT_FLOAT32, COUNT, seed, 0); }
+static void fill_values(float *values, int seed) {
+  fill_input(values, ONEBIT_FLOAT32, COUNT, seed, 0);
+}
 
-static onebit_tensor_t tensor_of(struct arrays *arrays, float weight_decay, float factor) {
+static onebit_tensor_t make_tensor(struct arrays *arrays, float weight_decay, float factor) {
   return (onebit_tensor_t){.parameter = arrays->parameter,
                            .gradient = arrays->gradient,
                            .count = COUNT,
@@ -47,30 +49,31 @@ static onebit_tensor_t tensor_of(struct arrays *arrays, float weight_decay, floa
 static struct pair *make_pair(onebit_comm_t comm, const struct any_case *what) {
   struct pair *pair = allocate(1, sizeof *pair);
   const struct any_options options = any_options_of(what->method, what->options);
-  fill(pair->first.parameter, 1);
-  fill(pair->second.parameter, 2);
-  fill(pair->alone.parameter, 2);
-  const onebit_tensor_t both[] = {tensor_of(&pair->first, 0, 1), tensor_of(&pair->second, 0, 1)};
-  const onebit_tensor_t one = tensor_of(&pair->alone, 0.25F, 1);
+  fill_values(pair->first.parameter, 1);
+  fill_values(pair->second.parameter, 2);
+  fill_values(pair->alone.parameter, 2);
+  const onebit_tensor_t both[] = {make_tensor(&pair->first, 0, 1),
+                                  make_tensor(&pair->second, 0, 1)};
+  const onebit_tensor_t one = make_tensor(&pair->alone, 0.25F, 1);
   CHECK_STATUS(any_create(&options, comm, both, 2, &pair->both), ONEBIT_OK);
   CHECK_STATUS(any_create(&options, comm, &one, 1, &pair->one), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_set_weight_decay(pair->both, 1, 0.25F), ONEBIT_OK);
   return pair;
 }
 
-static void drop_pair(struct pair *pair) {
+static void free_pair(struct pair *pair) {
   onebit_optimizer_destroy(pair->both);
   onebit_optimizer_destroy(pair->one);
   free(pair);
 }
 
 static void set_gradients(struct pair *pair, int rank, int step) {
-  fill(pair->first.gradient, 100 * step + rank);
-  fill(pair->second.gradient, 100 * step + 10 + rank);
-  fill(pair->alone.gradient, 100 * step + 10 + rank);
+  fill_values(pair->first.gradient, 100 * step + rank);
+  fill_values(pair->second.gradient, 100 * step + 10 + rank);
+  fill_values(pair->alone.gradient, 100 * step + 10 + rank);
 }
 
-static void changes(onebit_comm_t comm, void *context) {
+static void check_changing_factors(onebit_comm_t comm, void *context) {
   static const float factors[STEPS] = {1, 1, 0.5F, 0.5F, 0.5F, 2, 2, 0, 0, 0.25F, 1, 1};
   struct pair *pair = make_pair(comm, context);
   for (int step = 0; step < STEPS; step++) {
@@ -82,16 +85,17 @@ static void changes(onebit_comm_t comm, void *context) {
     CHECK_BITS("a tensor with factors", pair->second.parameter, pair->alone.parameter, COUNT,
                ONEBIT_FLOAT32);
   }
-  drop_pair(pair);
+  free_pair(pair);
 }
 
 Test(constants, as_an_optimizer_of_its_own) {
   for (size_t k = 0; k < OPTIMIZERS; k++)
-    on_ranks(3, changes, (void *)(uintptr_t)&optimizers[k]);
+    on_ranks(3, check_changing_factors, (void *)(uintptr_t)&optimizers[k]);
 }
 
-/* 0/1 Adam: between two synchronisations a new factor waits for the next. */
-static void waits(onebit_comm_t comm, void *context) {
+/* A factor that is set between two synchronisations of 0/1 Adam applies after the next
+ * synchronisation. */
+static void check_waiting_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
   onebit_optimizer_info_t info = {.size = sizeof info};
   float rate = RATE;
@@ -110,13 +114,15 @@ static void waits(onebit_comm_t comm, void *context) {
                ONEBIT_FLOAT32);
   }
   CHECK(late > 0 && rate < RATE, "no step between two synchronisations was tried");
-  drop_pair(pair);
+  free_pair(pair);
 }
 
-Test(constants, wait_for_a_synchronisation) { on_ranks(3, waits, (void *)(uintptr_t)&rarely); }
+Test(constants, wait_for_a_synchronisation) {
+  on_ranks(3, check_waiting_factor, (void *)(uintptr_t)&rarely);
+}
 
-/* A constant that differs between ranks is found by the next step, and changes nothing. */
-static void differ(onebit_comm_t comm, void *context) {
+/* A factor that differs between ranks fails the next step, which changes nothing. */
+static void check_differing_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
   float before[COUNT];
   set_gradients(pair, onebit_comm_rank(comm), 0);
@@ -128,10 +134,12 @@ static void differ(onebit_comm_t comm, void *context) {
   CHECK_WORDS("a factor of it");
   CHECK_BITS("parameters", pair->second.parameter, before, COUNT, ONEBIT_FLOAT32);
   CHECK_STATUS(onebit_optimizer_set_learning_rate_factor(pair->both, 1, 1), ONEBIT_OK);
-  drop_pair(pair);
+  free_pair(pair);
 }
 
-Test(constants, that_differ_are_found) { on_ranks(3, differ, (void *)(uintptr_t)&optimizers[5]); }
+Test(constants, that_differ_are_found) {
+  on_ranks(3, check_differing_factor, (void *)(uintptr_t)&optimizers[5]);
+}
 
 /* --- beta1 -------------------------------------------------------------------------------------*/
 
@@ -146,19 +154,19 @@ static struct one *make_one(onebit_comm_t comm, const struct any_case *what, dou
   struct any_options options = any_options_of(what->method, what->options);
   any_set(&options, "beta1", beta1);
   any_set(&options, "momentum", beta1);
-  fill(one->arrays.parameter, 1);
-  const onebit_tensor_t tensor = tensor_of(&one->arrays, 0.25F, 1);
+  fill_values(one->arrays.parameter, 1);
+  const onebit_tensor_t tensor = make_tensor(&one->arrays, 0.25F, 1);
   CHECK_STATUS(any_create(&options, comm, &tensor, 1, &one->optimizer), ONEBIT_OK);
   return one;
 }
 
-static void drop_one(struct one *one) {
+static void free_one(struct one *one) {
   onebit_optimizer_destroy(one->optimizer);
   free(one);
 }
 
 static void step_one(struct one *one, int rank, int step) {
-  fill(one->arrays.gradient, 100 * step + rank);
+  fill_values(one->arrays.gradient, 100 * step + rank);
   CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_OK);
 }
 
@@ -174,14 +182,14 @@ static void copy_state(onebit_comm_t comm, const struct one *from, struct one *t
   trainee_save(&trainee, comm, &parts);
   trainee.optimizer = to->optimizer;
   CHECK_STATUS(trainee_load(&trainee, &parts), ONEBIT_OK);
-  meet(comm);
+  synchronize_ranks(comm);
   if (trainee.rank == 0)
     free_parts(&parts);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
-/* The constants are set before the first step, and again after `steps` steps. */
-static void set_beta1_after(onebit_comm_t comm, const struct any_case *what, int steps) {
+/* Sets beta1 before the first step, and again after `steps` steps. */
+static void check_beta1_after(onebit_comm_t comm, const struct any_case *what, int steps) {
   const int rank = onebit_comm_rank(comm);
   struct one *changed = make_one(comm, what, 0.9), *first = make_one(comm, what, 0.8),
              *second = make_one(comm, what, 0.7);
@@ -204,21 +212,21 @@ static void set_beta1_after(onebit_comm_t comm, const struct any_case *what, int
     CHECK(memcmp(first->arrays.parameter, changed->arrays.parameter, sizeof(float) * COUNT) != 0,
           "beta1 changes nothing");
   }
-  drop_one(changed);
-  drop_one(first);
-  drop_one(second);
+  free_one(changed);
+  free_one(first);
+  free_one(second);
 }
 
-static void beta1_in_the_warmup(onebit_comm_t comm, void *context) {
-  set_beta1_after(comm, context, 2);
+static void check_beta1_in_warmup(onebit_comm_t comm, void *context) {
+  check_beta1_after(comm, context, 2);
 }
 
-static void beta1_when_frozen(onebit_comm_t comm, void *context) {
-  set_beta1_after(comm, context, 7);
+static void check_beta1_when_frozen(onebit_comm_t comm, void *context) {
+  check_beta1_after(comm, context, 7);
 }
 
-/* Right after the freeze, which is after step 4, it waits for a step. */
-static void beta1_at_the_freeze(onebit_comm_t comm, void *context) {
+/* A beta1 that is set right after the freeze, which is after step 4, applies one step later. */
+static void check_beta1_at_freeze(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *early = make_one(comm, context, 0.9), *late = make_one(comm, context, 0.9);
   for (int step = 0; step < STEPS; step++) {
@@ -230,25 +238,25 @@ static void beta1_at_the_freeze(onebit_comm_t comm, void *context) {
     step_one(late, rank, step);
     check_same("at the freeze", early, late);
   }
-  drop_one(early);
-  drop_one(late);
+  free_one(early);
+  free_one(late);
 }
 
 Test(constants, beta1_changes) {
   for (int k = 0; k < OPTIMIZERS; k++) {
-    on_ranks(3, beta1_in_the_warmup, (void *)(uintptr_t)&optimizers[k]);
-    on_ranks(3, beta1_when_frozen, (void *)(uintptr_t)&optimizers[k]);
+    on_ranks(3, check_beta1_in_warmup, (void *)(uintptr_t)&optimizers[k]);
+    on_ranks(3, check_beta1_when_frozen, (void *)(uintptr_t)&optimizers[k]);
   }
-  on_ranks(1, beta1_when_frozen, (void *)(uintptr_t)&optimizers[0]);
+  on_ranks(1, check_beta1_when_frozen, (void *)(uintptr_t)&optimizers[0]);
 }
 
 Test(constants, beta1_waits_for_the_second_compressed_step) {
   static const int with_momentum[] = {0, 2, 3};
   for (int k = 0; k < 3; k++)
-    on_ranks(3, beta1_at_the_freeze, (void *)(uintptr_t)&optimizers[with_momentum[k]]);
+    on_ranks(3, check_beta1_at_freeze, (void *)(uintptr_t)&optimizers[with_momentum[k]]);
 }
 
-static void beta1_differs(onebit_comm_t comm, void *context) {
+static void check_differing_beta1(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *one = make_one(comm, context, 0.9);
   step_one(one, rank, 0);
@@ -257,15 +265,15 @@ static void beta1_differs(onebit_comm_t comm, void *context) {
   CHECK_WORDS("beta1 or tag that was set");
   CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, 0.9), ONEBIT_OK);
   step_one(one, rank, 1);
-  drop_one(one);
+  free_one(one);
 }
 
 Test(constants, beta1_that_differs_is_found) {
-  on_ranks(3, beta1_differs, (void *)(uintptr_t)&optimizers[0]);
+  on_ranks(3, check_differing_beta1, (void *)(uintptr_t)&optimizers[0]);
 }
 
 /* One rank's program is a step ahead of the others. */
-static void tag_differs(onebit_comm_t comm, void *context) {
+static void check_differing_tag(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *one = make_one(comm, context, 0.9);
   CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, 7), ONEBIT_OK);
@@ -275,10 +283,10 @@ static void tag_differs(onebit_comm_t comm, void *context) {
   CHECK_WORDS("tag that was set");
   CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, 9), ONEBIT_OK);
   step_one(one, rank, 1);
-  drop_one(one);
+  free_one(one);
 }
 
 Test(constants, a_tag_that_differs_is_found) {
   for (int k = 0; k < OPTIMIZERS; k++)
-    on_ranks(3, tag_differs, (void *)(uintptr_t)&optimizers[k]);
+    on_ranks(3, check_differing_tag, (void *)(uintptr_t)&optimizers[k]);
 }

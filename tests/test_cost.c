@@ -1,16 +1,16 @@
-/* The cost model: what must hold whatever the numbers are. */
+/* The cost model: properties that hold for any numbers. */
 #include "base/process.h"
 #include "collectives/cost/model.h"
 #include "collectives/cost/tuning.h"
 #include "tests/support.h"
 
-static struct ob_costs some_costs(void) {
+static struct ob_costs make_costs(void) {
   struct ob_costs costs;
   ob_costs_default("avx2", &costs);
   return costs;
 }
 
-static struct ob_cost_task some_task(size_t elements, int hosts, int ranks_per_host) {
+static struct ob_cost_task make_task(size_t elements, int hosts, int ranks_per_host) {
   return (struct ob_cost_task){
       .elements = elements, .hosts = hosts, .ranks_per_host = ranks_per_host};
 }
@@ -18,16 +18,16 @@ static struct ob_cost_task some_task(size_t elements, int hosts, int ranks_per_h
 static const onebit_schedule_t schedules[] = {ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_SCHEDULE_ALLGATHER,
                                               ONEBIT_SCHEDULE_HIERARCHICAL};
 
-/* Calls f(costs, task, schedule, wire) for all that is possible on several clusters. */
-static void everywhere(void (*f)(const struct ob_costs *, struct ob_cost_task, onebit_schedule_t,
-                                 onebit_wire_t)) {
+/* Calls f(costs, task, schedule, wire) for all possible schedules and wires on several clusters. */
+static void for_each_cluster(void (*f)(const struct ob_costs *, struct ob_cost_task,
+                                       onebit_schedule_t, onebit_wire_t)) {
   static const int clusters[][2] = {{1, 1}, {1, 4}, {2, 1}, {4, 1}, {4, 2}, {16, 8}, {1000, 8}};
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = make_costs();
   costs.oversubscribed = 1e-3;
   for (size_t k = 0; k < sizeof clusters / sizeof clusters[0]; k++)
     for (int s = 0; s < 3; s++)
       for (int wire = 0; wire < 2; wire++) {
-        struct ob_cost_task task = some_task(1 << 20, clusters[k][0], clusters[k][1]);
+        struct ob_cost_task task = make_task(1 << 20, clusters[k][0], clusters[k][1]);
         if (ob_cost_possible(&task, schedules[s], (onebit_wire_t)wire))
           f(&costs, task, schedules[s], (onebit_wire_t)wire);
       }
@@ -46,7 +46,7 @@ static void check_more_elements(const struct ob_costs *costs, struct ob_cost_tas
     before = seconds;
   }
 }
-Test(cost, more_elements_are_never_faster) { everywhere(check_more_elements); }
+Test(cost, more_elements_are_never_faster) { for_each_cluster(check_more_elements); }
 
 static void check_better_links(const struct ob_costs *costs, struct ob_cost_task task,
                                onebit_schedule_t schedule, onebit_wire_t wire) {
@@ -64,7 +64,7 @@ static void check_better_links(const struct ob_costs *costs, struct ob_cost_task
   better.cores_shared = 0.5;
   cr_assert_geq(ob_cost_seconds(&better, &task, schedule, wire, 65536), before);
 }
-Test(cost, better_machines_are_never_slower) { everywhere(check_better_links); }
+Test(cost, better_machines_are_never_slower) { for_each_cluster(check_better_links); }
 
 static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
                          onebit_schedule_t schedule, onebit_wire_t wire) {
@@ -81,11 +81,11 @@ static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
   cr_assert(strstr(choice.text, ob_cost_schedule_name(schedule)), "%s", choice.text);
   cr_assert(strstr(choice.text, costs->source), "%s", choice.text);
 }
-Test(cost, chooses_the_fastest_and_says_why) { everywhere(check_choice); }
+Test(cost, chooses_the_fastest_and_says_why) { for_each_cluster(check_choice); }
 
 Test(cost, chooses_what_small_and_large_messages_want) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task task = some_task(16, 16, 8);
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task task = make_task(16, 16, 8);
   struct ob_cost_choice choice;
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.text);
@@ -93,7 +93,7 @@ Test(cost, chooses_what_small_and_large_messages_want) {
   task.hosts = 2;
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
-  task = some_task((size_t)100 << 20, 16, 8);
+  task = make_task((size_t)100 << 20, 16, 8);
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.text);
   task.ranks_per_host = 1;
@@ -102,8 +102,8 @@ Test(cost, chooses_what_small_and_large_messages_want) {
 }
 
 Test(cost, keeps_to_what_the_task_allows) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task task = some_task(1 << 22, 4, 1);
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task task = make_task(1 << 22, 4, 1);
   struct ob_cost_choice choice;
   task.schedule = ONEBIT_SCHEDULE_ALLGATHER;
   task.chunk = 4096;
@@ -120,10 +120,10 @@ Test(cost, keeps_to_what_the_task_allows) {
 }
 
 Test(cost, other_operations_have_one_schedule) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = make_costs();
   struct ob_cost_choice choice;
   for (int operation = ONEBIT_ALLGATHER; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
-    struct ob_cost_task task = some_task(1 << 22, 4, 2);
+    struct ob_cost_task task = make_task(1 << 22, 4, 2);
     task.operation = (onebit_operation_t)operation;
     ob_cost_choose(&costs, &task, &choice);
     cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.text);
@@ -131,9 +131,9 @@ Test(cost, other_operations_have_one_schedule) {
   }
 }
 
-/* The documented formulas: bytes out of a host. */
+/* Compares the bytes that leave a host with the documented formulas. */
 Test(cost, counts_the_bytes_of_a_host) {
-  struct ob_cost_task task = some_task(1 << 20, 4, 2);
+  struct ob_cost_task task = make_task(1 << 20, 4, 2);
   double bits = (double)(1 << 20) / 8 * (1 + 1.0 / 64);
   double exchange = ob_cost_host_bytes(&task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS);
   double gather = ob_cost_host_bytes(&task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS);
@@ -145,8 +145,8 @@ Test(cost, counts_the_bytes_of_a_host) {
 
 /* Bytes grow with the bits, except those of scales; the bytes of a message stay the same. */
 Test(cost, more_bits_are_longer_messages) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task one = some_task(1 << 24, 4, 1), eight = one;
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task one = make_task(1 << 24, 4, 1), eight = one;
   struct ob_cost_choice few, many;
   eight.bits = 8;
   double ratio = ob_cost_host_bytes(&eight, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS) /
@@ -161,8 +161,8 @@ Test(cost, more_bits_are_longer_messages) {
 }
 
 Test(cost, one_scale_costs_the_overlap) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task blocks = some_task(1 << 24, 4, 1), buffer = blocks;
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task blocks = make_task(1 << 24, 4, 1), buffer = blocks;
   buffer.block = ONEBIT_BLOCK_BUFFER;
   cr_expect_gt(
       ob_cost_seconds(&costs, &buffer, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536),
@@ -173,8 +173,8 @@ Test(cost, one_scale_costs_the_overlap) {
 
 enum { EXCHANGE_BITS = 0, ALLGATHER_BITS = 1, EXCHANGE_DENSE = 3 };
 
-static struct ob_costs corrected_costs(void) {
-  struct ob_costs costs = some_costs();
+static struct ob_costs make_corrected_costs(void) {
+  struct ob_costs costs = make_costs();
   costs.hosts = 4;
   costs.ranks_per_host = 2;
   ob_cost_add_point(&costs.measured.factor[EXCHANGE_BITS], 1024, 1);
@@ -192,10 +192,10 @@ Test(cost, factors_are_linear_in_the_logarithm_of_the_size) {
   } cases[] = {{4, 1},        {1024, 1},     {2048, 2},    {1536, 1.5},
                {4096, 3},     {16384, 1.75}, {65536, 0.5}, {(size_t)1 << 40, 0.5},
                {8192, 2.375}, {0, 1}};
-  struct ob_costs costs = corrected_costs();
+  struct ob_costs costs = make_corrected_costs();
   bool measured;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-    struct ob_cost_task task = some_task(cases[k].bytes / 4, 4, 2);
+    struct ob_cost_task task = make_task(cases[k].bytes / 4, 4, 2);
     double factor = ob_cost_factor(&costs, &task, EXCHANGE_BITS, &measured);
     cr_expect(measured);
     cr_expect_eq(factor, cases[k].factor, "%zu bytes: %g", cases[k].bytes, factor);
@@ -205,8 +205,8 @@ Test(cost, factors_are_linear_in_the_logarithm_of_the_size) {
 }
 
 Test(cost, the_choice_follows_what_was_measured) {
-  struct ob_costs costs = corrected_costs();
-  struct ob_cost_task task = some_task(1024, 4, 2);
+  struct ob_costs costs = make_corrected_costs();
+  struct ob_cost_task task = make_task(1024, 4, 2);
   struct ob_cost_choice choice;
   task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   double model = ob_cost_seconds(&costs, &task, task.schedule, ONEBIT_WIRE_BITS, 131072);
@@ -226,12 +226,13 @@ Test(cost, the_choice_follows_what_was_measured) {
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
 }
 
-/* Other hosts, other ranks on them, uneven ones, one scale, another operation: the model's. */
+/* Measured costs do not apply to other hosts, other ranks on them, uneven hosts, one scale and
+ * another operation. */
 Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
-  struct ob_costs costs = corrected_costs();
-  struct ob_cost_task others[] = {some_task(1 << 24, 2, 4), some_task(1 << 24, 4, 1),
-                                  some_task(1 << 24, 4, 0), some_task(1 << 24, 4, 2),
-                                  some_task(1 << 24, 4, 2)};
+  struct ob_costs costs = make_corrected_costs();
+  struct ob_cost_task others[] = {make_task(1 << 24, 2, 4), make_task(1 << 24, 4, 1),
+                                  make_task(1 << 24, 4, 0), make_task(1 << 24, 4, 2),
+                                  make_task(1 << 24, 4, 2)};
   others[2].ranks = 8;
   others[3].block = ONEBIT_BLOCK_BUFFER;
   others[4].operation = ONEBIT_ALLGATHER;
@@ -247,8 +248,8 @@ Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
 }
 
 Test(cost, messages_are_those_of_the_nearest_size) {
-  struct ob_costs costs = corrected_costs();
-  struct ob_cost_task task = some_task((size_t)1 << 20, 4, 2);
+  struct ob_costs costs = make_corrected_costs();
+  struct ob_cost_task task = make_task((size_t)1 << 20, 4, 2);
   struct ob_cost_choice choice;
   task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   cr_expect_eq(ob_cost_measured_chunk(&costs, &task, ALLGATHER_BITS), 0);
@@ -270,8 +271,8 @@ Test(cost, messages_are_those_of_the_nearest_size) {
 
 /* Bits round values, so exact sums are chosen if they are at most 3 % slower. */
 Test(cost, exact_sums_are_worth_three_per_cent) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task task = some_task((size_t)1 << 22, 2, 1);
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task task = make_task((size_t)1 << 22, 2, 1);
   struct ob_cost_choice bits, dense, choice;
   costs.hosts = 2;
   costs.ranks_per_host = 1;
@@ -293,13 +294,13 @@ Test(cost, exact_sums_are_worth_three_per_cent) {
 
 /* Without other costs each rank's elements are reduced once, in any schedule. */
 Test(cost, reducing_counts_every_rank) {
-  struct ob_costs none = some_costs();
+  struct ob_costs none = make_costs();
   none.between.bandwidth = none.inside.bandwidth = 1e30;
   struct ob_costs some = none;
   some.reduce_stream += 1e-9;
   double more[2];
   for (int k = 0; k < 2; k++) {
-    struct ob_cost_task task = some_task((size_t)1 << 26, k ? 16 : 2, 1);
+    struct ob_cost_task task = make_task((size_t)1 << 26, k ? 16 : 2, 1);
     more[k] = ob_cost_seconds(&some, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536) -
               ob_cost_seconds(&none, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536);
   }
@@ -315,10 +316,11 @@ Test(cost, curves_ascend_and_are_bounded) {
   cr_expect(!ob_cost_add_point(&curve, 1e6, 1));
 }
 
-/* Rounds: the latency of two instead of one, and two messages of work instead of three. */
+/* Rounds cost the latency of two messages instead of one, and the work of two messages instead of
+ * three. */
 Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
-  struct ob_costs costs = some_costs();
-  struct ob_cost_task task = some_task(1024, 4, 1), gather = task;
+  struct ob_costs costs = make_costs();
+  struct ob_cost_task task = make_task(1024, 4, 1), gather = task;
   gather.operation = ONEBIT_ALLGATHER;
   costs.between.message = costs.compress = costs.apply = costs.reduce_stream = 0;
   double rounds =
@@ -334,8 +336,8 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
 /* A mean of all ranks' messages takes as long as writing it or as reading them, whichever is
  * longer. */
 Test(cost, a_mean_costs_writing_or_reading) {
-  struct ob_cost_task task = some_task(1 << 20, 4, 1);
-  struct ob_costs costs = some_costs(), none = costs;
+  struct ob_cost_task task = make_task(1 << 20, 4, 1);
+  struct ob_costs costs = make_costs(), none = costs;
   none.apply = none.reduce_stream = 0;
   double before = ob_cost_seconds(&none, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
   for (int reading = 0; reading < 2; reading++) {
@@ -347,7 +349,7 @@ Test(cost, a_mean_costs_writing_or_reading) {
   }
 }
 
-/* On one host a wait costs as much as a few messages; where ranks share cores, as more of them. */
+/* On one host a wait costs as much as a few messages, and as more messages if ranks share cores. */
 Test(cost, on_one_host_a_few_ranks_send_at_once) {
   static const struct {
     int hosts, ranks;
@@ -356,7 +358,7 @@ Test(cost, on_one_host_a_few_ranks_send_at_once) {
   } cases[] = {{1, 2, 0, false}, {1, 4, 0, false}, {1, 8, 0, false},  {1, 16, 0, true},
                {2, 2, 0, false}, {2, 4, 0, true},  {4, 4, 0, true},   {1, 64, 0, true},
                {1, 4, 2, false}, {1, 8, 2, false}, {1, 16, 2, false}, {1, 64, 2, true}};
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = make_costs();
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
     struct ob_cost_task task = {.elements = 16, .hosts = cases[k].hosts, .ranks = cases[k].ranks};
     task.max_ranks = task.ranks / task.hosts;
@@ -367,8 +369,8 @@ Test(cost, on_one_host_a_few_ranks_send_at_once) {
 }
 
 Test(cost, hosts_of_one_machine_share_its_cores) {
-  struct ob_costs costs = some_costs(), measured = costs;
-  struct ob_cost_task task = some_task(8192, 16, 1);
+  struct ob_costs costs = make_costs(), measured = costs;
+  struct ob_cost_task task = make_task(8192, 16, 1);
   ob_costs_of_one_machine(&costs);
   cr_expect_eq(costs.cores_shared, ob_machine_processors());
   cr_expect(strstr(costs.source, "; all hosts share "), "%s", costs.source);

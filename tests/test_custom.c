@@ -1,7 +1,7 @@
 /*
- * Communicators over functions of the caller's: what holds over loopback holds there too, to the
- * bit; and whatever these functions do, each rank gets a status, none hangs, and no operation is
- * forgotten.
+ * Communicators over the caller's callbacks: results are those over loopback, to the bit; and
+ * whatever the callbacks do, each rank gets a status, none hangs, and each operation is completed
+ * or cancelled.
  */
 #include "base/memory.h"
 #include "base/process.h"
@@ -30,7 +30,7 @@ Test(custom, mistakes_are_told_to_all) {
   }
 }
 
-static void describes_itself(onebit_comm_t comm, void *context) {
+static void check_description(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL;
   (void)context;
   CHECK(onebit_comm_size(comm) == 4 && onebit_comm_hosts(comm) == 2, "%d ranks on %d hosts",
@@ -43,7 +43,7 @@ static void describes_itself(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-static void is_one_host(onebit_comm_t comm, void *context) {
+static void check_one_host(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL;
   (void)context;
   CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_OK);
@@ -53,15 +53,15 @@ static void is_one_host(onebit_comm_t comm, void *context) {
 
 Test(custom, says_who_is_there) {
   setenv("ONEBIT_TUNING", "none", 1);
-  on_custom(4, 2, describes_itself, NULL);
-  on_custom(4, 1, is_one_host, NULL);
+  on_custom(4, 2, check_description, NULL);
+  on_custom(4, 1, check_one_host, NULL);
 }
 
 /* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
 /* Makes a mistake on one rank: that rank gets a message, and the others an error. */
-static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                           void *context) {
+static void make_mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                                void *context) {
   onebit_comm_t comm = NULL;
   onebit_transport_callbacks_t mine = *callbacks;
   const char *what = context;
@@ -79,13 +79,13 @@ static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int ra
 
 Test(custom, a_mistake_on_one_rank) {
   static char tag[] = "largest_tag", timeout[] = "timeout";
-  attempt_custom(3, 1, (struct custom_fault){0}, mistake_on_one, tag);
-  attempt_custom(3, 1, (struct custom_fault){0}, mistake_on_one, timeout);
+  attempt_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, tag);
+  attempt_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, timeout);
 }
 
 /* A rank whose callbacks do not work cannot tell the others: they wait until their timeout. */
-static void useless_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                           void *context) {
+static void break_callbacks_on_one(const onebit_transport_callbacks_t *callbacks, int rank,
+                                   int size, void *context) {
   onebit_comm_t comm = NULL;
   onebit_transport_callbacks_t mine = *callbacks;
   (void)context;
@@ -97,7 +97,7 @@ static void useless_on_one(const onebit_transport_callbacks_t *callbacks, int ra
 }
 
 Test(custom, useless_callbacks_on_one_rank) {
-  attempt_custom(3, 1, (struct custom_fault){.quiet = true}, useless_on_one, NULL);
+  attempt_custom(3, 1, (struct custom_fault){.quiet = true}, break_callbacks_on_one, NULL);
 }
 
 /* --- Failures ----------------------------------------------------------------------------------*/
@@ -113,44 +113,44 @@ struct outcome {
 
 /* Records a rank's first failure and its error message: messages of later failures depend on what
  * other ranks sent, and so on the order of threads. */
-static void note(struct outcome *outcome, onebit_status_t status) {
+static void note_outcome(struct outcome *outcome, onebit_status_t status) {
   if (outcome->status != ONEBIT_OK || status == ONEBIT_OK)
     return;
   outcome->status = status;
   strncpy(outcome->words, onebit_last_error(), sizeof outcome->words - 1);
 }
 
-/* Two plans, and two calls on each, at the same time. */
-static void use(onebit_comm_t comm, struct outcome *outcome) {
+/* Creates two plans, and makes two calls on each, at the same time. */
+static void use_plans(onebit_comm_t comm, struct outcome *outcome) {
   static const float input[COUNT] = {1.0f, -2.0f};
   onebit_plan_options_t options = {
       .size = sizeof options, .schedule = ONEBIT_SCHEDULE_EXCHANGE, .chunk_size = 2048};
   float *result = allocate(2 * COUNT, sizeof *result);
   onebit_plan_t plans[2] = {NULL, NULL};
   for (int k = 0; k < 2 && outcome->status == ONEBIT_OK; k++)
-    note(outcome, onebit_plan_create(comm, COUNT, &options, &plans[k]));
+    note_outcome(outcome, onebit_plan_create(comm, COUNT, &options, &plans[k]));
   for (int step = 0; step < 2 && outcome->status == ONEBIT_OK; step++) {
     onebit_request_t requests[2] = {NULL, NULL};
     for (int k = 0; k < 2; k++)
       onebit_iallreduce(input, result + k * COUNT, plans[k], &requests[k]);
     for (int k = 0; k < 2; k++)
-      note(outcome, onebit_wait(&requests[k]));
+      note_outcome(outcome, onebit_wait(&requests[k]));
   }
   CHECK_STATUS(onebit_plan_destroy(plans[0]), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_destroy(plans[1]), ONEBIT_OK);
   free(result);
 }
 
-static void make_and_use(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                         void *context) {
+static void create_and_use(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                           void *context) {
   struct outcome *outcome = (struct outcome *)context + rank;
   onebit_comm_t comm = NULL;
-  note(outcome, onebit_comm_create_custom(callbacks, rank, size, &comm));
+  note_outcome(outcome, onebit_comm_create_custom(callbacks, rank, size, &comm));
   outcome->made = comm != NULL;
   CHECK(outcome->made == (outcome->status == ONEBIT_OK), "status and handle do not agree");
   if (comm)
-    use(comm, outcome);
-  /* A communicator that has failed once is at an end. */
+    use_plans(comm, outcome);
+  /* A communicator that has failed once refuses all calls. */
   if (comm && outcome->status != ONEBIT_OK) {
     onebit_plan_t plan;
     CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
@@ -159,11 +159,11 @@ static void make_and_use(const onebit_transport_callbacks_t *callbacks, int rank
   onebit_comm_destroy(comm);
 }
 
-static long with_fault(struct custom_fault fault) {
+static long run_with_fault(struct custom_fault fault) {
   struct outcome outcomes[3] = {{0}};
   check_case("call %ld of kind %d on rank %d fails%s", fault.at, (int)fault.call, fault.rank,
              fault.quiet ? ", quietly" : "");
-  long calls = attempt_custom(3, 1, fault, make_and_use, outcomes);
+  long calls = attempt_custom(3, 1, fault, create_and_use, outcomes);
   bool struck = fault.at > 0 && calls >= fault.at;
   for (int rank = 0; rank < 3; rank++) {
     onebit_status_t status = outcomes[rank].status;
@@ -177,49 +177,50 @@ static long with_fault(struct custom_fault fault) {
     CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut") ||
               strstr(outcomes[fault.rank].words, "failed before") ||
               strstr(outcomes[fault.rank].words, "the other end has gone"),
-          "the words \"%s\"", outcomes[fault.rank].words);
+          "the message is \"%s\"", outcomes[fault.rank].words);
   return calls;
 }
 
-static void at_every_call(enum custom_call call, long limit) {
+static void fail_at_every_call(enum custom_call call, long limit) {
   struct custom_fault fault = {.call = call, .rank = 1};
-  long calls = with_fault(fault);
+  long calls = run_with_fault(fault);
   if (calls > limit)
     calls = limit;
   for (fault.at = 1; fault.at <= calls; fault.at++)
     if (sample_has((size_t)fault.at - 1, (size_t)calls))
-      with_fault(fault);
+      run_with_fault(fault);
   checks_must_hold();
 }
 
-Test(custom, any_send_fails) { at_every_call(CUSTOM_SEND, 1000); }
-Test(custom, any_receive_fails) { at_every_call(CUSTOM_RECEIVE, 1000); }
+Test(custom, any_send_fails) { fail_at_every_call(CUSTOM_SEND, 1000); }
+Test(custom, any_receive_fails) { fail_at_every_call(CUSTOM_RECEIVE, 1000); }
 /* The number of tests depends on the speed of other ranks, but always reaches 40. */
-Test(custom, any_test_fails) { at_every_call(CUSTOM_TEST, 40); }
+Test(custom, any_test_fails) { fail_at_every_call(CUSTOM_TEST, 40); }
 
-/* An early failure, in creation and in the first call, reaches all. */
-static void all_fail(struct custom_fault fault) {
+/* Checks that a failure of the first call of a callback reaches all ranks. */
+static void check_all_fail(struct custom_fault fault) {
   struct outcome outcomes[3] = {{0}};
-  attempt_custom(3, 1, fault, make_and_use, outcomes);
+  attempt_custom(3, 1, fault, create_and_use, outcomes);
   for (int rank = 0; rank < 3; rank++)
     CHECK(outcomes[rank].status == ONEBIT_ERROR_TRANSPORT, "rank %d: %s", rank,
           onebit_status_string(outcomes[rank].status));
   CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut"),
-        "the words \"%s\"", outcomes[fault.rank].words);
+        "the message is \"%s\"", outcomes[fault.rank].words);
 }
 
 Test(custom, a_failure_reaches_all) {
   for (int quiet = 0; quiet < 2; quiet++)
     for (int rank = 0; rank < 3; rank++) {
-      all_fail((struct custom_fault){.call = CUSTOM_SEND, .rank = rank, .at = 1, .quiet = quiet});
-      all_fail(
+      check_all_fail(
+          (struct custom_fault){.call = CUSTOM_SEND, .rank = rank, .at = 1, .quiet = quiet});
+      check_all_fail(
           (struct custom_fault){.call = CUSTOM_RECEIVE, .rank = rank, .at = 1, .quiet = quiet});
     }
 }
 
 Test(custom, a_message_that_is_too_long) {
   struct outcome outcomes[2] = {{0}};
-  attempt_custom(2, 1, (struct custom_fault){CUSTOM_SEND, 0, 1, false, true}, make_and_use,
+  attempt_custom(2, 1, (struct custom_fault){CUSTOM_SEND, 0, 1, false, true}, create_and_use,
                  outcomes);
   CHECK(outcomes[1].status == ONEBIT_ERROR_TRANSPORT &&
             strstr(outcomes[1].words, "longer than expected"),
@@ -234,9 +235,9 @@ static int receive_nothing(void *context, void *data, size_t bytes, int peer, in
   return 0;
 }
 
-/* A message that seems to be there already never was. */
-static void without_operation(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                              void *context) {
+/* A callback reports success without an operation, as if the message were there. */
+static void receive_without_operation(const onebit_transport_callbacks_t *callbacks, int rank,
+                                      int size, void *context) {
   onebit_comm_t comm = NULL;
   onebit_transport_callbacks_t mine = *callbacks;
   (void)context;
@@ -248,13 +249,13 @@ static void without_operation(const onebit_transport_callbacks_t *callbacks, int
 }
 
 Test(custom, a_receive_without_an_operation) {
-  attempt_custom(2, 1, (struct custom_fault){0}, without_operation, NULL);
+  attempt_custom(2, 1, (struct custom_fault){0}, receive_without_operation, NULL);
 }
 
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-static void make_only(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                      void *context) {
+static void create_only(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                        void *context) {
   onebit_status_t *statuses = context;
   onebit_comm_t comm = NULL;
   statuses[rank] = onebit_comm_create_custom(callbacks, rank, size, &comm);
@@ -266,7 +267,7 @@ Test(custom, any_allocation_fails) {
   long n = 0;
   while (statuses[0] != ONEBIT_OK || statuses[1] != ONEBIT_OK) {
     ob_memory_fail_at(++n);
-    attempt_custom(2, 1, (struct custom_fault){0}, make_only, statuses);
+    attempt_custom(2, 1, (struct custom_fault){0}, create_only, statuses);
     ob_memory_fail_at(0);
     check_case("allocation %ld", n);
     CHECK((statuses[0] == ONEBIT_OK) == (statuses[1] == ONEBIT_OK), "%s and %s",

@@ -1,6 +1,7 @@
 /*
- * Messages that are damaged on their way: any bit of any message of a call. Some rank refuses, no
- * rank ends the next call well, and after onebit_plan_reset, or a checkpoint, all go on alike.
+ * Messages that are damaged in transit: any bit of any message of a call. Some rank refuses the
+ * message, the next call fails on every rank, and after onebit_plan_reset, or a load of a
+ * checkpoint, calls succeed on all ranks.
  */
 #include "collectives/communicator.h"
 #include "collectives/plan_private.h"
@@ -12,7 +13,7 @@ enum { MAX_ELEMENTS = 3000, SENDER = 1 };
 /* A rank's callbacks, of which `send` flips one bit of one message. */
 struct wire {
   onebit_transport_callbacks_t inner;
-  const char *kind; /* what such messages begin with; NULL: as those of calls */
+  const char *kind; /* the first 4 bytes of the messages that are counted; NULL: those of calls */
   long sent, at;    /* messages since counting began; number of the damaged one, from 1 on */
   enum { FLIP, SHORTEN, DOUBLE } how;
   size_t bit;
@@ -37,32 +38,34 @@ static int send_damaged(void *context, const void *data, size_t bytes, int peer,
   return code;
 }
 
-static int receive(void *context, void *data, size_t bytes, int peer, int tag, void **operation) {
+static int forward_receive(void *context, void *data, size_t bytes, int peer, int tag,
+                           void **operation) {
   struct wire *wire = context;
   return wire->inner.receive(wire->inner.context, data, bytes, peer, tag, operation);
 }
 
-static int test(void *context, void *operation, double seconds, size_t *bytes) {
+static int forward_test(void *context, void *operation, double seconds, size_t *bytes) {
   struct wire *wire = context;
   return wire->inner.test(wire->inner.context, operation, seconds, bytes);
 }
 
-static void cancel(void *context, void *operation) {
+static void forward_cancel(void *context, void *operation) {
   struct wire *wire = context;
   wire->inner.cancel(wire->inner.context, operation);
 }
 
-/* A communicator over them. */
-static onebit_comm_t connect(struct wire *wire, const onebit_transport_callbacks_t *callbacks,
-                             int rank, int size) {
+/* Creates a communicator over callbacks that damage messages. */
+static onebit_comm_t connect_damaged(struct wire *wire,
+                                     const onebit_transport_callbacks_t *callbacks, int rank,
+                                     int size) {
   onebit_transport_callbacks_t own = *callbacks;
   onebit_comm_t comm = NULL;
   *wire = (struct wire){.inner = *callbacks};
   own.context = wire;
   own.send = send_damaged;
-  own.receive = receive;
-  own.test = test;
-  own.cancel = cancel;
+  own.receive = forward_receive;
+  own.test = forward_test;
+  own.cancel = forward_cancel;
   own.abort = NULL;
   own.message = NULL;
   own.release = NULL;
@@ -70,12 +73,12 @@ static onebit_comm_t connect(struct wire *wire, const onebit_transport_callbacks
   return comm;
 }
 
-/* The ends of a call on all ranks. */
+/* The outcome of a call on all ranks. */
 struct ends {
   bool all_well, none_well, refused;
 };
 
-static struct ends ends_of(onebit_comm_t comm, onebit_status_t status) {
+static struct ends share_outcome(onebit_comm_t comm, onebit_status_t status) {
   struct ends ends = {true, true, false};
   CHECK_STATUS(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, (uint64_t)(int64_t)status), ONEBIT_OK);
   for (int rank = 0; rank < comm->size; rank++) {
@@ -90,51 +93,52 @@ static struct ends ends_of(onebit_comm_t comm, onebit_status_t status) {
 struct damage_case {
   const char *name;
   int size, hosts;
-  size_t count, stride; /* elements; every how many bits */
+  size_t count, stride; /* elements; one bit in `stride` is damaged */
   onebit_plan_options_t options;
 };
 
-static onebit_status_t call(onebit_plan_t plan, const float *input, float *output) {
+static onebit_status_t call_plan(onebit_plan_t plan, const float *input, float *output) {
   return call_collective(plan->options.operation, input, output, plan);
 }
 
-/* True if the bit is one of padding: where several messages lie in one it is between them. */
+/* True if the bit is one of padding, which lies between messages where a transfer has several of
+ * them. */
 static bool is_padding(const struct onebit_plan *plan, size_t bit) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
   return plan->schedule == &ob_schedule_doubling &&
          bit / 8 % plan->geometry.stride >= ob_message_bytes(&shape);
 }
 
-static void damage_one(onebit_plan_t plan, struct wire *wire, const float *input, float *output,
-                       const char *name) {
+static void check_damaged_call(onebit_plan_t plan, struct wire *wire, const float *input,
+                               float *output, const char *name) {
   onebit_comm_t comm = plan->comm;
-  struct ends ends = ends_of(comm, call(plan, input, output));
+  struct ends ends = share_outcome(comm, call_plan(plan, input, output));
   CHECK(ends.refused && !ends.all_well, "%s: message %ld, bit %zu is accepted", name, wire->at,
         wire->bit);
   wire->at = 0;
-  ends = ends_of(comm, call(plan, input, output));
+  ends = share_outcome(comm, call_plan(plan, input, output));
   CHECK(ends.none_well, "%s: a rank goes on after a refusal", name);
   CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
-  ends_of(comm, ONEBIT_OK); /* no rank calls before all have reset the plan */
-  ends = ends_of(comm, call(plan, input, output));
+  share_outcome(comm, ONEBIT_OK); /* no rank calls before all have reset the plan */
+  ends = share_outcome(comm, call_plan(plan, input, output));
   CHECK(ends.all_well, "%s: after the reset: %s", name, onebit_last_error());
 }
 
-static void damage_all(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                       void *context) {
+static void damage_every_message(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                                 void *context) {
   const struct damage_case *what = context;
   struct wire wire;
   float *input = allocate(4 * MAX_ELEMENTS, sizeof *input);
   float *output = allocate(4 * MAX_ELEMENTS, sizeof *output);
   onebit_plan_t plan = NULL;
-  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  onebit_comm_t comm = connect_damaged(&wire, callbacks, rank, size);
   for (size_t i = 0; i < 4 * what->count; i++)
     input[i] = uniform_value(i + (size_t)rank * 999983);
   if (what->options.dtype != ONEBIT_FLOAT32)
     memset(input, 0x3c + rank, what->count * sizeof(uint16_t));
   if (CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &plan), ONEBIT_OK)) {
     wire.sent = 0;
-    CHECK_STATUS(call(plan, input, output), ONEBIT_OK);
+    CHECK_STATUS(call_plan(plan, input, output), ONEBIT_OK);
     ob_agree_noting(comm, ONEBIT_OK, NULL, 0, (uint64_t)wire.sent);
     const long sent = (long)ob_agree_note(comm, SENDER);
     CHECK(sent > 0, "%s: nothing is sent", what->name);
@@ -146,7 +150,7 @@ static void damage_all(const onebit_transport_callbacks_t *callbacks, int rank, 
         wire.sent = 0;
         wire.at = rank == SENDER ? at : 0;
         wire.bit = bit;
-        damage_one(plan, &wire, input, output, what->name);
+        check_damaged_call(plan, &wire, input, output, what->name);
       }
   }
   onebit_plan_destroy(plan);
@@ -159,12 +163,13 @@ static void damage_all(const onebit_transport_callbacks_t *callbacks, int rank, 
 #define ALLGATHER    .schedule = ONEBIT_SCHEDULE_ALLGATHER
 #define HIERARCHICAL .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
 #define DENSE        .wire = ONEBIT_WIRE_DENSE
-/* DAMAGE(test, ranks, hosts, elements, every how many bits, options): a long one too. */
+/* Defines a test with so many ranks, hosts and elements, which damages one in `every` bits of each
+ * message. */
 #define DAMAGE(name, ranks, on, elements, every, ...)                                              \
   Test(damage, of_##name) {                                                                        \
     struct damage_case what = {                                                                    \
         #name, ranks, on, elements, every, {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}};  \
-    attempt_custom(ranks, on, (struct custom_fault){0}, damage_all, &what);                        \
+    attempt_custom(ranks, on, (struct custom_fault){0}, damage_every_message, &what);              \
   }
 DAMAGE(every_bit_of_an_exchange, 3, 1, 70, 1, EXCHANGE)
 DAMAGE(several_chunks, 2, 1, 300, 29, EXCHANGE, .chunk_size = 64, .block_size = 32)
@@ -185,13 +190,13 @@ enum { TENSOR = 500, STEPS = 6, LEARNERS = 3, CAPACITY = 1 << 16 };
 static void *saved[LEARNERS];
 static size_t saved_bytes[LEARNERS];
 
-/* The server's message to one rank only: the others make the step. */
-static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                          void *context) {
+/* Damages the server's message to one rank only: the other ranks make the step. */
+static void damage_step(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                        void *context) {
   const bool warm = *(const bool *)context;
   struct wire wire;
   float parameters[TENSOR] = {0}, gradients[TENSOR];
-  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  onebit_comm_t comm = connect_damaged(&wire, callbacks, rank, size);
   onebit_tensor_t tensor = {.parameter = parameters, .gradient = gradients, .count = TENSOR};
   onebit_adam_options_t options = {.size = sizeof options, .freeze_step = warm ? 100 : 2};
   onebit_optimizer_t optimizer = NULL;
@@ -206,16 +211,16 @@ static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int ran
   wire.sent = 0;
   wire.at = rank == SENDER ? size : 0; /* the first message after those to servers */
   wire.bit = 8 * 45;
-  struct ends ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+  struct ends ends = share_outcome(comm, onebit_optimizer_step(optimizer, 0.01f));
   CHECK(ends.refused && !ends.none_well, "the message is accepted, or all have refused it");
   wire.at = 0;
   for (int step = 0; step < 3; step++) {
-    ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+    ends = share_outcome(comm, onebit_optimizer_step(optimizer, 0.01f));
     CHECK(ends.none_well, "a rank makes a step after a refusal");
   }
   CHECK_STATUS(onebit_optimizer_load(optimizer, (const void *const *)saved, saved_bytes, size),
                ONEBIT_OK);
-  ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+  ends = share_outcome(comm, onebit_optimizer_step(optimizer, 0.01f));
   CHECK(ends.all_well, "after the checkpoint was loaded: %s", onebit_last_error());
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
@@ -225,19 +230,19 @@ static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int ran
 Test(damage, of_a_step) {
   for (int warm = 0; warm < 2; warm++) {
     bool stage = warm;
-    attempt_custom(LEARNERS, 1, (struct custom_fault){0}, damage_a_step, &stage);
+    attempt_custom(LEARNERS, 1, (struct custom_fault){0}, damage_step, &stage);
     checks_must_hold();
   }
 }
 
 /* --- Agreements --------------------------------------------------------------------------------*/
 
-/* The terms of one rank to another, when a plan is made. */
+/* Damages the terms that one rank sends another when a plan is created. */
 static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                          void *context) {
   struct wire wire;
   (void)context;
-  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  onebit_comm_t comm = connect_damaged(&wire, callbacks, rank, size);
   for (size_t bit = 0; bit < 8 * OB_AGREE_BYTES; bit += bit < 640 ? 1 : 17) {
     onebit_plan_t plan = NULL;
     wire.kind = "O1BA";
@@ -246,7 +251,7 @@ static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank
     wire.bit = bit;
     onebit_status_t status = onebit_plan_create(comm, 70, NULL, &plan);
     wire.at = 0;
-    CHECK(ends_of(comm, status).refused, "bit %zu is accepted", bit);
+    CHECK(share_outcome(comm, status).refused, "bit %zu is accepted", bit);
     CHECK(status == ONEBIT_OK || strstr(onebit_last_error(), "rank 1"), "of bit %zu: %s", bit,
           onebit_last_error());
     onebit_plan_destroy(plan);
@@ -257,10 +262,10 @@ static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank
 Test(damage, of_terms) { attempt_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL); }
 
 /* Sends terms twice, or eight bytes too few. */
-static void repeat_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                         void *context) {
+static void send_wrong_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                             void *context) {
   struct wire wire;
-  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  onebit_comm_t comm = connect_damaged(&wire, callbacks, rank, size);
   wire.kind = "O1BA";
   wire.how = *(const bool *)context ? DOUBLE : SHORTEN;
   wire.at = rank == SENDER ? 1 : 0;
@@ -275,7 +280,7 @@ static void repeat_terms(const onebit_transport_callbacks_t *callbacks, int rank
 Test(damage, of_terms_doubled_and_shortened) {
   for (int doubled = 0; doubled < 2; doubled++) {
     bool how = doubled;
-    attempt_custom(2, 1, (struct custom_fault){0}, repeat_terms, &how);
+    attempt_custom(2, 1, (struct custom_fault){0}, send_wrong_terms, &how);
     checks_must_hold();
   }
 }

@@ -13,8 +13,8 @@
 #define CHUNK  16
 #define CALLS  3
 
-/* The data that DeepSpeed's allreduce sent and kept in three calls with the same input. Bit 7 of a
- * byte is the first element's sign, 1 for not negative. */
+/* The scales and signs that DeepSpeed's allreduce sent in three calls with the same input. Bit 7 of
+ * a byte is the first element's sign, 1 for not negative. */
 static const struct call {
   float worker_scale[2], server_scale[2];
   unsigned worker_bits[2];
@@ -34,15 +34,15 @@ static const struct call {
      {0x3b63, 0x6fff}},
 };
 
-/* After the first call: norms of the residuals. After each call: the residual of the padding on
- * rank 0. */
+/* The norms of the residuals after the first call, and the residual of the padding on rank 0 after
+ * each call. */
 static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
 static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
 
 /* The numbers are printed with seven digits after the point. */
 #define PRINTED 1e-6
 
-static bool near(double a, double b) { return fabs(a - b) <= PRINTED; }
+static bool is_near(double a, double b) { return fabs(a - b) <= PRINTED; }
 
 static double norm_of(const float *values, int count) {
   double sum = 0.0;
@@ -51,13 +51,13 @@ static double norm_of(const float *values, int count) {
   return sqrt(sum);
 }
 
-static void fill(float *input, int rank) {
+static void fill_values(float *input, int rank) {
   for (int i = 0; i < COUNT; i++)
     input[i] = rank == 0 ? (float)(7 * i % 11 - 5) / 8.0f : (float)(5 * i % 13 - 6) / 16.0f;
 }
 
 /* Returns the sign of element i in DeepSpeed's packed bytes, `bytes` of them in one number. */
-static float sign_in(unsigned bits, int bytes, int i) {
+static float unpack_sign(unsigned bits, int bytes, int i) {
   return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
 }
 
@@ -66,27 +66,28 @@ static void check_worker(const struct call *call, int rank, const float *input, 
                          const float *after) {
   for (int i = 0; i < PADDED; i++) {
     double sent = (double)before[i] + (double)(i < COUNT ? input[i] : 0.0f) - (double)after[i];
-    double wanted = (double)(sign_in(call->worker_bits[rank], 4, i) * call->worker_scale[rank]);
-    CHECK(near(sent, wanted), "element %d was sent as %.7f, not %.7f", i, sent, wanted);
+    double wanted = (double)(unpack_sign(call->worker_bits[rank], 4, i) * call->worker_scale[rank]);
+    CHECK(is_near(sent, wanted), "element %d was sent as %.7f, not %.7f", i, sent, wanted);
   }
 }
 
 static void check_result(const struct call *call, const float *result) {
   for (int i = 0; i < COUNT; i++) {
     int server = i / CHUNK;
-    float wanted = sign_in(call->server_bits[server], 2, i % CHUNK) * call->server_scale[server];
-    CHECK(near((double)result[i], (double)wanted), "result %d is %.7f, not %.7f", i,
+    float wanted =
+        unpack_sign(call->server_bits[server], 2, i % CHUNK) * call->server_scale[server];
+    CHECK(is_near((double)result[i], (double)wanted), "result %d is %.7f, not %.7f", i,
           (double)result[i], (double)wanted);
   }
 }
 
-static void three_calls(onebit_comm_t comm, void *context) {
+static void make_three_calls(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float input[COUNT], result[COUNT], before[PADDED], after[PADDED] = {0}, server[CHUNK];
   onebit_plan_t plan;
   (void)context;
   onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
-  fill(input, rank);
+  fill_values(input, rank);
   if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK))
     return;
   const onebit_plan_info_t info = plan_info(plan);
@@ -99,19 +100,19 @@ static void three_calls(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_plan_export_residual(plan, after, server), ONEBIT_OK);
     check_result(&calls[k], result);
     check_worker(&calls[k], rank, input, before, after);
-    CHECK(rank != 0 || near((double)after[PADDED - 1], padding_error[k]), "padding keeps %.7f",
+    CHECK(rank != 0 || is_near((double)after[PADDED - 1], padding_error[k]), "padding keeps %.7f",
           (double)after[PADDED - 1]);
-    CHECK(k != 0 || (near(norm_of(after, PADDED), worker_norm[rank]) &&
-                     near(norm_of(server, CHUNK), server_norm[rank])),
+    CHECK(k != 0 || (is_near(norm_of(after, PADDED), worker_norm[rank]) &&
+                     is_near(norm_of(server, CHUNK), server_norm[rank])),
           "norms of the errors are %.7f and %.7f", norm_of(after, PADDED), norm_of(server, CHUNK));
   }
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-Test(deepspeed, allreduce_gives_the_printed_numbers) { on_ranks(2, three_calls, NULL); }
+Test(deepspeed, allreduce_gives_the_printed_numbers) { on_ranks(2, make_three_calls, NULL); }
 
-/* OnebitAdam: rate 0.01, decay 0.01, freeze_step 4, so three steps of warm-up. The first four
- * parameters and moments. */
+/* OnebitAdam with rate 0.01, decay 0.01 and freeze_step 4, so three steps of warm-up: its first
+ * four parameters and momenta. */
 static const struct moment {
   int step;
   double parameter[4], momentum[4];
@@ -138,8 +139,8 @@ static void fill_gradient(float *gradient, int step, int rank) {
     gradient[i] = (float)((7 * i + 3 * step + 5 * rank) % 11 - 5) / 8.0f;
 }
 
-/* The compressed stage's momentum shows in how far the parameter went: before - after = rate (m /
- * sqrt(v) + decay before). The printed variance has three to four digits. */
+/* Checks the momentum of the compressed stage by the movement of the parameter: before - after =
+ * rate (m / sqrt(v) + decay before). The printed variance has three to four digits. */
 static void check_momentum(const struct moment *moment, const float *before, const float *after) {
   for (int i = 0; i < 4; i++) {
     double moved = (double)before[i] - (double)after[i];
@@ -154,7 +155,7 @@ static void check_moment(int step, const float *before, const float *after) {
     if (moments[k].step != step)
       continue;
     for (int i = 0; i < 4; i++)
-      CHECK(near((double)after[i], moments[k].parameter[i]),
+      CHECK(is_near((double)after[i], moments[k].parameter[i]),
             "step %d: parameter %d is %.7f, not %.7f", step, i, (double)after[i],
             moments[k].parameter[i]);
     if (step >= 3)
@@ -162,7 +163,7 @@ static void check_moment(int step, const float *before, const float *after) {
   }
 }
 
-static void eight_steps(onebit_comm_t comm, void *context) {
+static void make_eight_steps(onebit_comm_t comm, void *context) {
   float parameter[COUNT], gradient[COUNT], before[COUNT];
   onebit_tensor_t tensor = {parameter, gradient, COUNT, (float)DECAY, 0, 0};
   onebit_optimizer_t optimizer;
@@ -182,11 +183,11 @@ static void eight_steps(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(optimizer, (float)RATE), ONEBIT_OK);
     check_moment(step, before, parameter);
   }
-  CHECK(near(norm_of(parameter, COUNT), last_norm), "norm %.7f", norm_of(parameter, COUNT));
+  CHECK(is_near(norm_of(parameter, COUNT), last_norm), "norm %.7f", norm_of(parameter, COUNT));
   onebit_optimizer_destroy(optimizer);
 }
 
-Test(deepspeed, adam_gives_the_printed_numbers) { on_ranks(2, eight_steps, NULL); }
+Test(deepspeed, adam_gives_the_printed_numbers) { on_ranks(2, make_eight_steps, NULL); }
 
 /* DeepSpeed counts a first call that makes no step. */
 Test(deepspeed, freezes_a_step_earlier) {
@@ -222,7 +223,8 @@ Test(deepspeed, freezes_a_step_earlier) {
 #define LAMB_RATE  0.01f
 #define LAMB_DECAY 0.01f
 
-/* The first four parameters of both tensors; what their rate was multiplied with; the factor. */
+/* The first four parameters of both tensors; the ratios that multiply their rates; LAMB's
+ * factors. */
 static const struct lamb_moment {
   int step;
   double first[4], second[4], ratio[2], factor[2];
@@ -271,7 +273,7 @@ static void fill_parameters(float *parameter) {
 }
 
 /* Returns the piece of tensor t in the only bucket. */
-static size_t piece_of(const struct ob_bucket *bucket, size_t t) {
+static size_t find_piece(const struct ob_bucket *bucket, size_t t) {
   size_t k = 0;
   while (bucket->tensor_of[k] != t)
     k++;
@@ -290,7 +292,7 @@ static void check_lamb_moment(onebit_optimizer_t optimizer, int step, const floa
                  lamb_moments[k].second[i]);
     }
     for (size_t t = 0; t < 2; t++) {
-      double ratio = (double)(bucket->learning_rates[piece_of(bucket, t)] / LAMB_RATE);
+      double ratio = (double)(bucket->learning_rates[find_piece(bucket, t)] / LAMB_RATE);
       check_near("ratio", step, (int)t, ratio, lamb_moments[k].ratio[t]);
       check_near("factor", step, (int)t, lamb->factors[t], lamb_moments[k].factor[t]);
     }
@@ -299,7 +301,7 @@ static void check_lamb_moment(onebit_optimizer_t optimizer, int step, const floa
 
 /* Returns the momentum in the last message that belongs to padding: all padding is in the last
  * share. */
-static double padding_of(const struct ob_bucket *bucket) {
+static double padding_momentum(const struct ob_bucket *bucket) {
   struct ob_message_shape shape = ob_plan_message(bucket->bits, 1, 0);
   struct ob_view view = ob_message_view(ob_plan_result(bucket->bits, false, 1, 0), &shape);
   const struct ob_piece *last =
@@ -313,18 +315,18 @@ static double padding_of(const struct ob_bucket *bucket) {
   return (double)(view.words[word] ? -view.header->scale : view.header->scale);
 }
 
-static void check_end(onebit_optimizer_t optimizer) {
+static void check_final_state(onebit_optimizer_t optimizer) {
   const struct ob_lamb *lamb = optimizer->own;
   const struct ob_bucket *bucket = &optimizer->buckets[0];
   for (size_t t = 0; t < 2; t++) {
     check_near("coefficient", LAMB_STEPS, (int)t, lamb->coefficients[t], coefficient[t]);
-    check_near("scaling", LAMB_STEPS, (int)t, (double)bucket->scalings[piece_of(bucket, t)],
+    check_near("scaling", LAMB_STEPS, (int)t, (double)bucket->scalings[find_piece(bucket, t)],
                scaling[t]);
   }
-  check_near("padding", LAMB_STEPS, 0, padding_of(bucket), last_padding);
+  check_near("padding", LAMB_STEPS, 0, padding_momentum(bucket), last_padding);
 }
 
-static void ten_steps(onebit_comm_t comm, void *context) {
+static void make_ten_steps(onebit_comm_t comm, void *context) {
   float parameter[LAMB_COUNT], gradient[LAMB_COUNT];
   onebit_tensor_t tensors[2] = {{parameter, gradient, FIRST, LAMB_DECAY, 0, 0},
                                 {parameter + FIRST, gradient + FIRST, SECOND, LAMB_DECAY, 0, 0}};
@@ -340,8 +342,8 @@ static void ten_steps(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(optimizer, LAMB_RATE), ONEBIT_OK);
     check_lamb_moment(optimizer, step, parameter);
   }
-  check_end(optimizer);
+  check_final_state(optimizer);
   onebit_optimizer_destroy(optimizer);
 }
 
-Test(deepspeed_lamb, gives_the_printed_numbers) { on_ranks(2, ten_steps, NULL); }
+Test(deepspeed_lamb, gives_the_printed_numbers) { on_ranks(2, make_ten_steps, NULL); }

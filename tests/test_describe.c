@@ -5,8 +5,8 @@
 #include "tests/support_statistics.h"
 
 /*
- * Statistics that there is no memory for, and the line that describes an optimizer: whole, cut
- * where the buffer ends, and JSON. Wrong arguments are in support_wrong_optimizers.c.
+ * Statistics without memory, and the line that describes an optimizer: whole, cut where the buffer
+ * ends, and JSON. Wrong arguments are in support_wrong_optimizers.c.
  */
 
 Test(describe, without_memory) {
@@ -26,7 +26,7 @@ Test(describe, without_memory) {
 
 /* Checks buffers of any size: each gets as much of the text as fits, and a zero; nothing is written
  * after it. */
-static void check_cuts(onebit_optimizer_t optimizer, onebit_format_t format) {
+static void check_cut_lines(onebit_optimizer_t optimizer, onebit_format_t format) {
   enum { MOST = 2000 };
   char whole[MOST], cut[MOST];
   size_t length = 0, told = 0;
@@ -50,8 +50,8 @@ static void check_cuts(onebit_optimizer_t optimizer, onebit_format_t format) {
 Test(describe, lines_of_any_length) {
   struct subject_alone *alone = alone_create();
   for (int round = 0; round < 2; round++) {
-    check_cuts(alone->optimizer, ONEBIT_FORMAT_TEXT);
-    check_cuts(alone->optimizer, ONEBIT_FORMAT_JSON);
+    check_cut_lines(alone->optimizer, ONEBIT_FORMAT_TEXT);
+    check_cut_lines(alone->optimizer, ONEBIT_FORMAT_JSON);
     alone_step(alone, 5);
   }
   alone_destroy(alone);
@@ -148,7 +148,7 @@ static onebit_plan_t compressed_plan(const struct subject_alone *alone) {
 
 /* Gives tensor `tensor` a residual of `ratio` times its momentum, and the others one of equal
  * size. */
-static void make_errors(struct subject_alone *alone, size_t tensor, double ratio) {
+static void set_residuals(struct subject_alone *alone, size_t tensor, double ratio) {
   onebit_plan_t plan = compressed_plan(alone);
   float *error = allocate((SUBJECT_TENSORS - 1) * SUBJECT_LENGTH, sizeof *error);
   for (size_t t = 0, first = 0; t < SUBJECT_TENSORS; t++) {
@@ -171,7 +171,7 @@ Test(check, a_tensor_of_too_large_an_error_is_named) {
   for (size_t k = 0; k < 3; k++) {
     size_t named = 77;
     char number[20];
-    make_errors(alone, tensors[k], 40);
+    set_residuals(alone, tensors[k], 40);
     CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_WARNING);
     CHECK(named == tensors[k], "tensor %zu is named, not %zu", named, tensors[k]);
     snprintf(number, sizeof number, "tensor %zu (", tensors[k]);
@@ -189,10 +189,10 @@ Test(check, the_limit_is_where_the_header_says) {
   struct subject_alone *alone = alone_create();
   size_t named = 77;
   alone_step(alone, 5);
-  make_errors(alone, 2, 0.99 * ONEBIT_RESIDUAL_RATIO_LIMIT);
+  set_residuals(alone, 2, 0.99 * ONEBIT_RESIDUAL_RATIO_LIMIT);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_OK);
   CHECK(named == 77, "a tensor is named where nothing is wrong");
-  make_errors(alone, 2, 1.01 * ONEBIT_RESIDUAL_RATIO_LIMIT);
+  set_residuals(alone, 2, 1.01 * ONEBIT_RESIDUAL_RATIO_LIMIT);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_WARNING);
   alone_destroy(alone);
 }
@@ -214,8 +214,8 @@ Test(check, error_without_a_signal) {
   alone_destroy(alone);
 }
 
-/* A run of each optimizer never warns. */
-static void stay_healthy(onebit_comm_t comm, void *context) {
+/* Checks that a run of an optimizer never warns. */
+static void check_healthy_run(onebit_comm_t comm, void *context) {
   const struct subject *subject = context;
   float *parameters = allocate(SUBJECT_TOTAL, sizeof(float)),
         *gradients = allocate(SUBJECT_TOTAL, sizeof(float));
@@ -239,6 +239,6 @@ static void stay_healthy(onebit_comm_t comm, void *context) {
 Test(check, healthy_runs_are_not_warned_of) {
   for (const struct ob_method *const *method = ob_methods; *method; method++) {
     struct subject subject = {.method = *method};
-    on_ranks(3, stay_healthy, &subject);
+    on_ranks(3, check_healthy_run, &subject);
   }
 }

@@ -15,7 +15,7 @@ enum task_kind {
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
   TASK_QUIET,       /* 2 % of the elements are near silent until a quarter of the steps is over */
   TASK_ZEROS_FIRST, /* no rank has a gradient in the first half of the steps */
-  TASK_ZEROS_LATER, /* no one has one in half of the steps, from a quarter on */
+  TASK_ZEROS_LATER, /* no rank has a gradient in half of the steps, from a quarter on */
   TASK_IDLE,        /* one rank never has a gradient */
   TASK_KINDS
 };
@@ -27,7 +27,7 @@ struct task {
   const char *name;
   size_t count; /* parameters, in one tensor */
   int steps;
-  float rate; /* the highest one */
+  float rate; /* the highest learning rate */
 };
 
 /* Makes an optimizer of the tensor on a rank. */
@@ -36,7 +36,7 @@ typedef onebit_status_t task_create(onebit_comm_t comm, const onebit_tensor_t *t
 
 /* The results of a run. */
 struct task_end {
-  double distance;        /* the worst rank's */
+  double distance;        /* the largest distance of a rank */
   double largest;         /* the largest distance over all steps */
   int skipped;            /* steps */
   int warned;             /* the step after which onebit_optimizer_check warned first; -1: never */
@@ -45,8 +45,8 @@ struct task_end {
 
 enum { WIDTH = 16, DRAWS = 8, CHECK_EVERY = 10 };
 
-/* The task in its usual size. */
-static struct task task_of(enum task_kind kind) {
+/* Returns the task of that kind, in its usual size. */
+static struct task make_task(enum task_kind kind) {
   static const struct task tasks[TASK_KINDS] = {
       [TASK_EMBEDDING] = {TASK_EMBEDDING, "embedding", 1000 * WIDTH, 1200, 1e-2f},
       [TASK_SCALES] = {TASK_SCALES, "scales", 4096, 800, 5e-3f},
@@ -59,12 +59,12 @@ static struct task task_of(enum task_kind kind) {
 }
 
 /* Returns a number for element i of a rank in a step, with mean 0 and variance 1. */
-static float noise(size_t i, int rank, int step) {
+static float noise_value(size_t i, int rank, int step) {
   uint64_t place = 3 * (i + ((uint64_t)step * TASK_RANKS + (uint64_t)rank) * 1000003);
   return uniform_value(place) + uniform_value(place + 1) + uniform_value(place + 2);
 }
 
-static float target(const struct task *task, size_t i) {
+static float target_value(const struct task *task, size_t i) {
   return task->kind == TASK_EMBEDDING ? 0.5f * uniform_value(77000000 + i) : 0.5f;
 }
 
@@ -72,7 +72,7 @@ static float target(const struct task *task, size_t i) {
 static void task_start(const struct task *task, float *parameters) {
   float size = task->kind == TASK_EMBEDDING ? 0.1f : 1.0f;
   for (size_t i = 0; i < task->count; i++)
-    parameters[i] = size * noise(i, 0, 1000000);
+    parameters[i] = size * noise_value(i, 0, 1000000);
 }
 
 /* Returns the learning rate of a step, the first being 0: it rises for a twentieth of the steps,
@@ -82,8 +82,8 @@ static float task_rate(const struct task *task, int step) {
   return task->rate * fminf(1.0f, 20.0f * done) * (1.0f - 0.9f * done);
 }
 
-/* The factor of the gradient of element i. */
-static float scale_of(const struct task *task, size_t i, int step) {
+/* Returns the factor of the gradient of element i. */
+static float gradient_scale(const struct task *task, size_t i, int step) {
   int quarter = task->steps / 4;
   switch (task->kind) {
   case TASK_SCALES:
@@ -108,7 +108,8 @@ static void draw_rows(const struct task *task, const float *parameters, int rank
     double place = 0.5 + 0.5 * (double)uniform_value(99000000 + draw);
     size_t row = (size_t)(pow((double)rows, place) - 1.0);
     for (size_t i = row * WIDTH; i < (row + 1) * WIDTH; i++)
-      gradient[i] += parameters[i] - target(task, i) + 0.1f * noise(i, (int)d, step * 64 + rank);
+      gradient[i] +=
+          parameters[i] - target_value(task, i) + 0.1f * noise_value(i, (int)d, step * 64 + rank);
   }
 }
 
@@ -124,8 +125,8 @@ static bool task_gradient(const struct task *task, const float *parameters, int 
     return true;
   }
   for (size_t i = 0; i < task->count; i++)
-    gradient[i] =
-        scale_of(task, i, step) * (parameters[i] - target(task, i) + noise(i, rank, step));
+    gradient[i] = gradient_scale(task, i, step) *
+                  (parameters[i] - target_value(task, i) + noise_value(i, rank, step));
   return true;
 }
 
@@ -134,13 +135,13 @@ static bool task_gradient(const struct task *task, const float *parameters, int 
 static double task_distance(const struct task *task, const float *parameters) {
   double sum = 0.0;
   for (size_t i = 0; i < task->count; i++) {
-    double distance = (double)parameters[i] - (double)target(task, i);
+    double distance = (double)parameters[i] - (double)target_value(task, i);
     sum += distance * distance;
   }
   return sqrt(sum / (double)task->count);
 }
 
-/* Returns that distance of the start. */
+/* Returns the distance of the parameters at the start. */
 static double task_start_distance(const struct task *task) {
   float *parameters = allocate(task->count, sizeof *parameters);
   task_start(task, parameters);
@@ -159,12 +160,12 @@ struct run {
 };
 
 /* Returns the larger distance; NaN is larger than any number. */
-static double larger(double one, double other) { return one >= other ? one : other; }
+static double larger_distance(double one, double other) { return one >= other ? one : other; }
 
-static void look(const struct run *run, onebit_optimizer_t optimizer, const float *parameters,
-                 int step, struct task_end *end) {
+static void record_state(const struct run *run, onebit_optimizer_t optimizer,
+                         const float *parameters, int step, struct task_end *end) {
   end->distance = task_distance(run->task, parameters);
-  end->largest = larger(end->largest, end->distance);
+  end->largest = larger_distance(end->largest, end->distance);
   if (end->warned < 0 && onebit_optimizer_check(optimizer, NULL) == ONEBIT_WARNING) {
     end->warned = step;
     end->distance_warned = end->distance;
@@ -192,7 +193,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
       else
         CHECK_STATUS(status, ONEBIT_OK);
       if (step % CHECK_EVERY == CHECK_EVERY - 1 || step == task->steps - 1)
-        look(run, optimizer, parameters, step, end);
+        record_state(run, optimizer, parameters, step, end);
     }
     onebit_optimizer_destroy(optimizer);
   }
@@ -206,8 +207,8 @@ static struct task_end task_run(const struct task *task, task_create *create, co
   on_ranks(TASK_RANKS, run_rank, &run);
   struct task_end end = run.ends[0];
   for (int r = 1; r < TASK_RANKS; r++) {
-    end.distance = larger(run.ends[r].distance, end.distance);
-    end.largest = larger(run.ends[r].largest, end.largest);
+    end.distance = larger_distance(run.ends[r].distance, end.distance);
+    end.largest = larger_distance(run.ends[r].largest, end.largest);
     if (run.ends[r].warned >= 0 && (end.warned < 0 || run.ends[r].warned < end.warned)) {
       end.warned = run.ends[r].warned;
       end.distance_warned = run.ends[r].distance_warned;
@@ -234,8 +235,8 @@ static const struct any_case efficient_adam = {ANY(efficient_adam, .gain = 0)},
                              zero_one_adam = {ANY(zero_one_adam, .local_step_clipper = 4)},
                              lion = {ANY(lion, .beta2 = 0)};
 
-static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
-                              const void *context, onebit_optimizer_t *optimizer) {
+static onebit_status_t create_optimizer(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                        const void *context, onebit_optimizer_t *optimizer) {
   const struct choice *choice = context;
   struct any_options options = any_options_of(choice->what.method, choice->what.options);
   any_count(&options, "freeze_step",
@@ -250,19 +251,19 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
  * for a run that moves at all; 0: is not tried. */
 typedef double limits[TASK_KINDS];
 
-/* It never reaches the optimum: the variance was frozen before the first gradient came, and one bit
- * cannot say zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards waits with the
+/* The limit of a run that never moves: its variance was frozen before the first gradient, and one
+ * bit cannot represent zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards delays the
  * freeze. */
 #define STAYS 1
 
-static void hold(struct any_case what, const limits most) {
+static void check_limits(struct any_case what, const limits most) {
   for (int kind = 0; kind < TASK_KINDS; kind++) {
     if (most[kind] == 0)
       continue;
-    struct task task = task_of((enum task_kind)kind);
+    struct task task = make_task((enum task_kind)kind);
     struct choice choice = {what, COMPRESSED, (size_t)task.steps};
     double start = task_start_distance(&task);
-    struct task_end end = task_run(&task, create, &choice);
+    struct task_end end = task_run(&task, create_optimizer, &choice);
     cr_log_info("%s: from %.3g to %.3g", task.name, start, end.distance);
     cr_expect_eq(end.skipped, 0, "%s: %d steps were skipped", task.name, end.skipped);
     cr_expect_leq(end.largest, 1.1 * start, "%s: runs away, to %g", task.name, end.largest);
@@ -278,18 +279,19 @@ Test(divergence, dense_forms_converge) {
   const struct any_case subjects[] = {adam, lamb};
   for (size_t s = 0; s < 2; s++)
     for (int kind = 0; kind < TASK_KINDS; kind++) {
-      struct task task = task_of((enum task_kind)kind);
+      struct task task = make_task((enum task_kind)kind);
       struct choice choice = {subjects[s], DENSE, (size_t)task.steps};
-      double start = task_start_distance(&task), end = task_run(&task, create, &choice).distance;
+      double start = task_start_distance(&task),
+             end = task_run(&task, create_optimizer, &choice).distance;
       cr_expect_leq(end, 0.3 * start, "%s: ends at %g of %g", task.name, end, start);
     }
 }
 
 /* Checks that one optimizer stays within its limits, one for each task in order. */
 #define HOLDS(name, what, ...)                                                                     \
-  Test(divergence, name) { hold(what, (const limits){__VA_ARGS__}); }
+  Test(divergence, name) { check_limits(what, (const limits){__VA_ARGS__}); }
 
-/* It comes at least as close as dense Adam. */
+/* Efficient-Adam comes at least as close as dense Adam. */
 HOLDS(efficient_adam_converges, efficient_adam, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
 
 HOLDS(one_bit_adam_stays, adam, 0.55, 0.7, 0.35, 0.1, 0.3, 0.35)
@@ -298,8 +300,8 @@ HOLDS(shards_stay, adam_shards, 0.55, 0.7, 0.35, STAYS, 0.3, 0.35)
 HOLDS(one_bit_lamb_stays, lamb, 0.6, 0.65, 0.25, 0.5, 0.2, 0.25)
 HOLDS(zero_one_adam_stays, zero_one_adam, 0.8, 0.95, 0.4, STAYS, 0.3, 0.4)
 
-/* It moves on when gradients have ended: the sign of the remaining momentum stays, and Lion follows
- * it, also without compression. */
+/* Lion moves on when gradients have ended, since it follows the sign of the remaining momentum,
+ * also without compression. */
 HOLDS(lion_converges, lion, 0.55, 0.3, 0.3, 0.3, 0, 0.4)
 
 /* A run that ends far from the dense form's end is warned of soon after the freeze. */
@@ -309,9 +311,9 @@ Test(divergence, is_warned_of) {
     struct any_case what;
   } warned[] = {{TASK_SCALES, adam}, {TASK_SCALES, lamb}, {TASK_QUIET, adam_step}};
   for (size_t k = 0; k < sizeof warned / sizeof warned[0]; k++) {
-    struct task task = task_of(warned[k].kind);
+    struct task task = make_task(warned[k].kind);
     struct choice choice = {warned[k].what, COMPRESSED, (size_t)task.steps};
-    struct task_end end = task_run(&task, create, &choice);
+    struct task_end end = task_run(&task, create_optimizer, &choice);
     cr_expect(end.warned >= 0 && end.warned < task.steps / 3, "%s: the first warning is after %d",
               task.name, end.warned);
   }
@@ -319,9 +321,9 @@ Test(divergence, is_warned_of) {
 
 /* The freeze is due at 400 and waits for gradients that begin at 1,000: 1 / (1 - beta2) later. */
 Test(divergence, a_freeze_that_waits_is_warned_of) {
-  struct task task = task_of(TASK_ZEROS_FIRST);
+  struct task task = make_task(TASK_ZEROS_FIRST);
   struct choice choice = {late_adam, COMPRESSED, (size_t)task.steps};
-  struct task_end end = task_run(&task, create, &choice);
+  struct task_end end = task_run(&task, create_optimizer, &choice);
   cr_expect(end.warned >= 499 && end.warned < 520, "the first warning is after step %d",
             end.warned);
 }

@@ -14,9 +14,9 @@ enum { HOSTS = 4, MIB = 1 << 20 };
 #define MASK       0xffffff00u
 
 /* Returns a factor that differs by a few per cent, the same in every run. */
-static double wobble(int a, int b) { return 1 + 0.05 * ((a * 7 + b * 3) % 5 - 2); }
+static double small_deviation(int a, int b) { return 1 + 0.05 * ((a * 7 + b * 3) % 5 - 2); }
 
-static struct doctor_facts cluster(int hosts) {
+static struct doctor_facts make_cluster(int hosts) {
   static struct doctor_host all[HOSTS];
   static double bandwidth[HOSTS * HOSTS];
   struct doctor_facts facts = {.library = "Open MPI v4.1.4",
@@ -34,7 +34,7 @@ static struct doctor_facts cluster(int hosts) {
     all[h].interfaces[1] =
         (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, false, 200};
     for (int other = 0; other < hosts; other++) {
-      bandwidth[h * hosts + other] = h == other ? 0 : 0.9 * wobble(h, other);
+      bandwidth[h * hosts + other] = h == other ? 0 : 0.9 * small_deviation(h, other);
     }
   }
   doctor_find_subnets(&facts);
@@ -45,9 +45,9 @@ static struct doctor_facts cluster(int hosts) {
   return facts;
 }
 
-/* The findings, as they are printed. */
-static const char *printed(const struct doctor_facts *facts,
-                           const struct doctor_diagnosis *diagnosis) {
+/* Returns the findings as the program prints them. */
+static const char *print_findings(const struct doctor_facts *facts,
+                                  const struct doctor_diagnosis *diagnosis) {
   static char text[4096];
   memset(text, 0, sizeof text);
   FILE *file = fmemopen(text, sizeof text - 1, "w");
@@ -56,7 +56,7 @@ static const char *printed(const struct doctor_facts *facts,
   return text;
 }
 
-/* The only finding of the judgement. */
+/* Returns the finding of a diagnosis that must have exactly one. */
 static const struct doctor_finding *only_finding(const struct doctor_facts *facts,
                                                  struct doctor_diagnosis *diagnosis) {
   doctor_judge(facts, diagnosis);
@@ -88,7 +88,7 @@ Test(doctor, medians) {
 }
 
 Test(doctor, subnets_are_those_that_join_all_hosts) {
-  struct doctor_facts facts = cluster(3);
+  struct doctor_facts facts = make_cluster(3);
   char text[DOCTOR_ADDRESS];
   cr_assert_eq(facts.subnet_count, 2);
   cr_expect_eq(facts.subnets[1].network, ETH1(0) & MASK);
@@ -103,7 +103,7 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
 }
 
 Test(doctor, counters_become_differences) {
-  struct doctor_host before = cluster(1).hosts[0], after = before;
+  struct doctor_host before = make_cluster(1).hosts[0], after = before;
   after.interfaces[0].sent += 7;
   strcpy(after.interfaces[1].name, "new0");
   doctor_subtract(&before, &after);
@@ -115,15 +115,15 @@ Test(doctor, counters_become_differences) {
 
 Test(doctor, a_healthy_cluster_has_none) {
   for (int hosts = 1; hosts <= HOSTS; hosts++) {
-    struct doctor_facts facts = cluster(hosts);
+    struct doctor_facts facts = make_cluster(hosts);
     doctor_judge(&facts, &diagnosis);
     cr_expect_eq(diagnosis.count, 0, "%d hosts: %s", hosts, diagnosis.findings[0].seen);
-    cr_expect_str_eq(printed(&facts, &diagnosis), "\nNo findings.\n");
+    cr_expect_str_eq(print_findings(&facts, &diagnosis), "\nNo findings.\n");
   }
 }
 
 Test(doctor, noise_is_not_a_finding) {
-  struct doctor_facts facts = cluster(HOSTS);
+  struct doctor_facts facts = make_cluster(HOSTS);
   facts.bandwidth[1] = facts.bandwidth[6] = 0.6;
   facts.subnets[0].tcp = 0.7;
   facts.hosts[1].others = 0.4;
@@ -134,27 +134,27 @@ Test(doctor, noise_is_not_a_finding) {
 }
 
 Test(doctor, of_two_hosts_the_slower_way_is_named) {
-  struct doctor_facts facts = cluster(2);
+  struct doctor_facts facts = make_cluster(2);
   facts.bandwidth[2] = 0.2;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect(strstr(finding->seen, "h2 to h1: 0.20 Gbit/s, but 0.9"), "%s", finding->seen);
 }
 
 Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
-  struct doctor_facts facts = cluster(HOSTS);
+  struct doctor_facts facts = make_cluster(HOSTS);
   for (int h = 0; h < HOSTS; h++)
     facts.hosts[h].interfaces[0].sent = facts.hosts[h].interfaces[1].sent = 2 * MIB;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "two that are equally fast: %s", diagnosis.findings[0].seen);
-  facts.hosts[1].interfaces[1].sent += 1000; /* it makes no host an odd one */
+  facts.hosts[1].interfaces[1].sent += 1000; /* no host is odd because of it */
   facts.subnets[1].tcp = 0.1;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_WRONG_INTERFACE);
   cr_expect(strstr(diagnosis.findings[0].seen, "50 % of MPI's traffic takes eth1"));
-  cr_expect(strstr(printed(&facts, &diagnosis), "btl_tcp_if_include 10.77.0.0/24 "));
+  cr_expect(strstr(print_findings(&facts, &diagnosis), "btl_tcp_if_include 10.77.0.0/24 "));
 }
 
 Test(doctor, traffic_that_the_kernel_does_not_count_is_not_judged) {
-  struct doctor_facts facts = cluster(HOSTS);
+  struct doctor_facts facts = make_cluster(HOSTS);
   for (int h = 0; h < HOSTS; h++)
     facts.hosts[h].interfaces[0].sent = 2000;
   facts.subnets[0].tcp = 0.1;
@@ -165,7 +165,7 @@ Test(doctor, traffic_that_the_kernel_does_not_count_is_not_judged) {
 }
 
 Test(doctor, ranks_that_starve_each_other_are_found) {
-  struct doctor_facts facts = cluster(2);
+  struct doctor_facts facts = make_cluster(2);
   facts.yields = 0;
   facts.hosts[1].local_hop = 5000;
   facts.bandwidth[1] = 0.01; /* measurements among such ranks are ignored */
@@ -173,7 +173,7 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   cr_expect_eq(finding->kind, DOCTOR_SPINNING);
   cr_expect(strstr(finding->seen, "5000 us a hop") && strstr(finding->seen, "idle is off"), "%s",
             finding->seen);
-  cr_expect(strstr(printed(&facts, &diagnosis), "mpirun --mca mpi_yield_when_idle 1"));
+  cr_expect(strstr(print_findings(&facts, &diagnosis), "mpirun --mca mpi_yield_when_idle 1"));
   facts.hosts[1].local_hop = 400;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.findings[0].kind, DOCTOR_SLOW_PAIR, "2 processors for 1 rank");
@@ -186,27 +186,27 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
 
 /* --- Misconfigured clusters: the culprit comes first, and nobody is named where there is none. */
 
-static void slow_host(struct doctor_facts *facts) {
+static void make_host_slow(struct doctor_facts *facts) {
   for (int other = 0; other < HOSTS; other++)
     if (other != 2)
       facts->bandwidth[2 * HOSTS + other] = facts->bandwidth[other * HOSTS + 2] = 0.19;
   facts->hosts[3].tcp[0] = 0.19; /* from h3 */
 }
 
-static void slow_pair(struct doctor_facts *facts) { facts->bandwidth[1 * HOSTS + 3] = 0.2; }
+static void make_pair_slow(struct doctor_facts *facts) { facts->bandwidth[1 * HOSTS + 3] = 0.2; }
 
-static void link_speed(struct doctor_facts *facts) {
+static void make_links_physical(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++)
     facts->hosts[h].interfaces[0].physical = true;
 }
 
-static void slow_to_send(struct doctor_facts *facts) {
+static void make_sending_slow(struct doctor_facts *facts) {
   for (int other = 0; other < HOSTS - 1; other++)
     facts->bandwidth[3 * HOSTS + other] = 0.3;
 }
 
 /* One host's link runs at 100 Mbit/s, so all that it sends and receives is slow. */
-static void negotiated(struct doctor_facts *facts) {
+static void negotiate_slow_link(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++) {
     facts->hosts[h].interfaces[0].physical = true;
     facts->hosts[h].interfaces[0].speed = h == 2 ? 100 : 1000;
@@ -216,7 +216,7 @@ static void negotiated(struct doctor_facts *facts) {
   facts->hosts[3].tcp[0] = 0.09; /* from h3 */
 }
 
-static void half_duplex(struct doctor_facts *facts) {
+static void make_link_half_duplex(struct doctor_facts *facts) {
   facts->hosts[1].interfaces[0].half_duplex = true;
   for (int other = 0; other < HOSTS; other++)
     facts->bandwidth[other * HOSTS + 1] *= 0.2;
@@ -224,89 +224,89 @@ static void half_duplex(struct doctor_facts *facts) {
 }
 
 /* The cable of the fast network is out on one host, so that all take the slow one. */
-static void down(struct doctor_facts *facts) {
+static void take_link_down(struct doctor_facts *facts) {
   facts->hosts[3].interfaces[1].up = false;
   doctor_find_subnets(facts);
 }
 
-static void mpi_slow(struct doctor_facts *facts) {
+static void make_mpi_slow(struct doctor_facts *facts) {
   for (int pair = 0; pair < HOSTS * HOSTS; pair++)
     facts->bandwidth[pair] *= 0.1;
 }
 
-static void firewall(struct doctor_facts *facts) {
+static void add_firewall(struct doctor_facts *facts) {
   for (int s = 0; s < facts->subnet_count; s++)
     facts->subnets[s].tcp = 0;
   for (int h = 0; h < HOSTS; h++)
     facts->hosts[h].tcp[0] = facts->hosts[h].tcp[1] = 0;
 }
 
-static void mtu(struct doctor_facts *facts) { facts->hosts[3].interfaces[0].mtu = 9000; }
+static void set_odd_mtu(struct doctor_facts *facts) { facts->hosts[3].interfaces[0].mtu = 9000; }
 
-static void bridge(struct doctor_facts *facts) {
+static void add_bridges(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++)
     facts->hosts[h].interfaces[facts->hosts[h].interface_count++] = (struct doctor_interface){
         .name = "docker0", .address = 0xac110001, .netmask = 0xffff0000, .mtu = 1500, .up = true};
 }
 
-static void loopback_name(struct doctor_facts *facts) {
+static void set_loopback_name(struct doctor_facts *facts) {
   strcpy(facts->hosts[2].loopback, "127.0.1.1");
 }
 
-static void clocks(struct doctor_facts *facts) {
+static void set_clocks_apart(struct doctor_facts *facts) {
   for (int h = 1; h < HOSTS; h++)
     facts->hosts[h].clock = -90 + 0.01 * h;
 }
 
-static void odd_interface(struct doctor_facts *facts) {
+static void use_odd_interface(struct doctor_facts *facts) {
   facts->hosts[2].interfaces[0].sent = 300;
   facts->hosts[2].interfaces[1].sent = 4 * MIB;
   facts->subnets[1].tcp = 0.3;
 }
 
-static void bound(struct doctor_facts *facts) {
+static void bind_to_one_core(struct doctor_facts *facts) {
   facts->hosts[1].ranks = 2;
   facts->hosts[1].usable = 1;
 }
 
-static void wrong_interface(struct doctor_facts *facts) {
+static void use_slow_interface(struct doctor_facts *facts) {
   facts->subnets[0].tcp = 0.1;
   for (int h = 0; h < HOSTS; h++)
     facts->hosts[h].tcp[0] *= 0.1;
 }
 
-static void spinning(struct doctor_facts *facts) {
+static void make_ranks_spin(struct doctor_facts *facts) {
   facts->hosts[1].local_hop = 5000;
-  slow_to_send(facts); /* which must then give no finding */
+  make_sending_slow(facts); /* the slow sending must then give no finding */
 }
 
-static void stolen(struct doctor_facts *facts) {
+static void steal_processor_time(struct doctor_facts *facts) {
   facts->hosts[1].stolen = 0.2;
-  slow_to_send(facts);
+  make_sending_slow(facts);
 }
 
-static void throttled(struct doctor_facts *facts) {
+static void throttle_host(struct doctor_facts *facts) {
   facts->hosts[2].lost_periods = 40;
-  slow_to_send(facts);
+  make_sending_slow(facts);
 }
 
 /* Other programs run on one host: its own times are bad, but no host is named because of times. */
-static void busy_host(struct doctor_facts *facts) {
+static void make_host_busy(struct doctor_facts *facts) {
   facts->hosts[0].others = 1.8;
-  slow_to_send(facts);
+  make_sending_slow(facts);
 }
 
-/* Hosts that are emulated on a busy machine. */
-static void busy(struct doctor_facts *facts) {
+/* All hosts are emulated on one busy machine. */
+static void make_all_hosts_busy(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++)
     facts->hosts[h].others = 1.9;
-  slow_to_send(facts);
-  mpi_slow(facts);
+  make_sending_slow(facts);
+  make_mpi_slow(facts);
 }
 
-/* A link that is ten times too slow is found in spite of that. */
-static void busy_and_slow(struct doctor_facts *facts) {
-  busy(facts);
+/* A link that is ten times too slow is found although all hosts are busy. */
+static void make_busy_and_slow(struct doctor_facts *facts) {
+  make_all_hosts_busy(facts);
   for (int other = 0; other < HOSTS; other++)
     facts->bandwidth[2 * HOSTS + other] *= 0.1, facts->bandwidth[other * HOSTS + 2] *= 0.1;
 }
@@ -318,45 +318,49 @@ Test(doctor, the_culprit_is_named_first) {
     int host, count;
     const char *seen, *printed; /* texts in the first finding and in the report; NULL: any */
   } rows[] = {
-      {slow_host, DOCTOR_SLOW_HOST, 2, 1,
+      {make_host_slow, DOCTOR_SLOW_HOST, 2, 1,
        "h3: 0.19 Gbit/s to and from every other host, the others 0.9", NULL},
-      {slow_pair, DOCTOR_SLOW_PAIR, 1, 1, "h2 to h4: 0.20", NULL},
-      {link_speed, DOCTOR_LINK_SPEED, -1, 1,
+      {make_pair_slow, DOCTOR_SLOW_PAIR, 1, 1, "h2 to h4: 0.20", NULL},
+      {make_links_physical, DOCTOR_LINK_SPEED, -1, 1,
        "TCP carries 0.94 Gbit/s at best, but the slowest link has 10", NULL},
-      {slow_to_send, DOCTOR_SLOW_HOST, 3, 1, "h4: 0.30 Gbit/s to every other host", NULL},
-      {negotiated, DOCTOR_NEGOTIATED, 2, 2, "h3: the link of eth0 runs at 100 Mbit/s", NULL},
-      {half_duplex, DOCTOR_DUPLEX, 1, 2, "h2: eth0 has half duplex", NULL},
-      {down, DOCTOR_DOWN, 3, 2, "h4: eth1 is down; on 3 other hosts it is up", NULL},
-      {wrong_interface, DOCTOR_WRONG_INTERFACE, -1, 1,
+      {make_sending_slow, DOCTOR_SLOW_HOST, 3, 1, "h4: 0.30 Gbit/s to every other host", NULL},
+      {negotiate_slow_link, DOCTOR_NEGOTIATED, 2, 2, "h3: the link of eth0 runs at 100 Mbit/s",
+       NULL},
+      {make_link_half_duplex, DOCTOR_DUPLEX, 1, 2, "h2: eth0 has half duplex", NULL},
+      {take_link_down, DOCTOR_DOWN, 3, 2, "h4: eth1 is down; on 3 other hosts it is up", NULL},
+      {use_slow_interface, DOCTOR_WRONG_INTERFACE, -1, 1,
        "100 % of MPI's traffic takes eth0 (10.77.0.0/24), where plain TCP carries 0.10 Gbit/s; "
        "eth1 (10.88.0.0/24), which all hosts have too, carries 0.94",
        "mpirun --mca btl_tcp_if_include 10.88.0.0/24 --mca oob_tcp_if_include 10.88.0.0/24\n"
        "         else, where eth1 is its name: HYDRA_IFACE=eth1 FI_TCP_IFACE=eth1 (MPICH),\n"
        "         UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm, NCCL_SOCKET_IFNAME==eth1 "
        "NCCL_IB_DISABLE=1\n"},
-      {odd_interface, DOCTOR_ODD_INTERFACE, 2, 1, "h3: 0 % of what it sends takes eth0",
+      {use_odd_interface, DOCTOR_ODD_INTERFACE, 2, 1, "h3: 0 % of what it sends takes eth0",
        "btl_tcp_if_include 10.77.0.0/24 "},
-      {bound, DOCTOR_SAME_CPU, 1, 1, "h2: 2 ranks are bound to the same 1 of 2 CPUs",
+      {bind_to_one_core, DOCTOR_SAME_CPU, 1, 1, "h2: 2 ranks are bound to the same 1 of 2 CPUs",
        "mpirun --bind-to none"},
-      {mpi_slow, DOCTOR_MPI_SLOW, -1, 2, "h1 to h2: MPI carries 0.09 Gbit/s, plain TCP 0.94", NULL},
-      {firewall, DOCTOR_FIREWALL, -1, 1, "no plain TCP connection is made by eth0", NULL},
-      {mtu, DOCTOR_MTU, 3, 1, "h4: MTU 9000 on eth0, 1500 on 3 of 4 hosts", NULL},
-      {bridge, DOCTOR_BRIDGE, -1, 1, "docker0 has an address that 3 other hosts have too", NULL},
-      {loopback_name, DOCTOR_LOOPBACK_NAME, 2, 1,
+      {make_mpi_slow, DOCTOR_MPI_SLOW, -1, 2, "h1 to h2: MPI carries 0.09 Gbit/s, plain TCP 0.94",
+       NULL},
+      {add_firewall, DOCTOR_FIREWALL, -1, 1, "no plain TCP connection is made by eth0", NULL},
+      {set_odd_mtu, DOCTOR_MTU, 3, 1, "h4: MTU 9000 on eth0, 1500 on 3 of 4 hosts", NULL},
+      {add_bridges, DOCTOR_BRIDGE, -1, 1, "docker0 has an address that 3 other hosts have too",
+       NULL},
+      {set_loopback_name, DOCTOR_LOOPBACK_NAME, 2, 1,
        "h3: /etc/hosts gives its own name the address 127", NULL},
-      {clocks, DOCTOR_CLOCK, 0, 1, "h1: its clock differs from the others' by 90.0 s", NULL},
-      {spinning, DOCTOR_SPINNING, 1, 1, "5000 us a hop", NULL},
-      {stolen, DOCTOR_STOLEN, 1, 1, "h2: the hypervisor took 20 %", NULL},
-      {throttled, DOCTOR_STOLEN, 2, 1, "h3: the hypervisor took 0 %", NULL},
-      {busy_host, DOCTOR_BUSY, 0, 1, "h1: other programs use 1.8 of the 2 CPUs", NULL},
-      {busy, DOCTOR_BUSY, -1, 1, "and so on other hosts", NULL},
-      {busy_and_slow, DOCTOR_BUSY, -1, 2, "and so on other hosts", NULL}};
+      {set_clocks_apart, DOCTOR_CLOCK, 0, 1, "h1: its clock differs from the others' by 90.0 s",
+       NULL},
+      {make_ranks_spin, DOCTOR_SPINNING, 1, 1, "5000 us a hop", NULL},
+      {steal_processor_time, DOCTOR_STOLEN, 1, 1, "h2: the hypervisor took 20 %", NULL},
+      {throttle_host, DOCTOR_STOLEN, 2, 1, "h3: the hypervisor took 0 %", NULL},
+      {make_host_busy, DOCTOR_BUSY, 0, 1, "h1: other programs use 1.8 of the 2 CPUs", NULL},
+      {make_all_hosts_busy, DOCTOR_BUSY, -1, 1, "and so on other hosts", NULL},
+      {make_busy_and_slow, DOCTOR_BUSY, -1, 2, "and so on other hosts", NULL}};
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
-    struct doctor_facts facts = cluster(HOSTS);
+    struct doctor_facts facts = make_cluster(HOSTS);
     rows[k].break_it(&facts);
     doctor_judge(&facts, &diagnosis);
     const struct doctor_finding *first = &diagnosis.findings[0];
-    const char *text = printed(&facts, &diagnosis);
+    const char *text = print_findings(&facts, &diagnosis);
     cr_expect(strstr(text, rows[k].printed ? rows[k].printed : " 1. ") && strstr(text, "why: ") &&
                   strstr(text, "do:  ") && !strstr(text, "(null)") && !strchr(text, '{'),
               "row %zu: %s", k, text);
@@ -414,7 +418,7 @@ Test(doctor, plain_tcp_is_measured) {
 }
 
 Test(doctor, findings_beyond_room_are_counted) {
-  struct doctor_facts facts = cluster(HOSTS);
+  struct doctor_facts facts = make_cluster(HOSTS);
   struct doctor_host hosts[30];
   double bandwidth[900] = {0};
   for (int h = 0; h < 30; h++) {
@@ -436,7 +440,7 @@ Test(doctor, findings_beyond_room_are_counted) {
 
 Test(doctor, one_host_says_what_cannot_be_measured) {
   static char text[8192];
-  struct doctor_facts facts = cluster(1);
+  struct doctor_facts facts = make_cluster(1);
   FILE *file = fmemopen(text, sizeof text - 1, "w");
   doctor_judge(&facts, &diagnosis);
   doctor_print_facts(file, &facts);

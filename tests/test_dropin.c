@@ -6,24 +6,24 @@
 
 /* Rules for unmodified programs: their decision on a call, and that no text does harm. */
 
-static struct ob_rules parsed(const char *text) {
+static struct ob_rules parse_rules(const char *text) {
   struct ob_rules rules;
   cr_assert_eq(ob_rules_parse("text", text, strlen(text), &rules), ONEBIT_OK, "%s: %s", text,
                onebit_last_error());
   return rules;
 }
 
-static bool compresses(const struct ob_rules *rules, onebit_operation_t operation,
-                       onebit_dtype_t dtype, size_t count, int ranks) {
+static bool is_compressed(const struct ob_rules *rules, onebit_operation_t operation,
+                          onebit_dtype_t dtype, size_t count, int ranks) {
   return ob_rules_judge(rules, operation, dtype, count, ranks) == OB_REASON_NONE;
 }
 
-static bool floats(const struct ob_rules *rules, size_t count) {
-  return compresses(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+static bool is_float_sum_compressed(const struct ob_rules *rules, size_t count) {
+  return is_compressed(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
 }
 
 Test(rules, without_any_what_is_said_to_be_gradients_is_compressed) {
-  struct ob_rules rules = parsed("");
+  struct ob_rules rules = parse_rules("");
   const size_t count = OB_RULES_MIN_BYTES / 4;
   cr_assert(!ob_rules_ask(&rules));
   cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4),
@@ -32,31 +32,31 @@ Test(rules, without_any_what_is_said_to_be_gradients_is_compressed) {
   cr_assert(ob_rules_ask(&rules));
   cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count - 1, 4),
                OB_REASON_SMALL);
-  cr_assert(compresses(&rules, ONEBIT_ALLREDUCE, OB_DOUBLE, count / 2, 4));
+  cr_assert(is_compressed(&rules, ONEBIT_ALLREDUCE, OB_DOUBLE, count / 2, 4));
   cr_assert_eq(rules.min_bytes, OB_RULES_MIN_BYTES);
   cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
-  cr_assert(!floats(&rules, OB_RULES_MIN_BYTES / 4 - 1));
-  cr_assert(floats(&rules, OB_RULES_MIN_BYTES / 4));
-  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_MIN_BYTES / 4, 4));
-  cr_assert(!compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
-  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
+  cr_assert(!is_float_sum_compressed(&rules, OB_RULES_MIN_BYTES / 4 - 1));
+  cr_assert(is_float_sum_compressed(&rules, OB_RULES_MIN_BYTES / 4));
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_MIN_BYTES / 4, 4));
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
+  cr_assert(!is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
 }
 
 Test(rules, the_first_that_fits_decides) {
-  struct ob_rules rules = parsed("# gradients\n"
-                                 "pass allreduce count=1000000 # the loss's histogram\n"
-                                 "\n"
-                                 "compress allreduce float bytes>=1M comm-size>=2\r\n"
-                                 "pass all;warmup 25;least 1G\n");
+  struct ob_rules rules = parse_rules("# gradients\n"
+                                      "pass allreduce count=1000000 # the loss's histogram\n"
+                                      "\n"
+                                      "compress allreduce float bytes>=1M comm-size>=2\r\n"
+                                      "pass all;warmup 25;least 1G\n");
   cr_assert_eq(rules.rules, 3);
   cr_assert_eq(rules.warmup, 25);
   cr_assert_eq(rules.min_bytes, (size_t)1 << 30);
-  cr_assert(floats(&rules, 262144));
-  cr_assert(!floats(&rules, 262143));
-  cr_assert(!floats(&rules, 1000000));
-  cr_assert(floats(&rules, 1000001));
-  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_BFLOAT16, 1 << 29, 4));
-  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, 1 << 28, 1));
+  cr_assert(is_float_sum_compressed(&rules, 262144));
+  cr_assert(!is_float_sum_compressed(&rules, 262143));
+  cr_assert(!is_float_sum_compressed(&rules, 1000000));
+  cr_assert(is_float_sum_compressed(&rules, 1000001));
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLREDUCE, ONEBIT_BFLOAT16, 1 << 29, 4));
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, 1 << 28, 1));
 }
 
 Test(rules, every_sign_means_itself) {
@@ -74,28 +74,28 @@ Test(rules, every_sign_means_itself) {
       {"compress allreduce count<0; pass all", false, false, false},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    struct ob_rules rules = parsed(cases[i].text);
-    cr_assert_eq(floats(&rules, 999), cases[i].below, "%s", cases[i].text);
-    cr_assert_eq(floats(&rules, 1000), cases[i].at, "%s", cases[i].text);
-    cr_assert_eq(floats(&rules, 1001), cases[i].above, "%s", cases[i].text);
+    struct ob_rules rules = parse_rules(cases[i].text);
+    cr_assert_eq(is_float_sum_compressed(&rules, 999), cases[i].below, "%s", cases[i].text);
+    cr_assert_eq(is_float_sum_compressed(&rules, 1000), cases[i].at, "%s", cases[i].text);
+    cr_assert_eq(is_float_sum_compressed(&rules, 1001), cases[i].above, "%s", cases[i].text);
   }
 }
 
 Test(rules, operations_and_types_are_lists) {
-  struct ob_rules rules = parsed("compress allgather,reduce-scatter half,bfloat16\npass all");
+  struct ob_rules rules = parse_rules("compress allgather,reduce-scatter half,bfloat16\npass all");
   cr_assert(ob_rules_ask(&rules));
-  cr_assert(compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
-  cr_assert(compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
-  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
-  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, 1 << 30, 2));
+  cr_assert(is_compressed(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
+  cr_assert(is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
+  cr_assert(!is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, 1 << 30, 2));
 }
 
 Test(rules, bytes_are_what_a_rank_gives) {
-  struct ob_rules rules = parsed("compress all bytes>=4K");
-  cr_assert(!compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1023, 4));
-  cr_assert(compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1024, 4));
-  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 255, 4));
-  cr_assert(compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
+  struct ob_rules rules = parse_rules("compress all bytes>=4K");
+  cr_assert(!is_compressed(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1023, 4));
+  cr_assert(is_compressed(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1024, 4));
+  cr_assert(!is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 255, 4));
+  cr_assert(is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
 }
 
 /* Calls below the least count are ignored: it must not exceed the count of any call that is
@@ -110,18 +110,18 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
       "compress reduce-scatter bytes>=1M; compress allgather count=5",
       "pass allreduce; compress allreduce count>3"};
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-    struct ob_rules rules = parsed(texts[i]);
+    struct ob_rules rules = parse_rules(texts[i]);
     for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
       size_t least = ob_rules_min_count(&rules, (onebit_operation_t)operation);
       cr_assert_geq(least, 1);
       for (size_t count = 1; count < least && count < 3000; count++)
         for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++)
-          cr_assert(
-              !compresses(&rules, (onebit_operation_t)operation, (onebit_dtype_t)dtype, count, 2),
-              "%s: %zu", texts[i], count);
+          cr_assert(!is_compressed(&rules, (onebit_operation_t)operation, (onebit_dtype_t)dtype,
+                                   count, 2),
+                    "%s: %zu", texts[i], count);
     }
   }
-  struct ob_rules rules = parsed("");
+  struct ob_rules rules = parse_rules("");
   cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_MIN_BYTES / 8);
   cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
 }
@@ -133,21 +133,22 @@ static int bits_of_floats(const struct ob_rules *rules, size_t count) {
 
 Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   struct ob_rules rules =
-      parsed("compress allreduce count=100 bits=2; compress allreduce count=200");
+      parse_rules("compress allreduce count=100 bits=2; compress allreduce count=200");
   cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 2);
   cr_assert_eq(bits_of_floats(&rules, 200), 8);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 8);
-  rules = parsed("bits 4; compress allreduce count=100 bits=1");
+  rules = parse_rules("bits 4; compress allreduce count=100 bits=1");
   setenv("ONEBIT_BITS", "2", 1);
   cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 1);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 4);
-  rules = parsed("");
+  rules = parse_rules("");
   cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 2);
   cr_assert(!ob_rules_move(&rules));
-  rules = parsed("compress allreduce count=100 bits=2..4; compress allreduce count=200 bits=auto");
+  rules =
+      parse_rules("compress allreduce count=100 bits=2..4; compress allreduce count=200 bits=auto");
   setenv("ONEBIT_BITS", "4..8", 1);
   cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 24);
@@ -156,14 +157,14 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   cr_assert(ob_rules_move(&rules));
   unsetenv("ONEBIT_BITS");
   setenv("ONEBIT_BUDGET", "1/20", 1);
-  rules = parsed("");
+  rules = parse_rules("");
   cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(rules.budget, 1.0 / 20);
   cr_assert_eq(bits_of_floats(&rules, 100), 18);
   static const char *const bad_budgets[] = {"0", "1/40", "2", "1/", "/20", "1/20x", "nan", "-0.1"};
   for (size_t i = 0; i < sizeof bad_budgets / sizeof bad_budgets[0]; i++) {
     setenv("ONEBIT_BUDGET", bad_budgets[i], 1);
-    rules = parsed("");
+    rules = parse_rules("");
     cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad_budgets[i]);
   }
   unsetenv("ONEBIT_BUDGET");
@@ -171,7 +172,7 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
                                     "1..", "..8", "1..16", "1-8", "autos", "0..8"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     setenv("ONEBIT_BITS", bad[i], 1);
-    rules = parsed("");
+    rules = parse_rules("");
     cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
     cr_assert(strstr(onebit_last_error(), "ONEBIT_BITS="), "%s", onebit_last_error());
   }
@@ -245,12 +246,12 @@ Test(rules, equal_rules_have_equal_hashes) {
   enum { COUNT = sizeof different / sizeof different[0] };
   uint64_t hash[COUNT];
   for (size_t i = 0; i < COUNT; i++) {
-    struct ob_rules rules = parsed(different[i]);
+    struct ob_rules rules = parse_rules(different[i]);
     hash[i] = ob_rules_hash(&rules);
     for (size_t k = 0; k < i; k++)
       cr_assert_neq(hash[i], hash[k], "%s and %s", different[i], different[k]);
   }
-  struct ob_rules same = parsed("  pass\tall # the same\n\n");
+  struct ob_rules same = parse_rules("  pass\tall # the same\n\n");
   cr_assert_eq(ob_rules_hash(&same), hash[5]);
 }
 
@@ -290,11 +291,11 @@ Test(rules, a_file_is_a_regular_one) {
   rmdir(directory);
 }
 
-/* Arithmetic on the element types: of every value of 16 bits, as exact arithmetic rounds it. */
+/* Arithmetic on the element types is compared with exact arithmetic, for all values of 16 bits. */
 
 enum { ALL = 0x10000 };
 
-/* The value of the bits: exponent bits, then fraction bits. */
+/* Returns the value of the bits: exponent bits, then fraction bits. */
 static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   const int exponent = bits >> width & most, fraction = bits & ((1 << width) - 1);
@@ -386,7 +387,7 @@ Test(elements, doubles_travel_as_floats_where_those_hold_them) {
   cr_expect(wide[0] == 4.5 && wide[1] == -0.75 && wide[2] == 0 && wide[3] == 0);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     cr_expect(!ob_elements_narrow(narrow, bad[i], 2), "%zu", i);
-  cr_expect(!ob_elements_narrow(narrow, good + 3, 1)); /* nothing but what floats lose */
+  cr_expect(!ob_elements_narrow(narrow, good + 3, 1)); /* a float cannot hold this value */
   cr_expect(ob_elements_narrow(narrow, good + 2, 1) && ob_elements_narrow(narrow, good, 0));
   cr_expect_eq(ob_elements_size(OB_DOUBLE), sizeof(double));
   ob_elements_read(OB_DOUBLE, narrow, good, 2);

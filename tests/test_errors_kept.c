@@ -1,55 +1,55 @@
-/* The residual, exported, imported and reset: a plan that goes on from another's exported error
- * goes on to the bit. */
+/* The residual is exported, imported and reset: a plan that imports another's residual gives the
+ * same bits as the other would. */
 #include "tests/support_collectives.h"
 
-#define MOVE_AT 3 /* of the steps of a case, when the error moves to a new plan */
+#define MOVE_AT 3 /* the step before which the residual moves to a new plan */
 
 /* Makes the first steps with one plan, and the rest with another that was used for something else
  * before. */
 static void move_error(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  struct seat first, second;
+  struct rank_plan first, second;
   check_case("%s of %zu %s on %d ranks, block %zd", operation_name(what->options.operation),
              what->count, dtype_name(what->options.dtype), what->size,
              (ptrdiff_t)what->options.block_size);
-  seat_take(&first, comm, run);
-  seat_take(&second, comm, run);
-  seat_call(&second, 0); /* leaves some other error there */
+  rank_plan_create(&first, comm, run);
+  rank_plan_create(&second, comm, run);
+  rank_plan_call(&second, 0); /* leaves some other error there */
   for (int step = 0; step < MOVE_AT; step++)
-    seat_call(&first, step);
+    rank_plan_call(&first, step);
   struct kept_errors errors = export_errors(first.plan);
   CHECK_STATUS(onebit_plan_import_residual(second.plan, errors.worker, errors.server), ONEBIT_OK);
   struct kept_errors again = export_errors(second.plan);
   CHECK_BITS("worker residual", again.worker, errors.worker, errors.worker_count, ONEBIT_FLOAT32);
   CHECK_BITS("server residual", again.server, errors.server, errors.server_count, ONEBIT_FLOAT32);
-  seat_free(&first);
+  rank_plan_free(&first);
   for (int step = MOVE_AT; step < what->steps; step++)
-    seat_call(&second, step);
+    rank_plan_call(&second, step);
   free_errors(&again);
   free_errors(&errors);
-  seat_leave(&second);
+  rank_plan_finish(&second);
 }
 
 /* After a reset a plan behaves like a new one. */
 static void reset_residual(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  struct seat seat;
+  struct rank_plan rank_plan;
   check_case("reset of %s, %zu on %d ranks", operation_name(what->options.operation), what->count,
              what->size);
-  seat_take(&seat, comm, run);
-  seat_call(&seat, 0);
-  CHECK_STATUS(onebit_plan_reset_residual(seat.plan), ONEBIT_OK);
-  struct kept_errors errors = export_errors(seat.plan);
+  rank_plan_create(&rank_plan, comm, run);
+  rank_plan_call(&rank_plan, 0);
+  CHECK_STATUS(onebit_plan_reset_residual(rank_plan.plan), ONEBIT_OK);
+  struct kept_errors errors = export_errors(rank_plan.plan);
   for (size_t i = 0; i < errors.worker_count; i++)
     CHECK(errors.worker[i] == 0.0f, "worker residual %zu is %g", i, (double)errors.worker[i]);
   for (size_t i = 0; i < errors.server_count; i++)
     CHECK(errors.server[i] == 0.0f, "server residual %zu is %g", i, (double)errors.server[i]);
   free_errors(&errors);
   for (int step = 0; step < what->steps; step++)
-    seat_call(&seat, step);
-  seat_free(&seat);
+    rank_plan_call(&rank_plan, step);
+  rank_plan_free(&rank_plan);
 }
 
 /* Imports only some parts; values that are not finite are refused wherever they are, and change
@@ -57,12 +57,12 @@ static void reset_residual(onebit_comm_t comm, void *context) {
 static void import_parts(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  struct seat seat;
+  struct rank_plan rank_plan;
   check_case("parts of %s, %zu on %d ranks", operation_name(what->options.operation), what->count,
              what->size);
-  seat_take(&seat, comm, run);
-  onebit_plan_t plan = seat.plan;
-  seat_call(&seat, 0);
+  rank_plan_create(&rank_plan, comm, run);
+  onebit_plan_t plan = rank_plan.plan;
+  rank_plan_call(&rank_plan, 0);
   struct kept_errors errors = export_errors(plan);
   CHECK_STATUS(onebit_plan_export_residual(plan, NULL, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_import_residual(plan, NULL, NULL), ONEBIT_OK);
@@ -84,12 +84,12 @@ static void import_parts(onebit_comm_t comm, void *context) {
     free(server);
   }
   for (int step = 1; step < what->steps; step++)
-    seat_call(&seat, step);
+    rank_plan_call(&rank_plan, step);
   free_errors(&errors);
-  seat_leave(&seat);
+  rank_plan_finish(&rank_plan);
 }
 
-static void walk(rank_body *body) {
+static void run_cases(rank_body *body) {
   static const size_t counts[] = {1, 33, 5000};
   static const int sizes[] = {1, 2, 3, 5};
   for (int k = 0; k < 3 * 3 * 4; k++) {
@@ -107,7 +107,7 @@ static void walk(rank_body *body) {
 }
 
 /* Checks which parts ranks keep in the other schedules; of 33 elements some ranks keep none. */
-static void walk_schedules(rank_body *body) {
+static void run_schedules(rank_body *body) {
   static const size_t counts[] = {33, 5000};
   static const int splits[][2] = {{4, 2}, {6, 3}, {3, 1}};
   for (int k = 0; k < 2 * 2 * 3; k++) {
@@ -123,12 +123,12 @@ static void walk_schedules(rank_body *body) {
   }
 }
 
-Test(errors_kept, move_in_other_schedules) { walk_schedules(move_error); }
-Test(errors_kept, reset_in_other_schedules) { walk_schedules(reset_residual); }
+Test(errors_kept, move_in_other_schedules) { run_schedules(move_error); }
+Test(errors_kept, reset_in_other_schedules) { run_schedules(reset_residual); }
 
-Test(errors_kept, move_to_another_plan) { walk(move_error); }
-Test(errors_kept, reset) { walk(reset_residual); }
-Test(errors_kept, parts_and_bad_values) { walk(import_parts); }
+Test(errors_kept, move_to_another_plan) { run_cases(move_error); }
+Test(errors_kept, reset) { run_cases(reset_residual); }
+Test(errors_kept, parts_and_bad_values) { run_cases(import_parts); }
 
 Test(errors_kept, move_in_profile_deepspeed) {
   for (int size = 1; size <= 4; size++) {

@@ -23,27 +23,28 @@ struct modes {
 };
 
 /* Returns normal numbers, and some that are subnormal, or become so when they are scaled. */
-static float value(size_t i, int rank, int step) {
+static float input_or_subnormal(size_t i, int rank, int step) {
   static const float magnitudes[] = {1, 1e-37f, 1e-39f, 1e-5f};
   return magnitudes[i / 2048 % 4] * input_value(i, rank, step);
 }
 
-static void store(void *buffer, onebit_dtype_t dtype, int rank, int step) {
+static void fill_values(void *buffer, onebit_dtype_t dtype, int rank, int step) {
   if (dtype != ONEBIT_FLOAT32)
     fill_input(buffer, dtype, COUNT, rank, step);
   for (size_t i = 0; dtype == ONEBIT_FLOAT32 && i < COUNT; i++)
-    ((float *)buffer)[i] = value(i, rank, step);
+    ((float *)buffer)[i] = input_or_subnormal(i, rank, step);
 }
 
 /* Sets rank 1's environment for a call; leave checks that it is there afterwards. */
-static struct ob_float_environment enter(const struct modes *modes, int rank) {
+static struct ob_float_environment enter_environment(const struct modes *modes, int rank) {
   const struct ob_float_environment own = float_environment();
   if (rank == 1)
     ob_float_leave(&float_modes[modes->mode].environment);
   return own;
 }
 
-static void leave(const struct modes *modes, int rank, const struct ob_float_environment *own) {
+static void leave_environment(const struct modes *modes, int rank,
+                              const struct ob_float_environment *own) {
   const struct ob_float_environment after = float_environment();
   ob_float_leave(own);
   if (rank == 1)
@@ -51,8 +52,8 @@ static void leave(const struct modes *modes, int rank, const struct ob_float_env
           "the environment %s is another afterwards", float_modes[modes->mode].name);
 }
 
-/* OpenMP's threads of this rank are the program's, which has begun them. */
-static void begin_team(const struct modes *modes, int rank) {
+/* Starts this rank's OpenMP threads before the library is called, as a program may do. */
+static void start_openmp_team(const struct modes *modes, int rank) {
 #ifdef _OPENMP
 #pragma omp parallel num_threads(modes->plan.threads)
   if (rank == 1 && omp_get_thread_num() > 0)
@@ -68,19 +69,19 @@ static void reduce_on_rank(onebit_comm_t comm, void *context) {
   void *input = allocate(COUNT, dtype_size(modes->plan.dtype));
   onebit_plan_t plan = NULL;
   onebit_request_t request;
-  begin_team(modes, rank);
-  struct ob_float_environment own = enter(modes, rank);
+  start_openmp_team(modes, rank);
+  struct ob_float_environment own = enter_environment(modes, rank);
   onebit_status_t status = onebit_plan_create(comm, COUNT, &modes->plan, &plan);
-  leave(modes, rank, &own);
+  leave_environment(modes, rank, &own);
   CHECK_STATUS(status, ONEBIT_OK);
   for (int step = 0; step < STEPS && status == ONEBIT_OK; step++) {
-    store(input, modes->plan.dtype, rank, step);
-    own = enter(modes, rank);
+    fill_values(input, modes->plan.dtype, rank, step);
+    own = enter_environment(modes, rank);
     status = step % 2 ? onebit_iallreduce(input, modes->result[rank], plan, &request)
                       : onebit_allreduce(input, modes->result[rank], plan);
     if (step % 2 && status == ONEBIT_OK)
       status = onebit_wait(&request);
-    leave(modes, rank, &own);
+    leave_environment(modes, rank, &own);
     CHECK_STATUS(status, ONEBIT_OK);
   }
   onebit_plan_destroy(plan);
@@ -96,14 +97,14 @@ static void train_on_rank(onebit_comm_t comm, void *context) {
       any_options_of(modes->optimizer->method, modes->optimizer->options);
   onebit_optimizer_t optimizer = NULL;
   for (size_t i = 0; i < COUNT; i++)
-    ((float *)modes->result[rank])[i] = value(i, 0, 99);
+    ((float *)modes->result[rank])[i] = input_or_subnormal(i, 0, 99);
   onebit_status_t status = any_create(&options, comm, &tensor, 1, &optimizer);
   CHECK_STATUS(status, ONEBIT_OK);
   for (int step = 0; step < 3 * STEPS && status == ONEBIT_OK; step++) {
-    store(gradient, ONEBIT_FLOAT32, rank, step);
-    const struct ob_float_environment own = enter(modes, rank);
+    fill_values(gradient, ONEBIT_FLOAT32, rank, step);
+    const struct ob_float_environment own = enter_environment(modes, rank);
     status = onebit_optimizer_step(optimizer, 0.01f);
-    leave(modes, rank, &own);
+    leave_environment(modes, rank, &own);
     CHECK_STATUS(status, ONEBIT_OK);
   }
   onebit_optimizer_destroy(optimizer);
@@ -111,7 +112,7 @@ static void train_on_rank(onebit_comm_t comm, void *context) {
 }
 
 /* Checks that both ranks' results equal those of the default environment. */
-static void in_every_mode(struct modes *modes, rank_body *body, const char *what) {
+static void check_every_mode(struct modes *modes, rank_body *body, const char *what) {
   const onebit_dtype_t dtype = modes->plan.dtype;
   void *wanted = NULL;
   for (modes->mode = 0; modes->mode < float_modes_count; modes->mode++) {
@@ -141,7 +142,7 @@ Test(float_environment, collectives_of_every_codec_width_and_type) {
         modes.plan.bits = bits;
         modes.plan.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
         modes.plan.threads = d == 0 ? 2 : 1;
-        in_every_mode(&modes, reduce_on_rank, test_codecs[c]);
+        check_every_mode(&modes, reduce_on_rank, test_codecs[c]);
       }
 }
 
@@ -158,17 +159,17 @@ static const struct any_case optimizers[] = {
 Test(float_environment, every_optimizer) {
   for (size_t k = 0; k < sizeof optimizers / sizeof optimizers[0]; k++) {
     struct modes modes = {.optimizer = &optimizers[k]};
-    in_every_mode(&modes, train_on_rank, optimizers[k].method->name);
+    check_every_mode(&modes, train_on_rank, optimizers[k].method->name);
   }
 }
 
-/* A progress thread begins with the environment of who begins it. */
+/* A progress thread has the environment of the thread that starts it. */
 Test(float_environment, progress_thread) {
   struct modes modes = {.plan = ONEBIT_PLAN_OPTIONS_INIT};
   modes.plan.bits = 8;
   modes.plan.threads = 1;
   cr_assert_eq(setenv("ONEBIT_PROGRESS", "thread", 1), 0);
-  in_every_mode(&modes, reduce_on_rank, "with a thread of its own");
+  check_every_mode(&modes, reduce_on_rank, "with a thread of its own");
 }
 
 Test(float_environment, numbers_have_a_point_in_a_locale_with_a_comma) {
@@ -178,7 +179,7 @@ Test(float_environment, numbers_have_a_point_in_a_locale_with_a_comma) {
   const onebit_tensor_t tensor = {parameters, gradients, 4, 0, 0, 0};
   onebit_optimizer_t optimizer;
   size_t length;
-  if (!comma_locale_is_there())
+  if (!has_comma_locale())
     cr_skip_test("no localedef here, which makes the locale");
   FILE *file = fdopen(mkstemp(config), "w");
   fputs("{\"timeout\": 2.5}", file);

@@ -2,7 +2,7 @@
 #include "tests/support_adam.h"
 
 /*
- * Mixed precision and what gradients count as, beside what test_optimizers.c has: sums over
+ * Mixed precision and accumulated gradients, in addition to test_optimizers.c: sums over
  * micro-batches count as their mean, and master values keep what types of 16 bits would lose.
  */
 
@@ -40,7 +40,7 @@ static void free_pair(struct pair *pair) {
 }
 
 /* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that
- * float32 adds exactly, it is that to the bit. */
+ * float32 adds exactly, the results are equal to the bit. */
 static void accumulated_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   const struct adam_case *what = context;
@@ -140,12 +140,12 @@ Test(mixed, memory_of_master_values) {
 }
 
 /*
- * Clipping by the norm of all ranks' gradients, beside what test_optimizers.c has: the norm is what
+ * Clipping by the norm of all ranks' gradients, in addition to test_optimizers.c: the norm is what
  * the header says; norms that are not finite skip the step on all ranks; it costs one small
  * message to each.
  */
 
-static struct adam_case case_of(double clip_norm) {
+static struct adam_case clipping_case(double clip_norm) {
   struct adam_case what = {.steps = 12,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
                            .tensors = &adam_tensors_odd,
@@ -155,11 +155,11 @@ static struct adam_case case_of(double clip_norm) {
   return what;
 }
 
-/* Norms of gradients: some are below this, some above. */
+/* Some norms of the gradients are below this value, and some above it. */
 #define MIDDLE 195.0
 
 Test(clipping, clips_some_steps_of_a_run) {
-  struct adam_case what = case_of(MIDDLE);
+  struct adam_case what = clipping_case(MIDDLE);
   what.size = 3;
   struct adam_run run = adam_prepare(&what);
   int clipped = 0;
@@ -170,9 +170,9 @@ Test(clipping, clips_some_steps_of_a_run) {
   adam_release(&run);
 }
 
-/* The norm as the public header has it, in double. */
+/* The norm equals the public header's formula, computed in double. */
 Test(clipping, the_norm_is_what_it_says) {
-  struct adam_case what = case_of(1.0);
+  struct adam_case what = clipping_case(1.0);
   what.size = 3;
   struct adam_run run = adam_prepare(&what);
   float *gradient = allocate(run.total, sizeof *gradient);
@@ -193,7 +193,7 @@ Test(clipping, the_norm_is_what_it_says) {
 /* A norm that is never reached changes no bit. */
 Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
   for (int size = 1; size <= 4; size++) {
-    struct adam_case plain = case_of(0.0), clipped = case_of(1e6);
+    struct adam_case plain = clipping_case(0.0), clipped = clipping_case(1e6);
     plain.size = clipped.size = size;
     struct adam_run run = adam_prepare(&clipped), without = adam_prepare(&plain);
     for (int step = 0; step < plain.steps; step++)
@@ -216,7 +216,7 @@ Test(clipping, skips_what_has_no_norm) {
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
     for (int k = 0; k < 4 && test_wanted(p); k++)
       for (int profile = 0; profile <= 1; profile++) {
-        struct adam_case what = case_of(MIDDLE);
+        struct adam_case what = clipping_case(MIDDLE);
         what.size = sizes[p];
         what.poison = poisons[k];
         what.poisoned_rank = k % what.size;

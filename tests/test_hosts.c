@@ -10,8 +10,8 @@
 #include "collectives/hosts.h"
 #include "tests/support.h"
 
-/* Hosts and their ranks: how they are numbered, wherever a launcher has put the ranks, and how
- * ranks that are threads are spread over hosts that are not there. */
+/* Hosts and their ranks: how hosts are numbered, wherever a launcher has put the ranks, and how
+ * ranks that are threads are spread over emulated hosts. */
 
 enum { RANKS = 6 };
 
@@ -20,7 +20,7 @@ enum { RANKS = 6 };
 struct placement {
   int host_of[RANKS];
   int count, each, fewest, most;
-  const char *host, *place, *here; /* its host, its place there, the ranks there */
+  const char *host, *place, *here; /* digits per rank: its host, its local rank, the ranks there */
   const char *ranks;               /* with `each`: all ranks, host by host */
 };
 
@@ -32,24 +32,26 @@ static const struct placement placements[] = {
     {{9, 4, 9, 4, 9, 4}, 2, 3, 3, 3, "010101", "001122", "333333", "024135"},
     {{2, 0, 1, 1, 0, 2}, 3, 2, 2, 2, "012210", "000111", "222222", "051423"},
     {{-3, 7, 0, 100, 2, 1}, 6, 1, 1, 1, "012345", "000000", "111111", "012345"},
-    /* not as many on each */
+    /* hosts with unequal numbers of ranks */
     {{1, 0, 1, 1, 0, 1}, 2, 0, 2, 4, "010010", "001213", "424424", NULL},
     {{3, 2, 1, 3, 2, 3}, 3, 0, 1, 3, "012010", "000112", "321323", NULL},
 };
 
-/* Returns the number of a digit. */
-static int digit(const char *digits, int rank) { return digits[rank] - '0'; }
+/* Returns the number that a rank's digit stands for. */
+static int digit_at(const char *digits, int rank) { return digits[rank] - '0'; }
 
-static void check_rank_of(const struct placement *wanted, const struct ob_hosts *hosts, int rank) {
+static void check_rank_placement(const struct placement *wanted, const struct ob_hosts *hosts,
+                                 int rank) {
   CHECK(hosts->count == wanted->count && hosts->each == wanted->each, "%d hosts with %d ranks",
         hosts->count, hosts->each);
   CHECK(hosts->fewest == wanted->fewest && hosts->max == wanted->most, "%d to %d ranks",
         hosts->fewest, hosts->max);
-  CHECK(hosts->host == digit(wanted->host, rank) && hosts->local_rank == digit(wanted->place, rank),
+  CHECK(hosts->host == digit_at(wanted->host, rank) &&
+            hosts->local_rank == digit_at(wanted->place, rank),
         "local_rank %d of host %d", hosts->local_rank, hosts->host);
-  CHECK(hosts->here == digit(wanted->here, rank), "%d ranks here", hosts->here);
+  CHECK(hosts->here == digit_at(wanted->here, rank), "%d ranks here", hosts->here);
   for (int k = 0; wanted->each && k < RANKS; k++)
-    CHECK(hosts->ranks[k] == digit(wanted->ranks, k), "rank %d at %d", hosts->ranks[k], k);
+    CHECK(hosts->ranks[k] == digit_at(wanted->ranks, k), "rank %d at %d", hosts->ranks[k], k);
 }
 
 Test(hosts, are_numbered_by_their_first_rank) {
@@ -58,7 +60,7 @@ Test(hosts, are_numbered_by_their_first_rank) {
       struct ob_hosts hosts;
       check_case("placement %zu, rank %d", k, rank);
       CHECK_STATUS(ob_hosts_create(&hosts, placements[k].host_of, rank, RANKS), ONEBIT_OK);
-      check_rank_of(&placements[k], &hosts, rank);
+      check_rank_placement(&placements[k], &hosts, rank);
       ob_hosts_destroy(&hosts);
     }
 }
@@ -67,7 +69,7 @@ Test(hosts, none_given_is_one) {
   for (int rank = 0; rank < RANKS; rank++) {
     struct ob_hosts hosts;
     CHECK_STATUS(ob_hosts_create(&hosts, NULL, rank, RANKS), ONEBIT_OK);
-    check_rank_of(&placements[0], &hosts, rank);
+    check_rank_placement(&placements[0], &hosts, rank);
     ob_hosts_destroy(&hosts);
   }
 }
@@ -95,7 +97,7 @@ Test(hosts, any_split_can_be_had) {
 
 /* Hosts have consecutive ranks, and no host has two ranks more than another: a hierarchy, which
  * needs equal hosts, is refused. */
-static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
+static void create_hierarchical_plan(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   int size = onebit_comm_size(comm);
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -117,31 +119,33 @@ static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
 Test(hosts, ranks_are_spread_evenly) {
   for (int size = 1; size <= 9; size++)
     for (int hosts = 1; hosts <= size; hosts++)
-      on_hosts(size, hosts, ask_for_hierarchy, &hosts);
+      on_hosts(size, hosts, create_hierarchical_plan, &hosts);
 }
 
 /* Shared memory by a name: blocks that a killed process leaves, and names of other objects. */
 
 enum { BYTES = 8192 };
 
-static const char *path_of(uint64_t name) {
+static const char *shared_block_path(uint64_t name) {
   static char path[64];
   snprintf(path, sizeof path, "/dev/shm/onebit-%016" PRIx64, name);
   return path;
 }
 
-static bool exists(uint64_t name) { return access(path_of(name), F_OK) == 0; }
+static bool shared_block_exists(uint64_t name) {
+  return access(shared_block_path(name), F_OK) == 0;
+}
 
-/* Runs a process that is killed while its block has a name. From then on any process of this user
- * may take the block away, one of another test too. */
-static uint64_t leave_behind(void) {
+/* Runs a process that is killed while its block has a name. Afterwards any process of this
+ * user may remove the block, also one of another test. */
+static uint64_t leave_killed_process_block(void) {
   uint64_t name = 0;
   int ends[2];
   cr_assert_eq(pipe(ends), 0);
   pid_t child = fork();
   if (child == 0) {
     struct ob_shared shared;
-    if (ob_shared_create(&shared, BYTES, 2, 0) == ONEBIT_OK && exists(shared.name) &&
+    if (ob_shared_create(&shared, BYTES, 2, 0) == ONEBIT_OK && shared_block_exists(shared.name) &&
         write(ends[1], &shared.name, sizeof shared.name) == sizeof shared.name)
       raise(SIGKILL);
     _exit(1);
@@ -156,20 +160,21 @@ static uint64_t leave_behind(void) {
 Test(shared, what_a_killed_process_left_is_taken_away) {
   struct ob_shared first, second;
   cr_assert_eq(ob_shared_create(&first, BYTES, 2, 0), ONEBIT_OK, "%s", onebit_last_error());
-  uint64_t left = leave_behind();
+  uint64_t left = leave_killed_process_block();
   cr_assert_eq(ob_shared_create(&second, BYTES, 2, 1), ONEBIT_OK, "%s", onebit_last_error());
-  cr_expect_not(exists(left), "%s is still there", path_of(left));
-  cr_expect(exists(first.name) && exists(second.name), "a block in use was taken away");
+  cr_expect_not(shared_block_exists(left), "%s is still there", shared_block_path(left));
+  cr_expect(shared_block_exists(first.name) && shared_block_exists(second.name),
+            "a block in use was taken away");
   cr_expect_eq(ob_shared_attach(&second, 0, first.name), ONEBIT_OK, "%s", onebit_last_error());
   first.base[0][0] = 7;
   cr_expect_eq(second.base[0][0], 7);
   uint64_t names[] = {first.name, second.name};
   ob_shared_destroy(&first);
   ob_shared_destroy(&second);
-  cr_expect(!exists(names[0]) && !exists(names[1]));
+  cr_expect(!shared_block_exists(names[0]) && !shared_block_exists(names[1]));
 }
 
-static void refused(uint64_t name, const char *words) {
+static void check_attach_refused(uint64_t name, const char *words) {
   struct ob_shared shared;
   cr_assert_eq(ob_shared_create(&shared, BYTES, 2, 1), ONEBIT_OK);
   cr_expect_eq(ob_shared_attach(&shared, 0, name), ONEBIT_ERROR_MEMORY, "%s", words);
@@ -179,14 +184,14 @@ static void refused(uint64_t name, const char *words) {
 
 Test(shared, only_a_block_of_this_user_and_size_is_attached) {
   struct ob_shared other;
-  refused(0x1234567, "No such file");
+  check_attach_refused(0x1234567, "No such file");
   cr_assert_eq(ob_shared_create(&other, BYTES / 2, 2, 0), ONEBIT_OK);
-  refused(other.name, "has 4096 bytes, not 8192");
+  check_attach_refused(other.name, "has 4096 bytes, not 8192");
   ob_shared_destroy(&other);
   const uint64_t no_memory = UINT64_C(0x7654321000000000) | (uint64_t)getpid();
-  cr_assert_eq(mkfifo(path_of(no_memory), 0600), 0);
-  refused(no_memory, "is not memory of user");
-  unlink(path_of(no_memory));
+  cr_assert_eq(mkfifo(shared_block_path(no_memory), 0600), 0);
+  check_attach_refused(no_memory, "is not memory of user");
+  unlink(shared_block_path(no_memory));
 }
 
 Test(shared, a_block_of_another_user_is_not_attached) {
@@ -194,7 +199,7 @@ Test(shared, a_block_of_another_user_is_not_attached) {
   if (geteuid() != 0)
     cr_skip_test("only root can give a file away");
   cr_assert_eq(ob_shared_create(&other, BYTES, 2, 0), ONEBIT_OK);
-  cr_assert_eq(chown(path_of(other.name), 65534, 65534), 0);
-  refused(other.name, "is not memory of user 0");
+  cr_assert_eq(chown(shared_block_path(other.name), 65534, 65534), 0);
+  check_attach_refused(other.name, "is not memory of user 0");
   ob_shared_destroy(&other);
 }

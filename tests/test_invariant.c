@@ -27,7 +27,7 @@ static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
 /* Returns the rounding error that is lost: zero where a result is a message's scale, which is
  * rounded before it is sent. */
-static double rounding_of(const onebit_plan_options_t *options) {
+static double result_rounding(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
   if (options->operation != ONEBIT_REDUCE_SCATTER && options->profile == ONEBIT_PROFILE_DEFAULT)
     return 0.0;
@@ -36,8 +36,8 @@ static double rounding_of(const onebit_plan_options_t *options) {
 
 /* Returns half of float16's smallest step: results below its normal range are rounded by at most
  * that. */
-static double smallest_of(const onebit_plan_options_t *options) {
-  return options->dtype == ONEBIT_FLOAT16 && rounding_of(options) > 0.0 ? 0x1p-25 : 0.0;
+static double smallest_rounding(const onebit_plan_options_t *options) {
+  return options->dtype == ONEBIT_FLOAT16 && result_rounding(options) > 0.0 ? 0x1p-25 : 0.0;
 }
 
 /* An oracle and the buffers of a call. */
@@ -101,7 +101,8 @@ static bool element_holds(const struct exchange *exchange, int step, int first, 
     magnitude += (fabs(x) + fabs(e) + fabs(kept)) / ranks;
   }
   double tolerance = 1.01 * 0x1p-24 * ((3.0 + ranks) * magnitude + fabs(before) + fabs(after)) +
-                     rounding_of(exchange->options) * fabs(result) + smallest_of(exchange->options);
+                     result_rounding(exchange->options) * fabs(result) +
+                     smallest_rounding(exchange->options);
   return CHECK(fabs(result - wanted) <= tolerance,
                "step %d, element %zu: the result is %.9g, the invariant says %.9g +- %.3g", step, i,
                result, wanted, tolerance);

@@ -36,7 +36,7 @@ Test(ladder, climbs_and_descends) {
 /* --- Decisions of the ladder -------------------------------------------------------------------*/
 
 /* Runs this many windows, at whose ends all ranks must have sent the same flags. */
-static void windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
+static void end_windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
   for (int k = 0; k < count; k++) {
     plan->state->ladder.state.voting = true;
     plan->state->ladder.heard = flags;
@@ -53,18 +53,18 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   if (!plan)
     return;
-  windows(plan, 1, OB_FLAG_CLIMB, 2);
-  windows(plan, 2, OB_FLAG_CLIMB, 2); /* the values held back in the residual are sent */
-  windows(plan, 1, OB_FLAG_CLIMB, 4);
-  windows(plan, 2 + 3, 0, 4);
-  windows(plan, 5, OB_FLAG_STAY, 4);
-  windows(plan, 3, 0, 4);
-  windows(plan, 1, 0, 2);
+  end_windows(plan, 1, OB_FLAG_CLIMB, 2);
+  end_windows(plan, 2, OB_FLAG_CLIMB, 2); /* the values held back in the residual are sent */
+  end_windows(plan, 1, OB_FLAG_CLIMB, 4);
+  end_windows(plan, 2 + 3, 0, 4);
+  end_windows(plan, 5, OB_FLAG_STAY, 4);
+  end_windows(plan, 3, 0, 4);
+  end_windows(plan, 1, 0, 2);
   for (int patience = 8; patience <= 128; patience *= 2) { /* twice as much, and 64 at most */
-    windows(plan, 2, 0, 2);
-    windows(plan, 1, OB_FLAG_CLIMB, 4);
-    windows(plan, 2 + (patience < 64 ? patience : 64) - 1, 0, 4);
-    windows(plan, 1, 0, 2);
+    end_windows(plan, 2, 0, 2);
+    end_windows(plan, 1, OB_FLAG_CLIMB, 4);
+    end_windows(plan, 2 + (patience < 64 ? patience : 64) - 1, 0, 4);
+    end_windows(plan, 1, 0, 2);
   }
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
@@ -73,7 +73,7 @@ Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
 
 /* The wish of a rank at the end of a window in which half as many bits leave that part of a
  * value. */
-static unsigned wish_of(onebit_plan_t plan, double residual, double part) {
+static unsigned window_wish(onebit_plan_t plan, double residual, double part) {
   plan->state->ladder.state.calls = OB_LADDER_WINDOW - 1;
   plan->state->ladder.state.worker = (struct ob_norms){
       .input = 1, .residual = residual * residual, .value = 1, .lower = part * part};
@@ -87,10 +87,10 @@ static void wishes_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   if (!plan)
     return;
-  CHECK(wish_of(plan, 0.5, 0.5) == 0, "half of a value is left: it can come down");
-  CHECK(wish_of(plan, 0.5, 0.8) == OB_FLAG_STAY, "four fifths: residuals would be four inputs");
-  CHECK(wish_of(plan, 3.5, 0.5) == OB_FLAG_STAY, "a residual of 3.5 inputs");
-  CHECK(wish_of(plan, 4.5, 0.5) == (OB_FLAG_STAY | OB_FLAG_CLIMB), "a residual of 4.5 inputs");
+  CHECK(window_wish(plan, 0.5, 0.5) == 0, "half of a value is left: it can come down");
+  CHECK(window_wish(plan, 0.5, 0.8) == OB_FLAG_STAY, "four fifths: residuals would be four inputs");
+  CHECK(window_wish(plan, 3.5, 0.5) == OB_FLAG_STAY, "a residual of 3.5 inputs");
+  CHECK(window_wish(plan, 4.5, 0.5) == (OB_FLAG_STAY | OB_FLAG_CLIMB), "a residual of 4.5 inputs");
   ob_ladder_begin(plan);
   ob_ladder_hear(&plan->state->ladder, 0, 30);
   ob_ladder_hear(&plan->state->ladder, 0, 20);
@@ -103,7 +103,7 @@ Test(ladder, wishes_as_documented) { on_ranks(1, wishes_on_rank, NULL); }
 
 /* --- Nothing is lost ---------------------------------------------------------------------------*/
 
-static double left(const float *before, const float *after, size_t i) {
+static double residual_change(const float *before, const float *after, size_t i) {
   return (double)before[i] - (double)after[i];
 }
 
@@ -122,8 +122,8 @@ static void invariant_on_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
     struct kept_errors after = export_errors(plan);
     for (size_t i = 0; i < COUNT; i++) {
-      const double wanted = (double)values[i] + left(before.worker, after.worker, i) +
-                            left(before.server, after.server, i);
+      const double wanted = (double)values[i] + residual_change(before.worker, after.worker, i) +
+                            residual_change(before.server, after.server, i);
       if (!CHECK(fabs((double)result[i] - wanted) < 1e-5 * (1 + fabs(wanted)),
                  "call %d, %d bits, element %zu: %g, not %g", call, widths[call], i,
                  (double)result[i], wanted))
@@ -210,7 +210,7 @@ Test(ladder, skipped_calls_count_for_nothing) {
 
 /* A rank at another width gets an error, no rank hangs, and onebit_plan_reset makes the widths
  * equal. */
-static void apart_on_rank(onebit_comm_t comm, void *context) {
+static void set_widths_apart_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
@@ -219,7 +219,7 @@ static void apart_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_set_bits(plan, rank == 0 ? 2 : 4), ONEBIT_OK);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_ERROR_MESSAGE);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_ERROR_MESSAGE);
-  meet(comm);
+  synchronize_ranks(comm);
   CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
   CHECK(plan_info(plan).bits == 1, "%d bits", plan_info(plan).bits);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
@@ -233,7 +233,7 @@ Test(ladder, ranks_at_different_widths_are_told) {
   for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
     struct climb climb = {.schedule = k % 2 ? ONEBIT_SCHEDULE_EXCHANGE : ONEBIT_SCHEDULE_ALLGATHER};
     check_case("%d ranks", sizes[k]);
-    on_ranks(sizes[k], apart_on_rank, &climb);
+    on_ranks(sizes[k], set_widths_apart_on_rank, &climb);
   }
 }
 
@@ -242,7 +242,7 @@ Test(ladder, ranks_at_different_widths_are_told) {
 enum { PLANS = 4 };
 
 /* Calls plans of one size, with inputs of which each is twice as large as the one before. */
-static void call_all(onebit_comm_t comm, const onebit_plan_t *plans) {
+static void call_all_plans(onebit_comm_t comm, const onebit_plan_t *plans) {
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
   for (int call = 0; call <= WINDOW; call++)
     for (int k = 0; k < PLANS; k++) {
@@ -280,10 +280,10 @@ static void budget_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   for (int k = 0; k < PLANS; k++)
     plans[k] = ladder_plan(comm, &climb, 1);
-  call_all(comm, plans);
+  call_all_plans(comm, plans);
   for (size_t b = 0; b < sizeof budgets / sizeof budgets[0]; b++) {
     check_budget(plans, budgets[b]);
-    call_all(comm, plans);
+    call_all_plans(comm, plans);
   }
   CHECK_STATUS(onebit_plan_fit_budget(plans, PLANS, 1.0 / 40), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("budget is 0.025, and the fewest bits of the plans take 0.03");
@@ -296,7 +296,8 @@ Test(ladder, a_budget_goes_to_the_largest_residuals) { on_ranks(2, budget_on_ran
 
 /* --- Arguments ---------------------------------------------------------------------------------*/
 
-static void refuse(onebit_comm_t comm, onebit_plan_options_t options, const char *message) {
+static void check_plan_refused(onebit_comm_t comm, onebit_plan_options_t options,
+                               const char *message) {
   onebit_plan_t plan;
   CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS(message);
@@ -305,18 +306,18 @@ static void refuse(onebit_comm_t comm, onebit_plan_options_t options, const char
 static void arguments_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   onebit_plan_options_t options = {.size = sizeof options, .max_bits = 3};
-  refuse(comm, options, "max_bits is 3, not 1, 2, 4 or 8");
+  check_plan_refused(comm, options, "max_bits is 3, not 1, 2, 4 or 8");
   options.max_bits = 2, options.bits = 4;
-  refuse(comm, options, "max_bits is 2, less than bits, 4");
+  check_plan_refused(comm, options, "max_bits is 2, less than bits, 4");
   options.max_bits = 8;
   options.no_error_feedback = 1;
-  refuse(comm, options, "max_bits is 8, bits is 4, no_error_feedback is set");
+  check_plan_refused(comm, options, "max_bits is 8, bits is 4, no_error_feedback is set");
   options.no_error_feedback = 0, options.bits = 1;
   options.block_size = ONEBIT_BLOCK_BUFFER;
-  refuse(comm, options, "max_bits is 8: it requires");
+  check_plan_refused(comm, options, "max_bits is 8: it requires");
   options.block_size = 0;
   options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  refuse(comm, options, "scale is 1, which messages of 8 bits do not have");
+  check_plan_refused(comm, options, "scale is 1, which messages of 8 bits do not have");
   options = (onebit_plan_options_t)ONEBIT_PLAN_OPTIONS_INIT;
   options.bits = 2, options.max_bits = 4;
   onebit_plan_t plan;

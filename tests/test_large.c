@@ -1,8 +1,8 @@
 /*
  * Values so large that what a server adds up may overflow though all inputs are finite: then every
- * rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, though results are else
- * applied while others are still on their way; and large values that do not overflow give what the
- * oracle says, like all others.
+ * rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, though results are
+ * usually applied while other messages are still in flight; and large values that do not overflow
+ * give the oracle's results.
  */
 #include "tests/support_collectives.h"
 
@@ -19,9 +19,9 @@ struct large {
 
 /* Fills the input of a worker's ranks. Only the last block is large, which is in the last chunk of
  * the last server. Step 0 leaves an error of a third of the value or more there, positive in the
- * first half, negative in the second; the input of step 1 has these signs too. All of it is
- * accepted without any worker's error, so only the server sees how large that is. */
-static void fill(const struct large *large, float *values, int rank, int step) {
+ * first half, negative in the second; the input of step 1 has these signs too. No worker
+ * finds an error in its own values: only the server finds the overflow. */
+static void fill_large_values(const struct large *large, float *values, int rank, int step) {
   const struct collective_case *what = &large->what;
   bool hosts = what->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   int workers = hosts ? what->hosts : what->size, worker = rank / (what->size / workers);
@@ -33,14 +33,14 @@ static void fill(const struct large *large, float *values, int rank, int step) {
   }
 }
 
-static void ask_oracle(struct large *large) {
+static void run_oracle(struct large *large) {
   const struct collective_case *what = &large->what;
   float *values = allocate((size_t)what->size * COUNT, sizeof *values);
   const void **inputs = allocate((size_t)what->size, sizeof *inputs);
   large->oracle = oracle_create_hosts(what->size, what->hosts, COUNT, &what->options);
   for (int step = 0; step < STEPS; step++) {
     for (int r = 0; r < what->size; r++) {
-      fill(large, values + r * COUNT, r, step);
+      fill_large_values(large, values + r * COUNT, r, step);
       inputs[r] = values + r * COUNT;
     }
     large->done[step] = oracle_call(large->oracle, inputs, large->results[step]);
@@ -59,7 +59,7 @@ static void check_unchanged(onebit_plan_t plan, struct kept_errors *before) {
 static void check_call(const struct large *large, onebit_plan_t plan, int rank, int step) {
   float send[COUNT], receive[COUNT];
   struct kept_errors before = export_errors(plan);
-  fill(large, send, rank, step);
+  fill_large_values(large, send, rank, step);
   fill_pattern(receive, sizeof receive);
   onebit_status_t status = onebit_allreduce(send, receive, plan);
   CHECK_STATUS(status, large->done[step] ? ONEBIT_OK : ONEBIT_SKIPPED);
@@ -92,7 +92,7 @@ static void large_on_rank(onebit_comm_t comm, void *context) {
 static const int splits[][2] = {{2, 1}, {3, 1}, {4, 2}, {6, 3}, {6, 2}};
 #define SPLITS (sizeof splits / sizeof splits[0])
 
-static struct collective_case case_of(size_t split, onebit_schedule_t schedule) {
+static struct collective_case make_case(size_t split, onebit_schedule_t schedule) {
   struct collective_case what = {.size = splits[split][0],
                                  .hosts = splits[split][1],
                                  .steps = STEPS,
@@ -106,7 +106,7 @@ static struct collective_case case_of(size_t split, onebit_schedule_t schedule) 
 
 /* True for cases whose result the oracle predicts. It does not know that the mean over a host's
  * ranks is checked by its squares, whatever the scale. */
-static bool is_for(const struct collective_case *what, bool overflows) {
+static bool is_predicted(const struct collective_case *what, bool overflows) {
   if (what->options.schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
     return true;
   return what->hosts > 1 && (what->options.scale == ONEBIT_SCALE_RMS || !overflows);
@@ -117,15 +117,15 @@ static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, b
   for (size_t k = 0; k < SPLITS; k++)
     for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;
          schedule++) {
-      struct collective_case what = case_of(k, (onebit_schedule_t)schedule);
+      struct collective_case what = make_case(k, (onebit_schedule_t)schedule);
       what.options.scale = scale;
       what.options.wire = wire;
-      if (!test_wanted(k) || !is_for(&what, overflows))
+      if (!test_wanted(k) || !is_predicted(&what, overflows))
         continue;
       struct large *large = allocate(1, sizeof *large);
       large->what = what;
       large->value = value;
-      ask_oracle(large);
+      run_oracle(large);
       bool served = schedule != ONEBIT_SCHEDULE_ALLGATHER || wire == ONEBIT_WIRE_DENSE;
       cr_assert(large->done[1] == !(overflows && served), "the oracle %s step 1 of %g",
                 large->done[1] ? "makes" : "skips", (double)value);
@@ -148,7 +148,7 @@ Test(large, dense_sums_that_overflow_at_a_server) {
   check_value(3e38f, ONEBIT_SCALE_RMS, ONEBIT_WIRE_DENSE, true);
 }
 
-/* Around the scale from which on results are not applied early. */
+/* The values are near the scale from which on results are not applied early. */
 Test(large, values_that_do_not_overflow) {
   static const float values[] = {0x1.fffffep31f, 0x1p32f, 0x1.000002p32f, 0x1p60f};
   for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
@@ -157,14 +157,14 @@ Test(large, values_that_do_not_overflow) {
   }
 }
 
-/* A server's error that was imported, on one rank. */
+/* One rank imports a server residual that is too large. */
 struct imported {
   struct collective_run run;
   int rank;
 };
 
 /* Changes the last block of the server's residual, which is in its last chunk. */
-static void spoil(onebit_plan_t plan, const struct kept_errors *errors) {
+static void import_large_residual(onebit_plan_t plan, const struct kept_errors *errors) {
   float *server = allocate(errors->server_count, sizeof *server);
   memcpy(server, errors->server, errors->server_count * sizeof *server);
   for (size_t i = 0; i < BLOCK && i < errors->server_count; i++)
@@ -177,7 +177,7 @@ static void check_imported(const struct imported *imported, onebit_plan_t plan, 
   float send[COUNT], receive[COUNT];
   struct kept_errors errors = export_errors(plan);
   if (rank == imported->rank)
-    spoil(plan, &errors);
+    import_large_residual(plan, &errors);
   struct kept_errors before = export_errors(plan);
   fill_input(send, ONEBIT_FLOAT32, COUNT, rank, 77);
   fill_pattern(receive, sizeof receive);
@@ -192,17 +192,17 @@ static void check_imported(const struct imported *imported, onebit_plan_t plan, 
 static void imported_on_rank(onebit_comm_t comm, void *context) {
   const struct imported *imported = context;
   const struct collective_case *what = &imported->run.what;
-  struct seat seat;
+  struct rank_plan rank_plan;
   check_case("imported on rank %d of %d on %d hosts, schedule %d, block %zd", imported->rank,
              what->size, what->hosts, (int)what->options.schedule,
              (ptrdiff_t)what->options.block_size);
-  if (!seat_take(&seat, comm, &imported->run))
+  if (!rank_plan_create(&rank_plan, comm, &imported->run))
     return;
   for (int step = 0; step < what->steps; step++) {
-    check_imported(imported, seat.plan, seat.rank);
-    seat_call(&seat, step);
+    check_imported(imported, rank_plan.plan, rank_plan.rank);
+    rank_plan_call(&rank_plan, step);
   }
-  seat_leave(&seat);
+  rank_plan_finish(&rank_plan);
 }
 
 static void check_imports(const struct collective_case *what) {
@@ -214,12 +214,12 @@ static void check_imports(const struct collective_case *what) {
 
 Test(large, server_errors_that_overflow) {
   for (size_t k = 0; k < SPLITS; k++) {
-    struct collective_case what = case_of(k, ONEBIT_SCHEDULE_EXCHANGE);
+    struct collective_case what = make_case(k, ONEBIT_SCHEDULE_EXCHANGE);
     what.steps = 2;
     check_imports(&what);
     what.options.block_size = ONEBIT_BLOCK_BUFFER;
     check_imports(&what);
-    what = case_of(k, ONEBIT_SCHEDULE_HIERARCHICAL);
+    what = make_case(k, ONEBIT_SCHEDULE_HIERARCHICAL);
     what.steps = 2;
     check_imports(&what);
   }

@@ -14,12 +14,12 @@
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
 
-/* ONEBIT_DEBUG: what each level says, where it goes, and what is refused. */
+/* ONEBIT_DEBUG: the lines of each level, their file, and the values that are refused. */
 
 enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 
 /* A training that freezes, with a step that is skipped. */
-static void train(onebit_comm_t comm, void *context) {
+static void train_efficient_adam(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
   onebit_optimizer_t optimizer = NULL;
@@ -35,7 +35,7 @@ static void train(onebit_comm_t comm, void *context) {
 }
 
 /* Returns the lines that two ranks print at a level, "" for none. */
-static const char *said_by(rank_body *body, void *context, const char *level) {
+static const char *log_of_body(rank_body *body, void *context, const char *level) {
   static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
                              named[160];
   close(mkstemp(path));
@@ -59,9 +59,11 @@ static const char *said_by(rank_body *body, void *context, const char *level) {
   return text;
 }
 
-static const char *said_at(const char *level) { return said_by(train, NULL, level); }
+static const char *log_of_training(const char *level) {
+  return log_of_body(train_efficient_adam, NULL, level);
+}
 
-static int times(const char *text, const char *part) {
+static int count_occurrences(const char *text, const char *part) {
   int found = 0;
   for (; (text = strstr(text, part)); text++)
     found++;
@@ -69,7 +71,7 @@ static int times(const char *text, const char *part) {
 }
 
 Test(log, warn_is_the_default_and_says_nothing_of_what_goes_well) {
-  cr_expect_str_eq(said_at(""), "");
+  cr_expect_str_eq(log_of_training(""), "");
 }
 
 #ifdef _OPENMP
@@ -87,13 +89,13 @@ Test(log, threads_without_processors_are_warned_of_once) {
   char wanted[80];
   snprintf(wanted, sizeof wanted, "threads is %d, but this rank may use %d processor",
            processors + 1, processors);
-  const char *said = said_by(plan_with_threads, &processors, "");
-  cr_expect_eq(times(said, "threads is"), 1, "%s", said);
-  cr_expect_eq(times(said, wanted), 1, "%s", said);
+  const char *said = log_of_body(plan_with_threads, &processors, "");
+  cr_expect_eq(count_occurrences(said, "threads is"), 1, "%s", said);
+  cr_expect_eq(count_occurrences(said, wanted), 1, "%s", said);
 }
 #endif
 
-/* Makes an optimizer of each of these, up to one without a method. */
+/* Makes an optimizer of each case; the list ends with a case without a method. */
 static void create_all(onebit_comm_t comm, void *context) {
   float parameter[8] = {0}, gradient[8] = {0};
   const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
@@ -117,13 +119,15 @@ Test(log, what_is_not_recommended_is_said_once) {
                              {ANY(lion, 0)},
                              {ANY(lion, 0)},
                              {NULL, NULL}};
-  const char *text = said_by(create_all, mixed, "WARN");
-  cr_expect_eq(times(text, "\n"), 4, "%s", text);
-  cr_expect_eq(times(text, "lion is not recommended where most parameters are tables of words"), 1,
+  const char *text = log_of_body(create_all, mixed, "WARN");
+  cr_expect_eq(count_occurrences(text, "\n"), 4, "%s", text);
+  cr_expect_eq(
+      count_occurrences(text, "lion is not recommended where most parameters are tables of words"),
+      1, "%s", text);
+  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
+  cr_expect_eq(count_occurrences(text, "rank 0: adam is not recommended"), 1, "%s", text);
+  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3,
                "%s", text);
-  cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
-  cr_expect_eq(times(text, "rank 0: adam is not recommended"), 1, "%s", text);
-  cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3, "%s", text);
 }
 
 /* The advice is printed once a process: each of these tests has a process of its own. */
@@ -131,35 +135,37 @@ Test(log, a_dense_form_is_not_advised_against) {
   struct any_case dense[] = {{ANY(adam, .freeze_step = ONEBIT_FREEZE_NEVER)},
                              {ANY(lion, .common.dense_below = SIZE_MAX)},
                              {NULL, NULL}};
-  const char *text = said_by(create_all, dense, "WARN");
+  const char *text = log_of_body(create_all, dense, "WARN");
   cr_expect_str_empty(text, "%s", text);
 }
 
 Test(log, no_warmup_is_no_dense_form) {
   struct any_case at_once[] = {
       {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = ONEBIT_WARMUP_NONE)}, {NULL, NULL}};
-  const char *text = said_by(create_all, at_once, "WARN");
-  cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
+  const char *text = log_of_body(create_all, at_once, "WARN");
+  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
 }
 
 Test(log, info_says_what_is_decided) {
-  const char *text = said_at("INFO");
-  cr_expect_eq(times(text, "onebit INFO "), times(text, "\n"), "%s", text);
-  cr_expect_eq(times(text, ": communicator of 2 ranks on "), RANKS, "%s", text);
-  cr_expect_eq(times(text, ": plan 1: 64 elements, schedule "), RANKS, "%s", text);
-  cr_expect_eq(times(text, ": efficient_adam: frozen after step 3\n"), RANKS, "%s", text);
-  cr_expect_eq(times(text, ": efficient_adam: a step after step 5 is skipped: "), RANKS, "%s",
+  const char *text = log_of_training("INFO");
+  cr_expect_eq(count_occurrences(text, "onebit INFO "), count_occurrences(text, "\n"), "%s", text);
+  cr_expect_eq(count_occurrences(text, ": communicator of 2 ranks on "), RANKS, "%s", text);
+  cr_expect_eq(count_occurrences(text, ": plan 1: 64 elements, schedule "), RANKS, "%s", text);
+  cr_expect_eq(count_occurrences(text, ": efficient_adam: frozen after step 3\n"), RANKS, "%s",
                text);
-  cr_expect(times(text, " rank 0: ") > 0 && times(text, " rank 1: ") > 0, "%s", text);
+  cr_expect_eq(count_occurrences(text, ": efficient_adam: a step after step 5 is skipped: "), RANKS,
+               "%s", text);
+  cr_expect(count_occurrences(text, " rank 0: ") > 0 && count_occurrences(text, " rank 1: ") > 0,
+            "%s", text);
 }
 
 Test(log, trace_says_each_call) {
-  const char *text = said_at("TRACE");
-  cr_expect_eq(times(text, "onebit TRACE "), RANKS * STEPS, "%s", text);
-  cr_expect_eq(times(text, " ms, ONEBIT_OK\n"), RANKS * (STEPS - 1), "%s", text);
-  cr_expect_eq(times(text, " ms, ONEBIT_SKIPPED\n"), RANKS, "%s", text);
-  cr_expect(times(text, "allreduce call 1 of plan ") >= RANKS, "%s", text);
-  cr_expect_eq(times(text, " bytes sent, "), RANKS * STEPS, "%s", text);
+  const char *text = log_of_training("TRACE");
+  cr_expect_eq(count_occurrences(text, "onebit TRACE "), RANKS * STEPS, "%s", text);
+  cr_expect_eq(count_occurrences(text, " ms, ONEBIT_OK\n"), RANKS * (STEPS - 1), "%s", text);
+  cr_expect_eq(count_occurrences(text, " ms, ONEBIT_SKIPPED\n"), RANKS, "%s", text);
+  cr_expect(count_occurrences(text, "allreduce call 1 of plan ") >= RANKS, "%s", text);
+  cr_expect_eq(count_occurrences(text, " bytes sent, "), RANKS * STEPS, "%s", text);
 }
 
 static void check_refused(const char *name, const char *value, onebit_status_t wanted,
@@ -224,7 +230,7 @@ Test(log, a_fifo_with_a_reader_does_not_block) {
 enum { ROWED_STEPS = 7, COLUMNS = 17 };
 
 static char directory[] = "/tmp/onebit-metrics-XXXXXX";
-static onebit_optimizer_statistics_t told[ROWED_STEPS]; /* of rank 0, behind each step */
+static onebit_optimizer_statistics_t told[ROWED_STEPS]; /* of rank 0, after each step */
 
 static onebit_optimizer_t make_adam(onebit_comm_t comm, float *parameter, float *gradient,
                                     onebit_status_t wanted) {
@@ -253,25 +259,25 @@ static void train_adam(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-static const char *file_in(const char *name) {
+static const char *metrics_path(const char *name) {
   static char path[160];
   snprintf(path, sizeof path, "%s/%s", directory, name);
   return path;
 }
 
 static size_t read_file(const char *name, unsigned char *data, size_t size) {
-  FILE *file = fopen(file_in(name), "rb");
+  FILE *file = fopen(metrics_path(name), "rb");
   cr_assert(file, "%s", name);
   size_t count = fread(data, 1, size - 1, file);
   data[count] = 0;
   fclose(file);
-  unlink(file_in(name));
+  unlink(metrics_path(name));
   return count;
 }
 
-static void train_into(const char *name) {
+static void train_with_metrics(const char *name) {
   cr_assert(mkdtemp(directory));
-  setenv("ONEBIT_METRICS", file_in(name), 1);
+  setenv("ONEBIT_METRICS", metrics_path(name), 1);
   setenv("ONEBIT_METRICS_EVERY", "3", 1);
   on_ranks(RANKS, train_adam, NULL);
 }
@@ -310,7 +316,7 @@ static void check_csv(const char *name) {
 }
 
 Test(metrics, rank_0_writes_rows_as_csv) {
-  train_into("run.csv");
+  train_with_metrics("run.csv");
   on_ranks(RANKS, train_adam, NULL); /* a second training does not take the first one's file */
   check_csv("run.csv");
   check_csv("run-2.csv");
@@ -318,7 +324,7 @@ Test(metrics, rank_0_writes_rows_as_csv) {
 }
 
 Test(metrics, each_rank_writes_a_file_of_its_own) {
-  train_into("run.%r.csv");
+  train_with_metrics("run.%r.csv");
   check_csv("run.0.csv");
   check_csv("run.1.csv");
   cr_expect(rmdir(directory) == 0, "more files than these");
@@ -339,7 +345,7 @@ static void fail_between_steps(onebit_comm_t comm, void *context) {
 Test(metrics, steps_that_fail_are_left_out) {
   static unsigned char text[1 << 13];
   cr_assert(mkdtemp(directory));
-  setenv("ONEBIT_METRICS", file_in("run.csv"), 1);
+  setenv("ONEBIT_METRICS", metrics_path("run.csv"), 1);
   setenv("ONEBIT_METRICS_EVERY", "2", 1);
   on_ranks(RANKS, fail_between_steps, NULL);
   read_file("run.csv", text, sizeof text);
@@ -352,7 +358,7 @@ Test(metrics, steps_that_fail_are_left_out) {
 
 /* --- Wrong settings */
 
-static void make_in_vain(onebit_comm_t comm, void *wanted) {
+static void fail_to_make_adam(onebit_comm_t comm, void *wanted) {
   float parameter[COUNT] = {0}, gradient[COUNT] = {0};
   const onebit_status_t status = *(const onebit_status_t *)wanted;
   const bool mine = onebit_comm_rank(comm) == 0 || status == ONEBIT_ERROR_ARGUMENT;
@@ -363,24 +369,24 @@ static void make_in_vain(onebit_comm_t comm, void *wanted) {
 Test(metrics, what_cannot_be_written_fails_on_all_ranks) {
   onebit_status_t file = ONEBIT_ERROR_FILE, argument = ONEBIT_ERROR_ARGUMENT;
   setenv("ONEBIT_METRICS", "/nowhere/at.all", 1);
-  on_ranks(RANKS, make_in_vain, &file);
+  on_ranks(RANKS, fail_to_make_adam, &file);
   setenv("ONEBIT_METRICS", "/dev/full", 1);
-  on_ranks(RANKS, make_in_vain, &file);
+  on_ranks(RANKS, fail_to_make_adam, &file);
   cr_assert(mkdtemp(directory));
   for (enum irregular kind = A_FIFO; kind <= A_DIRECTORY; kind++) {
-    irregular_make(kind, file_in(irregular_names[kind]));
-    setenv("ONEBIT_METRICS", file_in(irregular_names[kind]), 1);
-    on_ranks(RANKS, make_in_vain, &file);
-    irregular_remove(kind, file_in(irregular_names[kind]));
+    irregular_make(kind, metrics_path(irregular_names[kind]));
+    setenv("ONEBIT_METRICS", metrics_path(irregular_names[kind]), 1);
+    on_ranks(RANKS, fail_to_make_adam, &file);
+    irregular_remove(kind, metrics_path(irregular_names[kind]));
   }
   rmdir(directory);
   setenv("ONEBIT_METRICS_EVERY", "0", 1);
-  on_ranks(RANKS, make_in_vain, &argument);
+  on_ranks(RANKS, fail_to_make_adam, &argument);
 }
 
 /*
  * The counters of onebit/counters.h in a program that is not preloaded: nothing has been counted.
- * Programs that are preloaded try what they count (tests/scripts/check-preload).
+ * tests/scripts/check-preload tests the counters of programs that are preloaded.
  */
 
 Test(counters, are_zero_where_nothing_is_preloaded) {

@@ -60,8 +60,8 @@ struct long_rank {
  * is. */
 #define CACHED ((size_t)128 << 10)
 
-/* splitmix64's mixing. */
-static uint64_t mixed(uint64_t x) {
+/* Mixes the bits of a number as splitmix64 does. */
+static uint64_t mix_bits(uint64_t x) {
   x += UINT64_C(0x9e3779b97f4a7c15);
   x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
   x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -88,7 +88,7 @@ static void long_destroy(struct long_run *run) {
 
 /* Draws a number below `limit`, the same on all ranks. */
 static uint64_t long_draw(struct long_rank *self, uint64_t limit) {
-  return mixed(self->drawn++) % limit;
+  return mix_bits(self->drawn++) % limit;
 }
 
 static struct long_rank long_begin(struct long_run *run, onebit_comm_t comm) {
@@ -97,7 +97,8 @@ static struct long_rank long_begin(struct long_run *run, onebit_comm_t comm) {
   return self;
 }
 
-/* True if a fault is due before this call; which, and whose. */
+/* Returns true if a fault is due before this call, and sets which fault and whether it is this
+ * rank's. */
 static bool long_is_due(struct long_rank *self, uint64_t call, enum long_fault *fault, bool *mine) {
   if (call != self->next_fault)
     return false;
@@ -110,9 +111,9 @@ static bool long_is_due(struct long_rank *self, uint64_t call, enum long_fault *
   return true;
 }
 
-/* The input of this rank: `count` values that differ by call. */
+/* Returns this rank's input: `count` values that differ by call. */
 static const float *long_input(const struct long_rank *self, uint64_t call, size_t count) {
-  return &self->run->values[self->rank][mixed(call) % (LONG_VALUES - count)];
+  return &self->run->values[self->rank][mix_bits(call) % (LONG_VALUES - count)];
 }
 
 static void long_wait(struct long_rank *self) { pthread_barrier_wait(&self->run->barrier); }
@@ -253,7 +254,7 @@ static void step_not_finite(struct learner *learner, bool mine) {
   check_step_refused(learner, rate, ONEBIT_SKIPPED);
 }
 
-/* The step itself, opened before, with calls that have to wait for its end. */
+/* Makes the step in parts; calls that are not allowed before its end are refused. */
 static void step_busy(struct learner *learner) {
   onebit_optimizer_t optimizer = learner->optimizer;
   char part[8];
@@ -266,7 +267,7 @@ static void step_busy(struct learner *learner) {
   CHECK_STATUS(onebit_optimizer_step(optimizer, rate), ONEBIT_OK);
 }
 
-/* Saved to memory, destroyed, made anew from other parameters, and loaded. */
+/* Saves the optimizer to memory, destroys it, makes it again with other parameters, and loads. */
 static void load_again(struct trainer *trainer, size_t k) {
   struct learner *learner = &trainer->learner[k];
   struct long_run *run = trainer->self.run;
@@ -288,11 +289,11 @@ static void load_again(struct trainer *trainer, size_t k) {
 }
 
 /* A step that sends nothing concerns one rank: the other ranks do not learn of an error in it. */
-static bool is_told(enum long_fault fault) {
+static bool is_sent_to_all(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
 
-/* Makes a step with the fault; true if the step succeeds. */
+/* Makes a step with the fault, and returns whether the step succeeds. */
 static bool step_with_fault(struct trainer *trainer, size_t k, enum long_fault fault, bool mine) {
   struct learner *learner = &trainer->learner[k];
   void *comm = trainer->self.comm;
@@ -341,7 +342,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   enum long_fault fault;
   bool mine, made = false;
   set_gradients(trainer, learner, call);
-  if (long_is_due(self, call, &fault, &mine) && !(run->alone[call] && is_told(fault))) {
+  if (long_is_due(self, call, &fault, &mine) && !(run->alone[call] && is_sent_to_all(fault))) {
     made = step_with_fault(trainer, k, fault, mine);
     if (!made)
       set_gradients(trainer, learner, call);
@@ -357,7 +358,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
 }
 
 /* Hashes norms of the state, which differ if any part of the state differs. */
-static uint64_t state_of(onebit_optimizer_t optimizer) {
+static uint64_t hash_state(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {
     onebit_tensor_statistics_t told = {.size = sizeof told};
@@ -381,13 +382,13 @@ static void step_all(onebit_comm_t comm, void *context) {
   for (uint64_t call = 0; call < run->calls; call++)
     step_once(trainer, call);
   for (size_t k = 0; k < TRAINED; k++) {
-    run->state[trainer->self.rank][k] = state_of(trainer->learner[k].optimizer);
+    run->state[trainer->self.rank][k] = hash_state(trainer->learner[k].optimizer);
     onebit_optimizer_destroy(trainer->learner[k].optimizer);
   }
   free(trainer);
 }
 
-/* The expected faults in a run, however long it is; from 10^4 steps on one in a hundred. */
+/* Runs of any length have the expected number of faults: one in 100 steps from 10^4 steps on. */
 Test(long_faults, steps_end_as_without) {
   const uint64_t steps = steps_wanted();
   struct long_run *plain = long_create(steps, 0),

@@ -11,15 +11,15 @@ enum { REPEATS = 3 };
 static bool answers = true;
 static int questions;
 
-static bool largest(void *context, int64_t *values, int count) {
+static bool agree_on_largest(void *context, int64_t *values, int count) {
   (void)context, (void)values, (void)count;
   questions++;
   return answers;
 }
 
-static struct ob_loops *make(void) {
+static struct ob_loops *make_loops(void) {
   struct ob_loops *loops;
-  CHECK_STATUS(ob_loops_create(REPEATS, largest, NULL, &loops), ONEBIT_OK);
+  CHECK_STATUS(ob_loops_create(REPEATS, agree_on_largest, NULL, &loops), ONEBIT_OK);
   return loops;
 }
 
@@ -29,7 +29,7 @@ static size_t fresh; /* the next unused buffer */
 /* Makes the calls of a text: a small letter is a sum that is too small to be examined, a capital
  * letter a call in buffers of its own, a digit a call in new buffers. Returns the last call's
  * position. */
-static int calls(struct ob_loops *loops, const char *text) {
+static int make_calls(struct ob_loops *loops, const char *text) {
   int position = OB_NO_POSITION;
   for (; *text; text++) {
     bool look, own = *text >= 'A' && *text <= 'Z';
@@ -45,18 +45,18 @@ static int calls(struct ob_loops *loops, const char *text) {
   return position;
 }
 
-static void repeat(struct ob_loops *loops, const char *text, int times) {
+static void repeat_calls(struct ob_loops *loops, const char *text, int times) {
   for (int i = 0; i < times; i++)
-    calls(loops, text);
+    make_calls(loops, text);
 }
 
 Test(loops, places_are_found_by_position_in_new_buffers) {
-  struct ob_loops *loops = make();
+  struct ob_loops *loops = make_loops();
   cr_expect_eq(ob_loops_reason(loops), OB_REASON_LEARNING);
-  repeat(loops, "123", 16 * REPEATS);
-  int one = calls(loops, "1"), two = calls(loops, "2"), three = calls(loops, "3");
+  repeat_calls(loops, "123", 16 * REPEATS);
+  int one = make_calls(loops, "1"), two = make_calls(loops, "2"), three = make_calls(loops, "3");
   cr_expect(one >= 0 && two >= 0 && three >= 0 && one != two && two != three && one != three);
-  cr_expect_eq(calls(loops, "1"), one);
+  cr_expect_eq(make_calls(loops, "1"), one);
   *ob_loops_tensor(loops, two) = 5;
   cr_expect(*ob_loops_tensor(loops, one) == 0 && *ob_loops_tensor(loops, two) == 5);
   ob_loops_drop(loops, 5);
@@ -71,32 +71,32 @@ Test(loops, places_are_found_by_position_in_new_buffers) {
 Test(loops, equal_calls_are_told_apart_by_small_ones_and_by_buffers) {
   static const char *const texts[] = {"1a1b", "AB", "ABCD"};
   for (size_t i = 0; i < 3; i++) {
-    struct ob_loops *loops = make();
-    repeat(loops, texts[i], 16 * REPEATS);
-    int one = calls(loops, i ? "A" : "1a"), two = calls(loops, i ? "B" : "1b");
+    struct ob_loops *loops = make_loops();
+    repeat_calls(loops, texts[i], 16 * REPEATS);
+    int one = make_calls(loops, i ? "A" : "1a"), two = make_calls(loops, i ? "B" : "1b");
     cr_expect(one >= 0 && two >= 0 && one != two, "%s: %d %d", texts[i], one, two);
     ob_loops_destroy(loops);
   }
 }
 
 Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
-  struct ob_loops *loops = make();
-  repeat(loops, "a1b2", 16 * REPEATS);
-  int one = calls(loops, "a1"), two = calls(loops, "b2");
-  repeat(loops, "c1b2", 16 * REPEATS);
-  int other = calls(loops, "c1");
+  struct ob_loops *loops = make_loops();
+  repeat_calls(loops, "a1b2", 16 * REPEATS);
+  int one = make_calls(loops, "a1"), two = make_calls(loops, "b2");
+  repeat_calls(loops, "c1b2", 16 * REPEATS);
+  int other = make_calls(loops, "c1");
   cr_expect(one >= 0 && other >= 0 && other != one);
-  calls(loops, "b2");
+  make_calls(loops, "b2");
   for (int turn = 0; turn < 3; turn++) {
     /* The loop is certain after one repetition of its calls. */
-    cr_expect_eq(calls(loops, "x1"), OB_NO_POSITION);
-    cr_expect_eq(calls(loops, "b2"), OB_NO_POSITION);
-    repeat(loops, "a1b2", 1);
-    cr_expect_eq(calls(loops, "a1"), one);
-    cr_expect_eq(calls(loops, "b2"), two);
-    repeat(loops, "c1b2", 2);
-    cr_expect_eq(calls(loops, "c1"), other);
-    calls(loops, "b2");
+    cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION);
+    cr_expect_eq(make_calls(loops, "b2"), OB_NO_POSITION);
+    repeat_calls(loops, "a1b2", 1);
+    cr_expect_eq(make_calls(loops, "a1"), one);
+    cr_expect_eq(make_calls(loops, "b2"), two);
+    repeat_calls(loops, "c1b2", 2);
+    cr_expect_eq(make_calls(loops, "c1"), other);
+    make_calls(loops, "b2");
   }
   ob_loops_destroy(loops);
 }
@@ -104,77 +104,77 @@ Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
 /* After "k" the first call of "ab1e" is taken for that of "kab1cd": the next call shows the
  * error. */
 Test(loops, a_loop_that_is_left_is_told) {
-  struct ob_loops *loops = make();
+  struct ob_loops *loops = make_loops();
   int first, count;
-  repeat(loops, "kab1cd", 16 * REPEATS);
-  int policy = calls(loops, "kab1cd");
+  repeat_calls(loops, "kab1cd", 16 * REPEATS);
+  int policy = make_calls(loops, "kab1cd");
   ob_loops_read_left(loops, &first, &count);
   cr_expect(policy >= 0 && count == 0);
-  calls(loops, "k");
-  cr_expect_eq(calls(loops, "ab1e"), policy);
+  make_calls(loops, "k");
+  cr_expect_eq(make_calls(loops, "ab1e"), policy);
   ob_loops_read_left(loops, &first, &count);
   cr_expect_eq(count, 0);
-  cr_expect_neq(calls(loops, "ab1e"), policy);
+  cr_expect_neq(make_calls(loops, "ab1e"), policy);
   ob_loops_read_left(loops, &first, &count);
   cr_expect(count == 1 && first == policy, "%d from %d on", count, first);
-  repeat(loops, "ab1e", 16 * REPEATS);
-  int value = calls(loops, "ab1e");
+  repeat_calls(loops, "ab1e", 16 * REPEATS);
+  int value = make_calls(loops, "ab1e");
   ob_loops_read_left(loops, &first, &count);
   cr_expect(value >= 0 && value != policy && count == 0);
   ob_loops_destroy(loops);
 }
 
 Test(loops, what_is_not_certain_has_no_place) {
-  struct ob_loops *loops = make();
-  repeat(loops, "12", 16 * REPEATS);
-  int one = calls(loops, "1");
-  calls(loops, "2");
-  cr_expect_eq(calls(loops, "x1"), OB_NO_POSITION); /* other small sums before it */
-  cr_expect_eq(calls(loops, "2"), OB_NO_POSITION);
-  cr_expect_eq(calls(loops, "12"), OB_NO_POSITION + 1 + calls(loops, "12"));
-  cr_expect_eq(calls(loops, "1"), one);
-  cr_expect_eq(calls(loops, "3"), OB_NO_POSITION); /* never seen */
-  repeat(loops, "12", 2);
-  cr_expect_eq(calls(loops, "1"), one);
+  struct ob_loops *loops = make_loops();
+  repeat_calls(loops, "12", 16 * REPEATS);
+  int one = make_calls(loops, "1");
+  make_calls(loops, "2");
+  cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION); /* other small sums before it */
+  cr_expect_eq(make_calls(loops, "2"), OB_NO_POSITION);
+  cr_expect_eq(make_calls(loops, "12"), OB_NO_POSITION + 1 + make_calls(loops, "12"));
+  cr_expect_eq(make_calls(loops, "1"), one);
+  cr_expect_eq(make_calls(loops, "3"), OB_NO_POSITION); /* never seen */
+  repeat_calls(loops, "12", 2);
+  cr_expect_eq(make_calls(loops, "1"), one);
   ob_loops_destroy(loops);
 }
 
 Test(loops, an_order_that_does_not_repeat_is_told) {
-  struct ob_loops *loops = make();
+  struct ob_loops *loops = make_loops();
   uint64_t state = 1;
   for (int i = 0; i < 2000; i++) {
     const char text[] = {(char)('0' + (state >> 60)), '\0'};
     state = state * 6364136223846793005U + 1442695040888963407U;
     cr_expect_eq(ob_loops_reason(loops), i < 700 ? OB_REASON_LEARNING : ob_loops_reason(loops));
-    calls(loops, text);
+    make_calls(loops, text);
   }
   cr_expect_eq(ob_loops_reason(loops), OB_REASON_UNSTABLE);
   ob_loops_destroy(loops);
 }
 
 Test(loops, ranks_that_do_not_answer_and_no_memory) {
-  struct ob_loops *loops = make();
+  struct ob_loops *loops = make_loops();
   answers = false;
-  repeat(loops, "12", 20);
+  repeat_calls(loops, "12", 20);
   cr_expect(questions > 0);
-  cr_expect_eq(calls(loops, "1"), OB_NO_POSITION);
+  cr_expect_eq(make_calls(loops, "1"), OB_NO_POSITION);
   ob_loops_destroy(loops);
   ob_loops_destroy(NULL);
   ob_memory_fail_at(1);
-  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_ERROR_MEMORY);
+  CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_ERROR_MEMORY);
   ob_memory_fail_at(0);
-  CHECK_STATUS(ob_loops_create(1, largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(ob_loops_create(1, agree_on_largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
 }
 
 /* With fixed buffers the third round is followed, whatever calls came before the loop. */
 Test(loops, two_rounds_show_a_loop) {
   struct ob_loops *loops;
-  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
-  calls(loops, "xAaB");
-  cr_expect_eq(calls(loops, "bA"), OB_NO_POSITION);
+  CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
+  make_calls(loops, "xAaB");
+  cr_expect_eq(make_calls(loops, "bA"), OB_NO_POSITION);
   ob_loops_set_last(loops, 9); /* what ranks have agreed on meanwhile */
-  cr_expect_eq(calls(loops, "aB"), OB_NO_POSITION);
-  int one = calls(loops, "bA"), two = calls(loops, "aB");
+  cr_expect_eq(make_calls(loops, "aB"), OB_NO_POSITION);
+  int one = make_calls(loops, "bA"), two = make_calls(loops, "aB");
   cr_expect(one >= 0 && two >= 0 && one != two, "%d %d", one, two);
   cr_expect(*ob_loops_tensor(loops, one) == 9 && *ob_loops_tensor(loops, two) == 0);
   ob_loops_destroy(loops);
@@ -184,9 +184,9 @@ Test(loops, two_rounds_show_a_loop) {
  * repeated often. */
 Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   struct ob_loops *loops;
-  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
+  CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
   int first = 0;
-  while (calls(loops, "1") == OB_NO_POSITION)
+  while (make_calls(loops, "1") == OB_NO_POSITION)
     cr_assert_lt(++first, 64);
   cr_expect_geq(first, 16);
   ob_loops_destroy(loops);
@@ -195,12 +195,12 @@ Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
 /* Two equal calls in new buffers do not form a loop. */
 Test(loops, a_part_of_a_loop_is_none) {
   struct ob_loops *loops;
-  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
-  repeat(loops, "1223", 16);
+  CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
+  repeat_calls(loops, "1223", 16);
   int found[4];
   for (int i = 0; i < 4; i++) {
     const char text[] = {"1223"[i], '\0'};
-    found[i] = calls(loops, text);
+    found[i] = make_calls(loops, text);
     cr_expect(found[i] >= 0 && (i == 0 || found[i] != found[i - 1]), "%d: %d", i, found[i]);
   }
   ob_loops_destroy(loops);
@@ -209,23 +209,23 @@ Test(loops, a_part_of_a_loop_is_none) {
 /* Many calls that do not repeat come before the loop. */
 Test(loops, a_long_beginning_is_overcome) {
   struct ob_loops *loops;
-  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
+  CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
   bool look;
   for (uint64_t call = 0; call < 3000; call++)
     ob_loops_position(loops, 1000 + call, memory, memory, &look);
-  repeat(loops, "AB", 200);
-  cr_expect(calls(loops, "A") >= 0);
+  repeat_calls(loops, "AB", 200);
+  cr_expect(make_calls(loops, "A") >= 0);
   ob_loops_destroy(loops);
 }
 
 Test(loops, many_loops_make_room_anew) {
-  struct ob_loops *loops = make();
+  struct ob_loops *loops = make_loops();
   char text[] = "x11y";
   for (int kind = 0; kind < 40; kind++) {
     text[0] = (char)('a' + kind % 20);
     text[3] = (char)('b' + kind / 20);
-    repeat(loops, text, 20);
-    cr_expect(calls(loops, text) >= 0, "%d", kind);
+    repeat_calls(loops, text, 20);
+    cr_expect(make_calls(loops, text) >= 0, "%d", kind);
   }
   ob_loops_destroy(loops);
 }

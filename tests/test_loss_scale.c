@@ -9,7 +9,7 @@
 static const int sizes[] = {1, 2, 3, 4, 7};
 enum { SIZES = sizeof sizes / sizeof sizes[0], COUNT = 2500, FREEZE = 4, STEPS = 9 };
 
-/* One optimizer of two tensors on a rank; its gradients are of some type. */
+/* A rank's optimizer of two tensors, and its gradients. */
 struct learner {
   float parameter[COUNT];
   void *gradient;
@@ -63,7 +63,7 @@ static void spoil_gradient(struct learner *learner, int step) {
 
 /* --- Against a run without a scale */
 
-static void same_on_rank(onebit_comm_t comm, void *context) {
+static void compare_with_unscaled_on_rank(onebit_comm_t comm, void *context) {
   const onebit_adam_options_t *options = context;
   int rank = onebit_comm_rank(comm);
   onebit_adam_options_t without = *options;
@@ -102,10 +102,10 @@ static void check_same(onebit_profile_t profile, double clip_norm, int hosts) {
       options.common.initial_loss_scale = scales[k % 3];
       options.common.loss_scale_interval = 2;
       if (!hosts)
-        on_ranks(sizes[p], same_on_rank, &options);
+        on_ranks(sizes[p], compare_with_unscaled_on_rank, &options);
       options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
       if (hosts && sizes[p] % hosts == 0)
-        on_hosts(sizes[p], hosts, same_on_rank, &options);
+        on_hosts(sizes[p], hosts, compare_with_unscaled_on_rank, &options);
     }
 }
 
@@ -140,7 +140,7 @@ static const struct story stories[] = {
     {64, 0, 0, "+++++++++++-", 32}, /* the default interval is longer than this */
 };
 
-static void story_on_rank(onebit_comm_t comm, void *context) {
+static void run_story_on_rank(onebit_comm_t comm, void *context) {
   const struct story *story = context;
   int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -175,12 +175,12 @@ static void story_on_rank(onebit_comm_t comm, void *context) {
 Test(loss_scale, falls_and_recovers) {
   for (size_t p = 0; p < SIZES; p++)
     for (size_t k = 0; k < sizeof stories / sizeof stories[0] && test_wanted(p); k++)
-      on_ranks(sizes[p], story_on_rank, (void *)&stories[k]);
+      on_ranks(sizes[p], run_story_on_rank, (void *)&stories[k]);
 }
 
 /* --- Gradients of float16 */
 
-static float largest_of(int ranks, int step) {
+static float largest_input(int ranks, int step) {
   float largest = 0.0f;
   for (int r = 0; r < ranks; r++)
     for (size_t i = 0; i < COUNT; i++)
@@ -212,7 +212,7 @@ static void float16_on_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(make_step(knowing), ONEBIT_OK);
     CHECK_BITS("parameters", learner->parameter, knowing->parameter, COUNT, ONEBIT_FLOAT32);
   }
-  double largest = (double)largest_of(size, 0), scale = scale_of(learner);
+  double largest = (double)largest_input(size, 0), scale = scale_of(learner);
   CHECK(skipped > 1 && largest * scale < 65520 && largest * scale * 2 >= 65520,
         "after %d skipped steps the scale is %g, the largest gradient %g", skipped, scale, largest);
   free_learner(learner);
@@ -266,7 +266,7 @@ static void own_scale_on_rank(onebit_comm_t comm, void *context) {
     CHECK_BITS("parameters", scaled->parameter, plain->parameter, COUNT, ONEBIT_FLOAT32);
     CHECK_STATUS(onebit_optimizer_get_info(plain->optimizer, &after), ONEBIT_OK);
     bool silent = after.exchanges[2] > before.exchanges[2];
-    if (step % 2) /* of another step all ranks learn, and skip it */
+    if (step % 2) /* a step that exchanges is skipped by all ranks */
       CHECK_STATUS(status, silent && rank ? ONEBIT_OK : ONEBIT_SKIPPED);
     fallen += status == ONEBIT_SKIPPED;
     CHECK(scale_of(scaled) == fmax(1024.0 / (double)(1 << fallen), 1), "the scale is %g after %d",

@@ -3,7 +3,7 @@
  * n-th call that makes shared memory, gives it its bytes, maps it, or starts a thread. All ranks
  * get ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind),
  * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
- * What the ranks of a host share has no name any more afterwards.
+ * Shared memory of a host's ranks has no name afterwards.
  */
 #include <dirent.h>
 
@@ -41,7 +41,7 @@ Test(memory, comm_create_with_a_thread) {
 }
 
 /* Blocks of shared memory whose name begins with this process's number (collectives/hosts.c). */
-static int shared_blocks(void) {
+static int count_shared_blocks(void) {
   char mine[32];
   int count = 0;
   snprintf(mine, sizeof mine, "onebit-%06lx", (unsigned long)getpid() & 0xffffff);
@@ -53,7 +53,7 @@ static int shared_blocks(void) {
   return count;
 }
 
-/* Something to create, until no allocation fails any more. */
+/* An object that is created until no allocation fails any more. */
 struct creation {
   onebit_status_t (*create)(onebit_comm_t comm, const struct creation *creation);
   onebit_plan_options_t plan;
@@ -104,10 +104,11 @@ static void create_until_it_works(onebit_comm_t comm, void *context) {
     pthread_barrier_wait(&creation->everyone);
     if (first) {
       ob_memory_fail_at(0);
-      CHECK(shared_blocks() == 0, "%d blocks of shared memory are left", shared_blocks());
+      CHECK(count_shared_blocks() == 0, "%d blocks of shared memory are left",
+            count_shared_blocks());
     }
     pthread_barrier_wait(&creation->everyone);
-    meet(comm);
+    synchronize_ranks(comm);
   }
   CHECK_STATUS(status, ONEBIT_OK);
   if (first)

@@ -6,7 +6,7 @@
 static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65, .width = 1};
 static const struct ob_message_call expected = {OB_MESSAGE_WORKER, 7, 100003, 0};
 
-static struct ob_view make(unsigned char *memory) {
+static struct ob_view make_message(unsigned char *memory) {
   struct ob_view view = ob_message_view(memory, &shape);
   memset(memory, 0, ob_message_bytes(&shape));
   *view.header = (struct ob_header){.magic = OB_MESSAGE_MAGIC,
@@ -23,7 +23,7 @@ static struct ob_view make(unsigned char *memory) {
 Test(message, has_the_documented_layout) {
   _Alignas(8) unsigned char memory[512];
   cr_assert_eq(ob_message_bytes(&shape), 40 + 2 * 4 + 65 * 4);
-  struct ob_view view = make(memory);
+  struct ob_view view = make_message(memory);
   cr_expect_eq((unsigned char *)view.scales - memory, 40);
   cr_expect_eq((unsigned char *)view.words - memory, 48);
   cr_expect_eq(memcmp(memory, "O1B1\3\1\0\0\7\0\0\0", 12), 0);
@@ -35,14 +35,14 @@ Test(message, has_the_documented_layout) {
   cr_expect_eq(ob_message_bytes(&dense), 40 + 64 * 4);
 }
 
-static onebit_status_t check(const unsigned char *memory, size_t bytes) {
+static onebit_status_t check_message(const unsigned char *memory, size_t bytes) {
   return ob_message_check(memory, bytes, &shape, &expected, &ob_codec_scalar);
 }
 
 /* Checks that a message with a right checksum is refused. */
-static void refused(unsigned char *memory, size_t bytes, const char *words) {
+static void check_refused(unsigned char *memory, size_t bytes, const char *words) {
   ob_message_seal(memory, &shape, &ob_codec_scalar);
-  cr_expect_eq(check(memory, bytes), ONEBIT_ERROR_MESSAGE, "%s", words);
+  cr_expect_eq(check_message(memory, bytes), ONEBIT_ERROR_MESSAGE, "%s", words);
   cr_expect(strstr(onebit_last_error(), words), "'%s' does not speak of %s", onebit_last_error(),
             words);
 }
@@ -50,37 +50,37 @@ static void refused(unsigned char *memory, size_t bytes, const char *words) {
 Test(message, is_refused_when_any_field_is_wrong) {
   _Alignas(8) unsigned char memory[512];
   size_t bytes = ob_message_bytes(&shape);
-  struct ob_view view = make(memory);
+  struct ob_view view = make_message(memory);
   ob_message_seal(memory, &shape, &ob_codec_scalar);
-  cr_assert_eq(check(memory, bytes), ONEBIT_OK);
-  refused(memory, bytes - 1, "bytes");
-  refused(memory, 0, "bytes");
+  cr_assert_eq(check_message(memory, bytes), ONEBIT_OK);
+  check_refused(memory, bytes - 1, "bytes");
+  check_refused(memory, 0, "bytes");
   view.header->magic++;
-  refused(memory, bytes, "magic");
-  view = make(memory);
+  check_refused(memory, bytes, "magic");
+  view = make_message(memory);
   view.header->version = 1;
-  refused(memory, bytes, "version 1, this library has version 3");
-  view = make(memory);
+  check_refused(memory, bytes, "version 1, this library has version 3");
+  view = make_message(memory);
   view.header->kind = OB_MESSAGE_SERVER;
-  refused(memory, bytes, "kind 2");
-  view = make(memory);
+  check_refused(memory, bytes, "kind 2");
+  view = make_message(memory);
   view.header->flags = OB_FLAG_DENSE;
-  refused(memory, bytes, "flags 4");
-  view = make(memory);
+  check_refused(memory, bytes, "flags 4");
+  view = make_message(memory);
   view.header->sequence = 8;
-  refused(memory, bytes, "call 8, expected 7");
-  view = make(memory);
+  check_refused(memory, bytes, "call 8, expected 7");
+  view = make_message(memory);
   view.header->sequence = 6; /* and no earlier one */
-  refused(memory, bytes, "call 6, expected 7");
-  view = make(memory);
+  check_refused(memory, bytes, "call 6, expected 7");
+  view = make_message(memory);
   view.header->elements = 5;
-  refused(memory, bytes, "of 5 elements");
-  view = make(memory);
+  check_refused(memory, bytes, "of 5 elements");
+  view = make_message(memory);
   view.header->block = 4;
-  refused(memory, bytes, "block 4");
+  check_refused(memory, bytes, "block 4");
 }
 
-/* Values of another width, or bits in their place. */
+/* The payload has values of another width, or bits instead of values. */
 Test(message, is_refused_when_its_payload_is_another) {
   static const unsigned flags[] = {0, OB_FLAG_DENSE, OB_FLAG_DENSE | OB_FLAG_HALF};
   _Alignas(8) unsigned char memory[512] = {0};
@@ -107,12 +107,12 @@ Test(message, is_refused_when_a_scale_is_not_one) {
   _Alignas(8) unsigned char memory[512];
   size_t bytes = ob_message_bytes(&shape);
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    struct ob_view view = make(memory);
+    struct ob_view view = make_message(memory);
     view.scales[1] = wrong[i];
-    refused(memory, bytes, "of block 4");
-    view = make(memory);
+    check_refused(memory, bytes, "of block 4");
+    view = make_message(memory);
     view.header->scale = wrong[i];
-    refused(memory, bytes, "scale");
+    check_refused(memory, bytes, "scale");
   }
 }
 
@@ -126,25 +126,25 @@ static uint32_t *random_words(size_t count, uint32_t seed) {
   return words;
 }
 
-static void flip(unsigned char *memory, size_t bit) {
+static void flip_bit(unsigned char *memory, size_t bit) {
   memory[bit / 8] ^= (unsigned char)(1u << bit % 8);
 }
 
 Test(message, is_refused_with_any_bit_flipped) {
   _Alignas(8) unsigned char memory[512];
   size_t bytes = ob_message_bytes(&shape);
-  make(memory);
+  make_message(memory);
   ob_message_seal(memory, &shape, &ob_codec_scalar);
   for (size_t bit = 0; bit < 8 * bytes; bit++) {
-    flip(memory, bit);
-    cr_expect_eq(check(memory, bytes), ONEBIT_ERROR_MESSAGE, "bit %zu", bit);
-    flip(memory, bit);
+    flip_bit(memory, bit);
+    cr_expect_eq(check_message(memory, bytes), ONEBIT_ERROR_MESSAGE, "bit %zu", bit);
+    flip_bit(memory, bit);
   }
-  cr_expect_eq(check(memory, bytes), ONEBIT_OK, "%s", onebit_last_error());
+  cr_expect_eq(check_message(memory, bytes), ONEBIT_OK, "%s", onebit_last_error());
 }
 
 /* Computes the checksum as documented, one lane after the other. */
-static uint32_t by_lanes(const uint32_t *words, size_t count) {
+static uint32_t checksum_by_lanes(const uint32_t *words, size_t count) {
   uint32_t sum = 0;
   for (size_t run = 0; run * OB_CHECK_RUN < count; run++)
     for (uint32_t l = 0; l < 64; l++) {
@@ -170,8 +170,9 @@ Test(message, has_one_checksum_by_every_codec) {
       const struct ob_codec *codec = ob_codec_row(row);
       if (ob_codec_usable(codec))
         for (size_t at = 0; at < 2; at++) /* not aligned to vectors either */
-          cr_expect_eq(codec->checksum(words + at, counts[i]), by_lanes(words + at, counts[i]),
-                       "%s, %zu words", codec->name, counts[i]);
+          cr_expect_eq(codec->checksum(words + at, counts[i]),
+                       checksum_by_lanes(words + at, counts[i]), "%s, %zu words", codec->name,
+                       counts[i]);
     }
   free(words);
 }
@@ -188,7 +189,7 @@ Test(message, shows_damage_of_a_long_payload) {
     const size_t from = k * 7919 % (COUNT - 4096), to = k * 104729 % (COUNT - 4096);
     memcpy(damaged, words, COUNT * sizeof *damaged);
     if (k % 4 == 0)
-      flip((unsigned char *)damaged, k * 7919 % (COUNT * 32));
+      flip_bit((unsigned char *)damaged, k * 7919 % (COUNT * 32));
     else if (k % 4 == 1)
       memset((unsigned char *)(damaged + from) + k % 5, k % 3 ? 0 : 0xff, 1 + k % 4096);
     else if (k % 4 == 2)

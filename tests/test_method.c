@@ -10,8 +10,8 @@ struct link {
   size_t calls, elements;      /* of all calls together */
 };
 
-static onebit_status_t exchange(void *context, onebit_method_t method, size_t elements,
-                                double *seconds) {
+static onebit_status_t time_exchange(void *context, onebit_method_t method, size_t elements,
+                                     double *seconds) {
   struct link *link = context;
   link->calls++;
   link->elements += elements;
@@ -19,7 +19,7 @@ static onebit_status_t exchange(void *context, onebit_method_t method, size_t el
   return ONEBIT_OK;
 }
 
-static onebit_method_choice_t begin(size_t elements, double compute) {
+static onebit_method_choice_t make_choice(size_t elements, double compute) {
   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
   choice.elements = elements;
   choice.compute = compute;
@@ -46,15 +46,15 @@ static const struct row rows[] = {
 };
 
 /* Checks that each method is chosen where it is the fastest, with its options. */
-static void choices(onebit_comm_t comm, void *context) {
+static void check_choices(onebit_comm_t comm, void *context) {
   (void)context;
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
     const struct row *row = &rows[k];
     struct link link = {row->rate, row->latency, 0, 0, 0};
-    onebit_method_choice_t choice = begin(ELEMENTS, row->compute);
+    onebit_method_choice_t choice = make_choice(ELEMENTS, row->compute);
     check_case("row %zu", k);
     choice.methods = row->methods;
-    CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+    CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
     const double one = ELEMENTS / 8.0 / row->rate + row->latency;
     CHECK(fabs(choice.exchange[ONEBIT_METHOD_LOCAL_STEPS] / one - 1) < 0.02 || row->methods == 1,
           "%g s, not %g", choice.exchange[ONEBIT_METHOD_LOCAL_STEPS], one);
@@ -69,28 +69,28 @@ static void choices(onebit_comm_t comm, void *context) {
           "%s", choice.text);
   }
 }
-Test(method, choices) { on_ranks(3, choices, NULL); }
+Test(method, choices) { on_ranks(3, check_choices, NULL); }
 
 /* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
  * timed on a slow link; and that a latency of 40 ms does not count as a slow link. */
-static void agreed(onebit_comm_t comm, void *context) {
+static void check_slowest_decides(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
   struct link link = {1.25e6, 1e-4, 0.01 * rank, 0, 0};
-  onebit_method_choice_t choice = begin(ELEMENTS, rank), other;
-  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  onebit_method_choice_t choice = make_choice(ELEMENTS, rank), other;
+  CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
   CHECK(fabs(choice.exchange[0] - 4 * ELEMENTS / 1.25e6 - 0.02) < 0.05, "%g s", choice.exchange[0]);
   CHECK(link.elements < ELEMENTS && link.calls < 25, "%zu elements", link.elements);
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
   CHECK(choice.compute == 2, "%g s", choice.compute);
   link = (struct link){1e9, 0.04, 0, 0, 0};
-  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
   CHECK(choice.exchange[0] < 0.06, "%g s", choice.exchange[0]);
   link = (struct link){1e9, 0.1, 0, 0, 0};
-  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
   CHECK(link.calls < 15, "%zu calls of 0.1 s", link.calls);
   /* Steps that were seen count, and a method in use stays where no other is worth a change. */
-  choice = begin(ELEMENTS, 1);
+  choice = make_choice(ELEMENTS, 1);
   choice.exchange[0] = 1, choice.exchange[1] = 0.25, choice.exchange[2] = 0.03;
   choice.current = ONEBIT_METHOD_EIGHT_BITS;
   other = choice;
@@ -101,10 +101,10 @@ static void agreed(onebit_comm_t comm, void *context) {
   CHECK(other.method == ONEBIT_METHOD_ONE_BIT && fabs(other.extra[1] - 0.99) < 1e-9, "%s",
         other.text);
 }
-Test(method, agreed) { on_ranks(3, agreed, NULL); }
+Test(method, agreed) { on_ranks(3, check_slowest_decides, NULL); }
 
-/* A training that has local steps is compared with these, and keeps them at the boundaries. */
-static void local(onebit_comm_t comm, void *context) {
+/* A training with local steps is compared as such, and keeps them near the boundaries. */
+static void check_local_steps(onebit_comm_t comm, void *context) {
   static const struct {
     double exchange; /* of one bit; the computation is 1 s */
     size_t current, wanted;
@@ -113,7 +113,7 @@ static void local(onebit_comm_t comm, void *context) {
                {1.38, 100, 100}, {6, 100, 100},   {8, 100, 300},   {0.01, 300, 0}};
   (void)context;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-    onebit_method_choice_t choice = begin(ELEMENTS, 1);
+    onebit_method_choice_t choice = make_choice(ELEMENTS, 1);
     const double one = cases[k].exchange;
     check_case("case %zu", k);
     choice.exchange[0] = 30 * one, choice.exchange[1] = 8 * one;
@@ -126,18 +126,18 @@ static void local(onebit_comm_t comm, void *context) {
           choice.text);
     CHECK(!cases[k].current || fabs(choice.extra[3] - 0.25) < 1e-9, "%g s", choice.extra[3]);
   }
-  onebit_method_choice_t choice = begin(ELEMENTS, 1);
+  onebit_method_choice_t choice = make_choice(ELEMENTS, 1);
   choice.current = ONEBIT_METHOD_LOCAL_STEPS;
   choice.local_steps = onebit_comm_rank(comm) ? 100 : 30;
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("local_steps");
 }
-Test(method, local) { on_ranks(2, local, NULL); }
+Test(method, local) { on_ranks(2, check_local_steps, NULL); }
 
-/* A limit of bytes leaves what keeps to it; exchanges are the library's own. */
-static void limited(onebit_comm_t comm, void *context) {
+/* Only methods within a limit of bytes are chosen; the library times its own exchanges. */
+static void check_byte_limit(onebit_comm_t comm, void *context) {
   (void)context;
-  onebit_method_choice_t choice = begin(ELEMENTS, 1);
+  onebit_method_choice_t choice = make_choice(ELEMENTS, 1);
   const double one_bit = 86400 / 1.0 * ELEMENTS / 8; /* nearly, of two ranks */
   choice.bytes_a_day = 2 * one_bit;
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
@@ -150,21 +150,21 @@ static void limited(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("each of the methods sends more");
 }
-Test(method, limited) { on_hosts(2, 2, limited, NULL); }
+Test(method, limited) { on_hosts(2, 2, check_byte_limit, NULL); }
 
-static onebit_status_t broken(void *context, onebit_method_t method, size_t elements,
-                              double *seconds) {
+static onebit_status_t fail_exchange(void *context, onebit_method_t method, size_t elements,
+                                     double *seconds) {
   (void)method, (void)elements;
   *seconds = *(double *)context;
   return *seconds > 0 ? ONEBIT_ERROR_DEVICE : ONEBIT_OK;
 }
 
 /* Each argument is wrong on one rank: all ranks get an error, and none waits. */
-static void refused(onebit_comm_t comm, void *context) {
+static void check_wrong_arguments(onebit_comm_t comm, void *context) {
   (void)context;
   const bool wrong = onebit_comm_rank(comm) == 1;
   double seconds = wrong ? 1 : 0;
-  onebit_method_choice_t choice = begin(ELEMENTS, 1), many[8];
+  onebit_method_choice_t choice = make_choice(ELEMENTS, 1), many[8];
   static const char *const words[] = {"size",     "methods",     "current", "compute",
                                       "exchange", "bytes_a_day", "extra",   "step"};
   for (int k = 0; k < 8; k++)
@@ -182,19 +182,19 @@ static void refused(onebit_comm_t comm, void *context) {
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK_STATUS(onebit_method_measure(comm, wrong ? NULL : &choice, NULL, NULL),
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
-  CHECK_STATUS(onebit_method_measure(comm, &choice, broken, &seconds),
+  CHECK_STATUS(onebit_method_measure(comm, &choice, fail_exchange, &seconds),
                wrong ? ONEBIT_ERROR_DEVICE : ONEBIT_ERROR_PEER);
   seconds = wrong ? -1 : 0;
-  CHECK_STATUS(onebit_method_measure(comm, &choice, broken, &seconds),
+  CHECK_STATUS(onebit_method_measure(comm, &choice, fail_exchange, &seconds),
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   choice.elements += wrong;
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("choice->elements differs");
   CHECK_STATUS(onebit_method_choose(NULL, &choice), ONEBIT_ERROR_ARGUMENT);
   for (size_t elements = 0; elements < 3; elements++) {
-    choice = begin(elements, 1);
+    choice = make_choice(elements, 1);
     CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
     CHECK(choice.method == ONEBIT_METHOD_DENSE, "%s", choice.text);
   }
 }
-Test(method, refused) { on_ranks(2, refused, NULL); }
+Test(method, refused) { on_ranks(2, check_wrong_arguments, NULL); }

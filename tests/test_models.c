@@ -1,6 +1,6 @@
 /*
  * The models of the trainings of examples/: gradients against finite differences, what the backward
- * pass tells, first values, and what a model may see; and their matrix product.
+ * pass reports, initial values, and which inputs a prediction depends on; and the matrix product.
  */
 #include "examples/model.h"
 #include "examples/numbers.h"
@@ -73,23 +73,23 @@ static const struct subject {
 
 enum { SUBJECTS = sizeof subjects / sizeof *subjects };
 
-static double loss(const struct subject *of, model_t *model) {
+static double compute_loss(const struct subject *of, model_t *model) {
   model->forward(model, of->samples);
   return model_loss(model, of->samples);
 }
 
 static void find_gradient(const struct subject *of, model_t *model) {
-  loss(of, model);
+  compute_loss(of, model);
   model->backward(model, of->samples);
 }
 
-static void move(const tensor_t *tensor, const float *from, const float *direction,
-                 float distance) {
+static void move_tensor(const tensor_t *tensor, const float *from, const float *direction,
+                        float distance) {
   for (size_t i = 0; i < tensor->count; i++)
     tensor->value[i] = from[i] + distance * direction[i];
 }
 
-static double dot(const float *a, const float *b, size_t count) {
+static double dot_product(const float *a, const float *b, size_t count) {
   double sum = 0.0;
   for (size_t i = 0; i < count; i++)
     sum += (double)a[i] * (double)b[i];
@@ -98,28 +98,27 @@ static double dot(const float *a, const float *b, size_t count) {
 
 /* --- Gradients ---------------------------------------------------------------------------------*/
 
-/* Draws a random direction whose part along the gradient is as long as the rest: with a slope that
- * is lost in noise the test would prove nothing. */
-static double slope(const struct subject *of, model_t *model, const tensor_t *tensor,
-                    const float *direction) {
+/* Measures the slope of the loss along a direction, by differences at four places. */
+static double measure_slope(const struct subject *of, model_t *model, const tensor_t *tensor,
+                            const float *direction) {
   static const float places[] = {-2, -1, 1, 2};
   static const double weights[] = {1.0 / 12, -8.0 / 12, 8.0 / 12, -1.0 / 12};
   double sum = 0.0;
   float *from = malloc(tensor->count * sizeof(float));
   memcpy(from, tensor->value, tensor->count * sizeof(float));
   for (size_t k = 0; k < 4; k++) {
-    move(tensor, from, direction, places[k] * of->distance);
-    sum += weights[k] * loss(of, model);
+    move_tensor(tensor, from, direction, places[k] * of->distance);
+    sum += weights[k] * compute_loss(of, model);
   }
   memcpy(tensor->value, from, tensor->count * sizeof(float));
   free(from);
   return sum / (double)of->distance;
 }
 
-/* Along a random direction, the part of it along the gradient made as long as the rest: a slope
- * that would be lost in noise proves nothing. */
+/* Draws a random direction whose part along the gradient is as long as the rest: with a slope that
+ * is lost in noise the test would prove nothing. */
 static void draw_direction(float *direction, const tensor_t *tensor, uint64_t *random) {
-  const double norm = sqrt(dot(tensor->gradient, tensor->gradient, tensor->count));
+  const double norm = sqrt(dot_product(tensor->gradient, tensor->gradient, tensor->count));
   const double length = 1.7 / sqrt((double)tensor->count);
   cr_assert_gt(norm, 0.0);
   for (size_t i = 0; i < tensor->count; i++)
@@ -132,8 +131,8 @@ static void check_slopes(const struct subject *of, model_t *model, const tensor_
   float *direction = malloc(tensor->count * sizeof(float));
   for (int repeat = 0; repeat < 8; repeat++) {
     draw_direction(direction, tensor, random);
-    const double expected = slope(of, model, tensor, direction);
-    const double found = dot(tensor->gradient, direction, tensor->count);
+    const double expected = measure_slope(of, model, tensor, direction);
+    const double found = dot_product(tensor->gradient, direction, tensor->count);
     cr_expect_float_eq(found, expected, 2e-3 * fabs(expected) + of->noise,
                        "%s, tensor %td: gradient says %g, the loss %g", of->name,
                        tensor - model->tensors, found, expected);
@@ -155,46 +154,47 @@ Test(models, gradients_are_the_slopes_of_the_loss) {
 Test(models, steps_along_the_gradient_learn_the_batch) {
   for (const struct subject *of = subjects; of < subjects + SUBJECTS; of++) {
     model_t *model = of->make(6);
-    const double start = loss(of, model);
+    const double start = compute_loss(of, model);
     cr_expect_gt(start, 0.8 * log((double)model->classes), "%s: %g", of->name, start);
     for (int step = 0; step < 300; step++) {
       find_gradient(of, model);
       for (size_t t = 0; t < model->ntensors; t++)
-        move(&model->tensors[t], model->tensors[t].value, model->tensors[t].gradient, -of->rate);
+        move_tensor(&model->tensors[t], model->tensors[t].value, model->tensors[t].gradient,
+                    -of->rate);
     }
-    cr_expect_lt(loss(of, model), 0.2 * start, "%s: %g", of->name, loss(of, model));
-    if (of->make != make_log_bilinear) /* whose batch may have a context twice */
+    cr_expect_lt(compute_loss(of, model), 0.2 * start, "%s: %g", of->name, compute_loss(of, model));
+    if (of->make != make_log_bilinear) /* the batch of log-bilinear may have a context twice */
       cr_expect_eq(model_correct(model, of->samples), of->samples * model->rows);
     model_destroy(model);
   }
 }
 
-/* Each tensor once, and its gradient is not changed any more. */
+/* The backward pass reports each tensor once, and does not change its gradient afterwards. */
 enum { MOST_TENSORS = 16 };
 static float last_sums[MOST_TENSORS];
 static int told[MOST_TENSORS];
-static float sum_of(const tensor_t *tensor) {
+static float gradient_sum(const tensor_t *tensor) {
   float result = 0.0f;
   for (size_t i = 0; i < tensor->count; i++)
     result += tensor->gradient[i] * (float)(i % 17);
   return result;
 }
-static void tell(void *context, size_t tensor) {
-  last_sums[tensor] = sum_of(&((const model_t *)context)->tensors[tensor]);
+static void note_final_gradient(void *context, size_t tensor) {
+  last_sums[tensor] = gradient_sum(&((const model_t *)context)->tensors[tensor]);
   told[tensor]++;
 }
 
 Test(models, backward_tells_of_gradients_that_are_final) {
   for (const struct subject *of = subjects; of < subjects + SUBJECTS; of++) {
     model_t *model = of->make(4);
-    model->ready = tell;
+    model->ready = note_final_gradient;
     model->ready_context = model;
     memset(told, 0, sizeof told);
     find_gradient(of, model);
     for (size_t t = 0; t < model->ntensors; t++) {
       cr_expect_eq(told[t], 1, "%s, tensor %zu: told of %d times", of->name, t, told[t]);
-      cr_expect_eq(last_sums[t], sum_of(&model->tensors[t]), "%s, tensor %zu: changed afterwards",
-                   of->name, t);
+      cr_expect_eq(last_sums[t], gradient_sum(&model->tensors[t]),
+                   "%s, tensor %zu: changed afterwards", of->name, t);
     }
     model_destroy(model);
   }
@@ -225,7 +225,7 @@ Test(models, a_transformer_begins_as_gpt2_does) {
     const size_t in_layer = t < 2 || t >= model->ntensors - 2 ? 0 : (t - 2) % 6;
     const double expected = !tensor->decays ? 1.0 : in_layer == 2 || in_layer == 5 ? 0.01 : 0.02;
     const double found =
-        sqrt(dot(tensor->value, tensor->value, tensor->count) / (double)tensor->count);
+        sqrt(dot_product(tensor->value, tensor->value, tensor->count) / (double)tensor->count);
     cr_expect_float_eq(found, expected, 0.1 * expected, "tensor %zu: %g", t, found);
   }
   model_destroy(model);
@@ -236,10 +236,10 @@ Test(models, positions_do_not_see_what_comes_after) {
   unsigned char *tokens = ((transformer_t *)(void *)model)->tokens;
   const size_t row = text.vocabulary * sizeof(float);
   float *before = malloc(text.context * row);
-  loss(&subjects[0], model);
+  compute_loss(&subjects[0], model);
   memcpy(before, model->predicted, text.context * row);
   tokens[4] = (unsigned char)((tokens[4] + 1) % text.vocabulary);
-  loss(&subjects[0], model);
+  compute_loss(&subjects[0], model);
   cr_expect_arr_eq(model->predicted, before, 4 * row);
   cr_expect_arr_neq(model->predicted + 4 * text.vocabulary, before + 4 * text.vocabulary, row);
   free(before);
@@ -250,7 +250,7 @@ Test(models, positions_do_not_see_what_comes_after) {
 Test(models, an_image_counts_the_same_wherever_it_stands) {
   model_t *model = make_network(7);
   float *pixels = ((network_t *)(void *)model)->pixels;
-  const double all = loss(&subjects[1], model);
+  const double all = compute_loss(&subjects[1], model);
   double sum = 0.0;
   float predicted[IMAGES * CLASSES];
   memcpy(predicted, model->predicted, sizeof predicted);
@@ -269,14 +269,14 @@ Test(models, an_image_counts_the_same_wherever_it_stands) {
 Test(models, what_is_not_a_number_is_not_right) {
   model_t *model = make_network(8);
   model->tensors[0].value[0] = NAN;
-  loss(&subjects[1], model);
+  compute_loss(&subjects[1], model);
   cr_expect_eq(model_correct(model, IMAGES), 0);
   model_destroy(model);
 }
 
 /* --- The matrix product ------------------------------------------------------------------------*/
 
-/* Whole numbers small enough that every sum is exact, so that the check is for equality. */
+/* Returns whole numbers so small that every sum is exact: the check is for equality. */
 static float *whole_numbers(size_t count, uint64_t *random) {
   float *x = malloc(count * sizeof(float));
   for (size_t i = 0; i < count; i++)
@@ -284,7 +284,7 @@ static float *whole_numbers(size_t count, uint64_t *random) {
   return x;
 }
 
-static float entry(matrix_t a, size_t row, size_t column) {
+static float matrix_entry(matrix_t a, size_t row, size_t column) {
   return a.data[row * a.row_stride + column * a.column_stride];
 }
 
@@ -302,7 +302,7 @@ static void check_product(size_t rows, size_t inner, size_t columns, int flags) 
     for (size_t j = 0; j < stride; j++) {
       float sum = j >= columns || flags & 4 ? before[i * stride + j] : 0.0f;
       for (size_t p = 0; j < columns && p < inner; p++)
-        sum += entry(left, i, p) * entry(right, p, j);
+        sum += matrix_entry(left, i, p) * matrix_entry(right, p, j);
       cr_assert_float_eq(c[i * stride + j], sum, 0.0f, "%zu x %zu x %zu, flags %d: [%zu][%zu]",
                          rows, inner, columns, flags, i, j);
     }

@@ -8,7 +8,7 @@
 /*
  * Optimizers go on, on other communicators. With the same ranks that is exact: a run that moves
  * after every step is to the bit the one that does not. A rank that is lost leaves the others with
- * equal replicas, also where they had not come equally far; and who joins has what they have.
+ * equal replicas, also where some had made more steps; a rank that joins gets the same replica.
  */
 
 enum { MAX_RANKS = 8, MAX_MOVES = 32 };
@@ -75,8 +75,8 @@ struct change {
 };
 
 /* Compares parameters, where all ranks must have the same. */
-static void compare(struct change *change, const struct trainee *trainee, int rank,
-                    pthread_barrier_t *barrier) {
+static void compare_parameters(struct change *change, const struct trainee *trainee, int rank,
+                               pthread_barrier_t *barrier) {
   size_t bytes = parameter_bytes(&change->what);
   memcpy(change->parameters + (size_t)rank * bytes, trainee->parameters, bytes);
   pthread_barrier_wait(barrier);
@@ -86,27 +86,27 @@ static void compare(struct change *change, const struct trainee *trainee, int ra
   pthread_barrier_wait(barrier);
 }
 
-static void finish(struct change *change, struct trainee *trainee, int rank) {
+static void move_back_and_train(struct change *change, struct trainee *trainee, int rank) {
   CHECK_STATUS(onebit_optimizer_move(trainee->optimizer, change->back[rank]), ONEBIT_OK);
   trainee->rank = rank;
   trainee->what = &change->what;
-  compare(change, trainee, rank, &change->many);
+  compare_parameters(change, trainee, rank, &change->many);
   for (int step = change->steps + change->more; step < change->what.steps; step++) {
     trainee_step(trainee, step);
-    compare(change, trainee, rank, &change->many);
+    compare_parameters(change, trainee, rank, &change->many);
   }
 }
 
-static void survive(struct change *change, struct trainee *trainee) {
+static void train_without_lost_rank(struct change *change, struct trainee *trainee) {
   int rank = trainee->rank;
   CHECK_STATUS(onebit_optimizer_move(trainee->optimizer, change->left[rank]), ONEBIT_OK);
   trainee->what = &change->fewer;
-  compare(change, trainee, rank, &change->few);
+  compare_parameters(change, trainee, rank, &change->few);
   for (int step = change->steps; step < change->steps + change->more; step++) {
     trainee_step(trainee, step);
-    compare(change, trainee, rank, &change->few);
+    compare_parameters(change, trainee, rank, &change->few);
   }
-  finish(change, trainee, rank + (rank >= change->place));
+  move_back_and_train(change, trainee, rank + (rank >= change->place));
 }
 
 /* The last rank is lost, and later a new one joins in its place. */
@@ -117,12 +117,12 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   for (int step = 0; step < change->steps; step++)
     trainee_step(&trainee, step);
   if (onebit_comm_rank(comm) < change->what.size - 1) {
-    survive(change, &trainee);
+    train_without_lost_rank(change, &trainee);
   } else {
     trainee_destroy(&trainee);
     onebit_comm_t self = self_comm();
     trainee = trainee_create(self, &change->what, 1);
-    finish(change, &trainee, change->place);
+    move_back_and_train(change, &trainee, change->place);
     onebit_comm_destroy(self);
   }
   trainee_destroy(&trainee);
@@ -159,7 +159,7 @@ Test(move, ranks_leave_and_come) {
 /*
  * A rank is lost, at the beginning of a step or in the middle of one, and perhaps another one while
  * the others are about to go on. They go on: onebit_optimizer_shrink, and their replicas are equal
- * to the bit, wherever the loss has met each of them.
+ * to the bit, whatever each of them was doing when the rank was lost.
  */
 
 enum { MAX_STEPS = 32 };
@@ -176,11 +176,11 @@ struct loss {
   atomic_int went_on;
 };
 
-static float rate_of(int step) { return 1e-3f * (float)(1 + step % 3); }
+static float step_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
 
-/* Ends as a process does that is killed: nobody hears of it but by its silence. */
-static void die(struct loss *loss, struct trainee *trainee, onebit_comm_t comm, int step) {
-  if (loss->moment == IN_A_STEP && onebit_optimizer_begin(trainee->optimizer, rate_of(step)) == 0)
+/* Ends without a message, as a process that is killed: the others only see that it is silent. */
+static void lose_rank(struct loss *loss, struct trainee *trainee, onebit_comm_t comm, int step) {
+  if (loss->moment == IN_A_STEP && onebit_optimizer_begin(trainee->optimizer, step_rate(step)) == 0)
     for (size_t t = 3; t < TRAINEE_TENSORS; t++)
       onebit_optimizer_ready(trainee->optimizer, t);
   onebit_comm_abort(comm);
@@ -188,7 +188,7 @@ static void die(struct loss *loss, struct trainee *trainee, onebit_comm_t comm, 
   trainee->optimizer = NULL;
 }
 
-static void note(struct loss *loss, const struct trainee *trainee, int rank) {
+static void record_parameters(struct loss *loss, const struct trainee *trainee, int rank) {
   onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
   size_t bytes = parameter_bytes(loss->what);
   unsigned char **copy = &loss->parameters[rank][info.steps];
@@ -200,14 +200,14 @@ static void note(struct loss *loss, const struct trainee *trainee, int rank) {
 }
 
 /* True if the first remaining rank is lost as well, between its two calls. */
-static bool is_second(const struct loss *loss, int rank) {
+static bool is_second_lost_rank(const struct loss *loss, int rank) {
   return loss->moment == AND_ANOTHER_ONE && rank == (loss->rank + 1) % loss->what->size;
 }
 
-static onebit_comm_t go_on(struct loss *loss, struct trainee *trainee, onebit_comm_t comm,
-                           int rank) {
+static onebit_comm_t shrink_to_survivors(struct loss *loss, struct trainee *trainee,
+                                         onebit_comm_t comm, int rank) {
   onebit_comm_t survivors = NULL;
-  if (is_second(loss, rank)) {
+  if (is_second_lost_rank(loss, rank)) {
     CHECK_STATUS(onebit_comm_shrink(comm, &survivors), ONEBIT_OK);
     onebit_comm_destroy(survivors);
     onebit_optimizer_destroy(trainee->optimizer);
@@ -219,11 +219,11 @@ static onebit_comm_t go_on(struct loss *loss, struct trainee *trainee, onebit_co
   CHECK(onebit_comm_size(survivors) == loss->what->size - fewer, "%d ranks are left",
         onebit_comm_size(survivors));
   atomic_fetch_add(&loss->went_on, 1);
-  note(loss, trainee, rank);
+  record_parameters(loss, trainee, rank);
   return survivors;
 }
 
-static void lose_a_rank(onebit_comm_t first, void *context) {
+static void lose_and_go_on(onebit_comm_t first, void *context) {
   struct loss *loss = context;
   const struct checkpoint_case *what = loss->what;
   int rank = onebit_comm_rank(first), step = 0;
@@ -232,19 +232,19 @@ static void lose_a_rank(onebit_comm_t first, void *context) {
   check_case("%s, moment %d of step %d", what->name, loss->moment, loss->step);
   while (trainee.optimizer && (step = (int)optimizer_info(trainee.optimizer).steps) < what->steps) {
     if (step == loss->step && rank == loss->rank) {
-      die(loss, &trainee, comm, step);
+      lose_rank(loss, &trainee, comm, step);
       break;
     }
     fill_input(trainee.gradients, what->common.gradient_dtype, TRAINEE_ELEMENTS, rank, step);
-    onebit_status_t status = onebit_optimizer_step(trainee.optimizer, rate_of(step));
+    onebit_status_t status = onebit_optimizer_step(trainee.optimizer, step_rate(step));
     if (status == ONEBIT_OK) {
-      note(loss, &trainee, rank);
+      record_parameters(loss, &trainee, rank);
       continue;
     }
     bool lost = comm == first && (status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER);
     if (!CHECK(lost, "step %d: %s", step, onebit_last_error()))
       break;
-    onebit_comm_t next = go_on(loss, &trainee, comm, rank);
+    onebit_comm_t next = shrink_to_survivors(loss, &trainee, comm, rank);
     comm = next;
   }
   trainee_destroy(&trainee);
@@ -257,7 +257,7 @@ static void compare_survivors(struct loss *loss) {
   const struct checkpoint_case *what = loss->what;
   int rank0 = -1, compared = 0;
   for (int rank = 0; rank < what->size; rank++) {
-    if (rank == loss->rank || is_second(loss, rank))
+    if (rank == loss->rank || is_second_lost_rank(loss, rank))
       continue;
     rank0 = rank0 < 0 ? rank : rank0;
     for (int step = loss->step + 1; step <= what->steps; step++) {
@@ -273,7 +273,7 @@ static void compare_survivors(struct loss *loss) {
 
 static void check_loss(const struct checkpoint_case *what, enum moment moment, int step, int rank) {
   struct loss loss = {.what = what, .moment = moment, .step = step, .rank = rank};
-  on_hosts(what->size, what->hosts ? what->hosts : 1, lose_a_rank, &loss);
+  on_hosts(what->size, what->hosts ? what->hosts : 1, lose_and_go_on, &loss);
   check_case("%s, moment %d of step %d", what->name, (int)moment, step);
   compare_survivors(&loss);
   checks_must_hold();
@@ -305,29 +305,30 @@ Test(survive, and_another_one) { check_moment(AND_ANOTHER_ONE); }
  */
 enum { RANKS = 8, UNKNOWNS = 1000, SAMPLES = 56, STEPS = 240, FREEZE = 40 };
 
-static float weight(size_t i) { return 0.55f + 0.45f * uniform_value(i); }
-static float target(int sample, size_t i) {
+static float unknown_weight(size_t i) { return 0.55f + 0.45f * uniform_value(i); }
+static float target_value(int sample, size_t i) {
   return uniform_value(100000 + i) + 0.6f * uniform_value(200000 + (size_t)sample * 10000 + i);
 }
 
 /* The mean over the samples of half the squared distances, with weights. */
-static double loss_of(const float *w) {
+static double mean_loss(const float *w) {
   double loss = 0;
   for (size_t i = 0; i < UNKNOWNS; i++)
     for (int s = 0; s < SAMPLES; s++) {
-      double d = (double)w[i] - (double)target(s, i);
-      loss += 0.5 * (double)weight(i) * d * d / SAMPLES;
+      double d = (double)w[i] - (double)target_value(s, i);
+      loss += 0.5 * (double)unknown_weight(i) * d * d / SAMPLES;
     }
   return loss;
 }
 
 /* The gradient of the samples rank, rank + size, ... */
-static void gradient_of(const float *w, float *gradient, int rank, int size, int step) {
+static void compute_gradient(const float *w, float *gradient, int rank, int size, int step) {
   for (size_t i = 0; i < UNKNOWNS; i++) {
     float sum = 0;
     for (int s = rank; s < SAMPLES; s += size)
-      sum += target(s, i) + uniform_value((uint64_t)(step * SAMPLES + s) * 10000 + i + 100000000);
-    gradient[i] = weight(i) * (w[i] - sum * (float)size / SAMPLES);
+      sum += target_value(s, i) +
+             uniform_value((uint64_t)(step * SAMPLES + s) * 10000 + i + 100000000);
+    gradient[i] = unknown_weight(i) * (w[i] - sum * (float)size / SAMPLES);
   }
 }
 
@@ -346,8 +347,9 @@ struct run {
   double loss;
 };
 
-static onebit_status_t create(onebit_comm_t comm, const struct row *row,
-                              const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
+static onebit_status_t create_optimizer(onebit_comm_t comm, const struct row *row,
+                                        const onebit_tensor_t *tensors,
+                                        onebit_optimizer_t *optimizer) {
   struct any_options options = any_options_of(row->method, NULL);
   any_common(&options)->block_size = 32; /* each rank serves some */
   any_count(&options, "freeze_step", row->method == &ob_method_momentum ? 0 : FREEZE);
@@ -367,51 +369,51 @@ struct worker {
   onebit_optimizer_t optimizer;
 };
 
-static struct worker *begin(onebit_comm_t comm, const struct run *run) {
+static struct worker *create_worker(onebit_comm_t comm, const struct run *run) {
   struct worker *worker = allocate(1, sizeof *worker);
   static const size_t counts[] = {150, 600, 250};
   for (size_t k = 0, at = 0; k < 3; at += counts[k++])
     worker->tensors[k] = (onebit_tensor_t){
         .parameter = worker->w + at, .gradient = worker->gradient + at, .count = counts[k]};
-  CHECK_STATUS(create(comm, run->row, worker->tensors, &worker->optimizer), ONEBIT_OK);
+  CHECK_STATUS(create_optimizer(comm, run->row, worker->tensors, &worker->optimizer), ONEBIT_OK);
   return worker;
 }
 
-static void train(struct worker *worker, const struct run *run, int rank, int size, int from,
-                  int to) {
+static void train_worker(struct worker *worker, const struct run *run, int rank, int size, int from,
+                         int to) {
   for (int step = from; step < to; step++) {
-    gradient_of(worker->w, worker->gradient, rank, size, step);
+    compute_gradient(worker->w, worker->gradient, rank, size, step);
     float rate = run->row->rate * (1.02f - (float)step / STEPS);
     CHECK_STATUS(onebit_optimizer_step(worker->optimizer, rate), ONEBIT_OK);
   }
 }
 
-static void rank_body_of(onebit_comm_t comm, void *context) {
+static void train_with_loss_on_rank(onebit_comm_t comm, void *context) {
   struct run *run = context;
-  struct worker *worker = begin(comm, run);
+  struct worker *worker = create_worker(comm, run);
   int rank = onebit_comm_rank(comm), size = RANKS;
-  train(worker, run, rank, size, 0, run->lost_at);
+  train_worker(worker, run, rank, size, 0, run->lost_at);
   bool gone = run->lost_at < STEPS && rank == run->lost;
   if (run->lost_at < STEPS && !gone) {
     rank -= rank > run->lost;
     CHECK_STATUS(onebit_optimizer_move(worker->optimizer, run->fewer[rank]), ONEBIT_OK);
-    train(worker, run, rank, --size, run->lost_at, run->joined_at);
+    train_worker(worker, run, rank, --size, run->lost_at, run->joined_at);
   }
   if (gone && run->joined_at < STEPS) {
     onebit_optimizer_destroy(worker->optimizer);
     free(worker);
     onebit_comm_t self = self_comm();
-    worker = begin(self, run);
+    worker = create_worker(self, run);
     rank = RANKS - 1;
     CHECK_STATUS(onebit_optimizer_move(worker->optimizer, run->again[rank]), ONEBIT_OK);
-    train(worker, run, rank, RANKS, run->joined_at, STEPS);
+    train_worker(worker, run, rank, RANKS, run->joined_at, STEPS);
     onebit_comm_destroy(self);
   } else if (!gone && run->joined_at < STEPS) {
     CHECK_STATUS(onebit_optimizer_move(worker->optimizer, run->again[rank]), ONEBIT_OK);
-    train(worker, run, rank, RANKS, run->joined_at, STEPS);
+    train_worker(worker, run, rank, RANKS, run->joined_at, STEPS);
   }
   if (rank == 0 && !gone)
-    run->loss = loss_of(worker->w);
+    run->loss = mean_loss(worker->w);
   onebit_optimizer_destroy(worker->optimizer);
   free(worker);
 }
@@ -421,7 +423,7 @@ static double loss_after(const struct row *row, int lost_at, int lost, int joine
   *run = (struct run){.row = row, .lost_at = lost_at, .lost = lost, .joined_at = joined_at};
   CHECK_STATUS(onebit_comm_create_loopback(RANKS - 1, run->fewer), ONEBIT_OK);
   CHECK_STATUS(onebit_comm_create_loopback(RANKS, run->again), ONEBIT_OK);
-  on_ranks(RANKS, rank_body_of, run);
+  on_ranks(RANKS, train_with_loss_on_rank, run);
   double loss = run->loss;
   for (int rank = 0; rank < RANKS; rank++) {
     onebit_comm_destroy(rank < RANKS - 1 ? run->fewer[rank] : NULL);

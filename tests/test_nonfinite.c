@@ -22,20 +22,21 @@ struct poisoned {
   size_t place;
 };
 
-/* The bad call, between two good ones. */
-static void check_skipped(const struct poisoned *what, const struct seat *seat) {
+/* Makes the bad call, between two good ones, and checks that it is skipped. */
+static void check_skipped(const struct poisoned *what, const struct rank_plan *rank_plan) {
   const onebit_plan_options_t *options = &what->run.what.options;
-  const size_t received = seat->received * dtype_size(options->dtype);
-  struct kept_errors before = export_errors(seat->plan);
-  fill_pattern(seat->receive, received);
-  seat_fill(seat, 1000);
-  if (seat->rank == what->rank)
-    oracle_store(seat->send, what->place, options->dtype,
+  const size_t received = rank_plan->received * dtype_size(options->dtype);
+  struct kept_errors before = export_errors(rank_plan->plan);
+  fill_pattern(rank_plan->receive, received);
+  rank_plan_fill(rank_plan, 1000);
+  if (rank_plan->rank == what->rank)
+    oracle_store(rank_plan->send, what->place, options->dtype,
                  poison_value(what->poison, options->dtype));
-  CHECK_STATUS(call_collective(options->operation, seat->send, seat->receive, seat->plan),
-               ONEBIT_SKIPPED);
-  CHECK(pattern_holds(seat->receive, received), "a skipped call changed recvbuf");
-  struct kept_errors after = export_errors(seat->plan);
+  CHECK_STATUS(
+      call_collective(options->operation, rank_plan->send, rank_plan->receive, rank_plan->plan),
+      ONEBIT_SKIPPED);
+  CHECK(pattern_holds(rank_plan->receive, received), "a skipped call changed recvbuf");
+  struct kept_errors after = export_errors(rank_plan->plan);
   CHECK_BITS("worker residual", after.worker, before.worker, before.worker_count, ONEBIT_FLOAT32);
   CHECK_BITS("server residual", after.server, before.server, before.server_count, ONEBIT_FLOAT32);
   free_errors(&before);
@@ -45,7 +46,7 @@ static void check_skipped(const struct poisoned *what, const struct seat *seat) 
 static void poisoned_on_rank(onebit_comm_t comm, void *context) {
   const struct poisoned *what = context;
   const struct collective_case *given = &what->run.what;
-  struct seat seat;
+  struct rank_plan rank_plan;
   check_case("%s%s of %zu %s on %d ranks, schedule %d, block %zd, scale %d, poison %d on rank %d "
              "at %zu",
              given->options.wire == ONEBIT_WIRE_DENSE ? "dense " : "",
@@ -53,16 +54,16 @@ static void poisoned_on_rank(onebit_comm_t comm, void *context) {
              dtype_name(given->options.dtype), given->size, (int)given->options.schedule,
              (ptrdiff_t)given->options.block_size, (int)given->options.scale, (int)what->poison,
              what->rank, what->place);
-  if (!seat_take(&seat, comm, &what->run))
+  if (!rank_plan_create(&rank_plan, comm, &what->run))
     return;
   for (int step = 0; step < given->steps; step++) {
-    seat_call(&seat, step);
-    check_skipped(what, &seat);
+    rank_plan_call(&rank_plan, step);
+    check_skipped(what, &rank_plan);
   }
-  seat_leave(&seat);
+  rank_plan_finish(&rank_plan);
 }
 
-/* Each poison, on the first, a middle and the last rank, at the first, a middle and the last
+/* Tests each poison on the first, a middle and the last rank, at the first, a middle and the last
  * element. */
 static void check_everywhere(struct collective_case what) {
   size_t sent = send_count(what.options.operation, what.count, what.size);
@@ -129,8 +130,8 @@ Test(nonfinite, reduce_scatter_dense) {
   check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
 }
 
-/* The other schedules: every rank in turn, at the first and the last element. Chunks are many, and
- * with several ranks on a host one compresses what another has put in. */
+/* Tests the other schedules: each rank in turn has the value, at the first and the last element.
+ * Chunks are many, and with several ranks on a host one compresses the input of another. */
 static void check_schedule(int size, int hosts, onebit_schedule_t schedule, onebit_wire_t wire) {
   struct collective_case what = {
       .size = size, .hosts = hosts, .steps = 2, .count = 1501, .options = ONEBIT_PLAN_OPTIONS_INIT};

@@ -1,6 +1,6 @@
 /* Optimizers of several widths: they equal the oracle in each and across every change; a bucket
- * that one bit is too little for climbs and comes back, on all ranks alike, and a checkpoint goes
- * on with its widths, to the bit, or on other ranks alike. */
+ * that one bit is too little for climbs and comes back, equally on all ranks; a checkpoint
+ * restores the widths, also on another number of ranks. */
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_adam.h"
@@ -11,7 +11,7 @@
 
 static const int moving[] = {1, 1, 8, 1, 2, 2, 4, 8, 2, 4, 1, 8, 4, 2, 1, 1};
 
-static struct adam_case case_of(const struct optimizer_kind *kind, int size) {
+static struct adam_case ladder_case(const struct optimizer_kind *kind, int size) {
   struct adam_case what = {.kind = kind,
                            .size = size,
                            .steps = sizeof moving / sizeof moving[0],
@@ -27,7 +27,7 @@ static struct adam_case case_of(const struct optimizer_kind *kind, int size) {
 }
 
 Test(optimizer_ladder, efficient_adam_equals_the_oracle) {
-  struct adam_case what = case_of(&kind_efficient_adam, 3);
+  struct adam_case what = ladder_case(&kind_efficient_adam, 3);
   adam_check(&what);
   what.size = 1;
   adam_check(&what);
@@ -43,7 +43,7 @@ Test(optimizer_ladder, efficient_adam_equals_the_oracle) {
 
 Test(optimizer_ladder, adam_equals_the_oracle) {
   for (int k = 0; k < 4; k++) {
-    struct adam_case what = case_of(NULL, 2 + k % 2);
+    struct adam_case what = ladder_case(NULL, 2 + k % 2);
     what.options.exchange = k % 2 ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
     what.options.common.bucket_size = k > 1 ? 1000 : 0;
     what.options.common.clip_norm = k == 2 ? 3 : 0;
@@ -54,19 +54,19 @@ Test(optimizer_ladder, adam_equals_the_oracle) {
 
 Test(optimizer_ladder, lamb_equals_the_oracle) {
   onebit_lamb_options_t more = ONEBIT_LAMB_OPTIONS_INIT;
-  struct adam_case what = case_of(&kind_lamb, 3);
+  struct adam_case what = ladder_case(&kind_lamb, 3);
   what.more = &more;
   adam_check(&what);
 }
 
 Test(optimizer_ladder, on_hosts) {
-  struct adam_case what = case_of(&kind_efficient_adam, 4);
+  struct adam_case what = ladder_case(&kind_efficient_adam, 4);
   what.hosts = 2;
   what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
   adam_check(&what);
 }
 
-Test(optimizer_ladder, every_codec) { adam_check_codecs(case_of(&kind_efficient_adam, 2)); }
+Test(optimizer_ladder, every_codec) { adam_check_codecs(ladder_case(&kind_efficient_adam, 2)); }
 
 /* --- Climbing ----------------------------------------------------------------------------------*/
 
@@ -103,7 +103,7 @@ static struct learner make_learner(onebit_comm_t comm, const struct ob_method *m
                                                 : 0);
   any_count(&options, "variance_freeze_step", STEPS); /* up to there 0/1 Adam sends gradients */
   any_count(&options, "variance_update_scaler", 1);
-  if (method == &ob_method_efficient_adam) /* so that what grows is long for long */
+  if (method == &ob_method_efficient_adam) /* so that the variance grows slowly */
     any_set(&options, "beta2", 0.9999);
   any_common(&options)->bucket_size = COUNT;
   any_common(&options)->max_bits = max_bits;
@@ -118,7 +118,7 @@ static void destroy_learner(struct learner *learner) {
 }
 
 /* With normalised gradients a large gradient needs more bits only as long as it grows. */
-static void fill(struct learner *learner, int step) {
+static void fill_gradients(struct learner *learner, int step) {
   const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
   ladder_fill(learner->gradients, COUNT, learner->rank, step);
   ladder_fill(learner->gradients + COUNT, COUNT, learner->rank, 0);
@@ -128,7 +128,7 @@ static void fill(struct learner *learner, int step) {
 
 /* Makes a step; every seventh one is first tried with a gradient that is not finite. */
 static void make_step(struct learner *learner, int step) {
-  fill(learner, step);
+  fill_gradients(learner, step);
   const float kept = learner->gradients[9];
   const int sends = step % 7 == 6;
   if (sends && learner->rank == 0)
@@ -139,19 +139,20 @@ static void make_step(struct learner *learner, int step) {
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_OK);
 }
 
-static onebit_tensor_statistics_t told_of(const struct learner *learner, size_t tensor) {
+static onebit_tensor_statistics_t tensor_statistics(const struct learner *learner, size_t tensor) {
   onebit_tensor_statistics_t told = {.size = sizeof told};
   CHECK_STATUS(onebit_optimizer_get_tensor_statistics(learner->optimizer, tensor, &told),
                ONEBIT_OK);
   return told;
 }
 
-static int bits_of(const struct learner *learner) {
+static int current_bits(const struct learner *learner) {
   return (int)ob_plan_geometry(learner->optimizer->buckets[0].bits)->width;
 }
 
-static void check_told(const struct learner *learner) {
-  const onebit_tensor_statistics_t hard = told_of(learner, 0), other = told_of(learner, 1);
+static void check_statistics(const struct learner *learner) {
+  const onebit_tensor_statistics_t hard = tensor_statistics(learner, 0),
+                                   other = tensor_statistics(learner, 1);
   char text[512], wanted[64];
   const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.bits == (hard.bits + other.bits) / 2.0 && info.moves == hard.moves + other.moves,
@@ -165,21 +166,22 @@ static void check_told(const struct learner *learner) {
   CHECK(strstr(text, wanted), "%s", text);
 }
 
-/* Bits of the hard tensor, which all ranks have: they would not understand each other else. */
-static void climb(onebit_comm_t comm, void *context) {
+/* Checks the bits of the hard tensor. All ranks have the same, or messages would be refused. */
+static void climb_and_descend(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   int peak = 1;
   check_case("%s", learner.method->name);
   for (int step = 0; step < STEPS; step++) {
     make_step(&learner, step);
-    const int bits = bits_of(&learner);
+    const int bits = current_bits(&learner);
     CHECK(step >= LADDER_ORDINARY || bits == 1, "step %d: %d bits", step, bits);
     peak = bits > peak ? bits : peak;
   }
-  const int bits = bits_of(&learner);
-  const int least = learner.method == &ob_method_efficient_adam ? 2 : 4; /* of which it is enough */
+  const int bits = current_bits(&learner);
+  const int least =
+      learner.method == &ob_method_efficient_adam ? 2 : 4; /* enough for the hard tensor */
   CHECK(peak >= least && (least == 2 || bits < peak), "up to %d bits, then %d", peak, bits);
-  check_told(&learner);
+  check_statistics(&learner);
   CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
   destroy_learner(&learner);
 }
@@ -187,51 +189,52 @@ static void climb(onebit_comm_t comm, void *context) {
 Test(optimizer_ladder, climbs_and_descends) {
   for (size_t m = 0; m < METHODS; m++)
     if (test_wanted(m))
-      on_ranks(2, climb, &methods[m]);
+      on_ranks(2, climb_and_descend, &methods[m]);
 }
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
 static struct saved_parts parts;
 
-static void save(const struct learner *learner, onebit_comm_t comm) {
+static void save_part(const struct learner *learner, onebit_comm_t comm) {
   struct trainee trainee = {.rank = learner->rank, .optimizer = learner->optimizer};
   trainee_save(&trainee, comm, &parts);
 }
 
-static onebit_status_t load(const struct learner *learner) {
+static onebit_status_t load_parts(const struct learner *learner) {
   return onebit_optimizer_load(learner->optimizer, (const void *const *)parts.memory, parts.bytes,
                                parts.count);
 }
 
-static void forget(const struct learner *learner, onebit_comm_t comm) {
-  meet(comm);
+static void free_saved_part(const struct learner *learner, onebit_comm_t comm) {
+  synchronize_ranks(comm);
   free(parts.memory[learner->rank]);
 }
 
 /* Resumes from several steps, one of which is the first after a move. */
-static void resume(onebit_comm_t comm, void *context) {
+static void resume_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   uint64_t moves = 0;
   check_case("%s", learner.method->name);
   for (int step = 0, saved = 0; step < LADDER_HARD + 40 && saved < 5; step++) {
     make_step(&learner, step);
-    if (step % 50 != 30 && told_of(&learner, 0).moves == moves)
+    if (step % 50 != 30 && tensor_statistics(&learner, 0).moves == moves)
       continue;
-    moves = told_of(&learner, 0).moves;
+    moves = tensor_statistics(&learner, 0).moves;
     saved++;
-    save(&learner, comm);
+    save_part(&learner, comm);
     struct learner other = make_learner(comm, learner.method, 8);
-    CHECK_STATUS(load(&other), ONEBIT_OK);
+    CHECK_STATUS(load_parts(&other), ONEBIT_OK);
     memcpy(other.parameters, learner.parameters, ALL * sizeof(float));
     for (int k = 0; k < 18; k++) {
       make_step(&learner, ++step);
       make_step(&other, step);
       CHECK_BITS("parameters", other.parameters, learner.parameters, ALL, ONEBIT_FLOAT32);
-      CHECK(told_of(&other, 0).bits == told_of(&learner, 0).bits, "step %d", step);
+      CHECK(tensor_statistics(&other, 0).bits == tensor_statistics(&learner, 0).bits, "step %d",
+            step);
     }
     destroy_learner(&other);
-    forget(&learner, comm);
+    free_saved_part(&learner, comm);
   }
   CHECK(moves > 0, "it did not climb");
   destroy_learner(&learner);
@@ -240,7 +243,7 @@ static void resume(onebit_comm_t comm, void *context) {
 Test(optimizer_ladder, goes_on_from_a_checkpoint) {
   for (size_t m = 0; m < METHODS; m++)
     if (test_wanted(m))
-      on_ranks(2, resume, &methods[m]);
+      on_ranks(2, resume_on_rank, &methods[m]);
 }
 
 /* From this step on 1-bit Adam sends more than one bit. */
@@ -251,8 +254,8 @@ static void climb_and_save(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 8);
   for (int step = 0; step < CLIMBED; step++)
     make_step(&learner, step);
-  *bits = told_of(&learner, 0).bits;
-  save(&learner, comm);
+  *bits = tensor_statistics(&learner, 0).bits;
+  save_part(&learner, comm);
   destroy_learner(&learner);
 }
 
@@ -262,13 +265,13 @@ struct elsewhere {
   int bits, max_bits;
 };
 
-static void go_on(onebit_comm_t comm, void *context) {
+static void load_on_other_ranks(onebit_comm_t comm, void *context) {
   const struct elsewhere *elsewhere = context;
   const int bits = elsewhere->bits, max = elsewhere->max_bits ? elsewhere->max_bits : 1;
   struct learner learner = make_learner(comm, &ob_method_adam, elsewhere->max_bits);
-  CHECK_STATUS(load(&learner), ONEBIT_OK);
-  CHECK(told_of(&learner, 0).bits == (bits < max ? bits : max), "%d bits, it had %d",
-        told_of(&learner, 0).bits, bits);
+  CHECK_STATUS(load_parts(&learner), ONEBIT_OK);
+  CHECK(tensor_statistics(&learner, 0).bits == (bits < max ? bits : max), "%d bits, it had %d",
+        tensor_statistics(&learner, 0).bits, bits);
   memset(learner.parameters, 0, ALL * sizeof(float)); /* parameters are the caller's to keep */
   for (int step = CLIMBED; step < CLIMBED + 40; step++)
     make_step(&learner, step);
@@ -279,48 +282,48 @@ static void go_on(onebit_comm_t comm, void *context) {
 static void refuse_newer(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 8);
   (void)context;
-  CHECK_STATUS(load(&learner), ONEBIT_ERROR_CHECKPOINT);
+  CHECK_STATUS(load_parts(&learner), ONEBIT_ERROR_CHECKPOINT);
   CHECK_WORDS("written by format version 3, this library reads up to 2");
   destroy_learner(&learner);
 }
 
-static struct ob_part_header *header_of(int rank) {
+static struct ob_part_header *part_header(int rank) {
   return (struct ob_part_header *)parts.memory[rank];
 }
 
 Test(optimizer_ladder, other_ranks_and_other_options) {
   struct elsewhere elsewhere = {.max_bits = 8};
   on_ranks(2, climb_and_save, &elsewhere.bits);
-  cr_assert(elsewhere.bits > 1 && header_of(0)->version == 2, "%d bits, version %d", elsewhere.bits,
-            (int)header_of(0)->version);
-  on_ranks(3, go_on, &elsewhere);
-  on_ranks(1, go_on, &elsewhere);
+  cr_assert(elsewhere.bits > 1 && part_header(0)->version == 2, "%d bits, version %d",
+            elsewhere.bits, (int)part_header(0)->version);
+  on_ranks(3, load_on_other_ranks, &elsewhere);
+  on_ranks(1, load_on_other_ranks, &elsewhere);
   elsewhere.max_bits = 2;
-  on_ranks(2, go_on, &elsewhere);
+  on_ranks(2, load_on_other_ranks, &elsewhere);
   elsewhere.max_bits = 0;
-  on_ranks(2, go_on, &elsewhere);
-  header_of(0)->version = header_of(1)->version = 3;
+  on_ranks(2, load_on_other_ranks, &elsewhere);
+  part_header(0)->version = part_header(1)->version = 3;
   on_ranks(2, refuse_newer, NULL);
   free(parts.memory[0]);
   free(parts.memory[1]);
 }
 
 /* Version 1, which has no widths: begins with the fewest bits. */
-static void save_without(onebit_comm_t comm, void *context) {
+static void save_without_widths(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 0);
   (void)context;
   for (int step = 0; step < CLIMBED; step++)
     make_step(&learner, step);
-  save(&learner, comm);
+  save_part(&learner, comm);
   destroy_learner(&learner);
 }
 
 Test(optimizer_ladder, checkpoints_without_widths) {
   struct elsewhere elsewhere = {.bits = 1, .max_bits = 8};
-  on_ranks(2, save_without, NULL);
-  cr_assert(header_of(0)->version == 1, "version %d", (int)header_of(0)->version);
-  on_ranks(2, go_on, &elsewhere);
-  on_ranks(3, go_on, &elsewhere);
+  on_ranks(2, save_without_widths, NULL);
+  cr_assert(part_header(0)->version == 1, "version %d", (int)part_header(0)->version);
+  on_ranks(2, load_on_other_ranks, &elsewhere);
+  on_ranks(3, load_on_other_ranks, &elsewhere);
   free(parts.memory[0]);
   free(parts.memory[1]);
 }
@@ -328,20 +331,21 @@ Test(optimizer_ladder, checkpoints_without_widths) {
 /* --- A move ------------------------------------------------------------------------------------*/
 
 /* Moves an optimizer to a communicator of the same ranks. */
-static void move(onebit_comm_t comm, void *context) {
+static void move_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_momentum, 8);
   (void)context;
   for (int step = 0; step < CLIMBED; step++)
     make_step(&learner, step);
-  const onebit_tensor_statistics_t before = told_of(&learner, 0);
+  const onebit_tensor_statistics_t before = tensor_statistics(&learner, 0);
   CHECK(before.bits > 1, "%d bits", before.bits);
   CHECK_STATUS(onebit_optimizer_move(learner.optimizer, comm), ONEBIT_OK);
-  CHECK(told_of(&learner, 0).bits == before.bits && told_of(&learner, 0).moves == before.moves,
-        "%d bits, before %d", told_of(&learner, 0).bits, before.bits);
+  CHECK(tensor_statistics(&learner, 0).bits == before.bits &&
+            tensor_statistics(&learner, 0).moves == before.moves,
+        "%d bits, before %d", tensor_statistics(&learner, 0).bits, before.bits);
   for (int step = CLIMBED; step < CLIMBED + 20; step++)
     make_step(&learner, step);
   CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
   destroy_learner(&learner);
 }
 
-Test(optimizer_ladder, a_move_keeps_them) { on_ranks(2, move, NULL); }
+Test(optimizer_ladder, a_move_keeps_them) { on_ranks(2, move_on_rank, NULL); }

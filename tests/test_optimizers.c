@@ -133,7 +133,7 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
   common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
-  if (what->options.shards == ONEBIT_SHARDS_STEP) /* it has no others */
+  if (what->options.shards == ONEBIT_SHARDS_STEP) /* this mode has no other type */
     common->parameter_dtype = ONEBIT_FLOAT32;
   common->clip_norm = clip_norms[choice[CLIP]];
   if (choice[WEIGHT]) {

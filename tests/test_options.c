@@ -64,7 +64,8 @@ static char *arguments[20];
 static int count;
 
 /* Reads a line of arguments with a space between them. */
-static enum tool_asked parse_by(const struct tool *by, const char *line, struct values *values) {
+static enum tool_asked parse_with_tool(const struct tool *by, const char *line,
+                                       struct values *values) {
   static char text[300];
   strcpy(text, line);
   arguments[0] = text; /* never read */
@@ -76,61 +77,61 @@ static enum tool_asked parse_by(const struct tool *by, const char *line, struct 
   return tool_parse(by, &count, arguments, values, error);
 }
 
-static enum tool_asked parse(const char *line, struct values *values) {
-  return parse_by(&tool, line, values);
+static enum tool_asked parse_line(const char *line, struct values *values) {
+  return parse_with_tool(&tool, line, values);
 }
 
 Test(options, each_way_to_write_a_value_is_read_alike) {
   static const char *const lines[] = {"--ranks=7", "--ranks 7", "-r7", "-r 7", "-fr7"};
   struct values values;
   for (size_t k = 0; k < sizeof lines / sizeof lines[0]; k++) {
-    cr_assert_eq(parse(lines[k], &values), TOOL_RUN, "%s: %s", lines[k], error);
+    cr_assert_eq(parse_line(lines[k], &values), TOOL_RUN, "%s: %s", lines[k], error);
     cr_expect_eq(values.ranks, 7, "%s", lines[k]);
     cr_expect_eq(values.fast, k == 4);
   }
-  cr_assert_eq(parse("-o- --ranks 1 --ranks 2", &values), TOOL_RUN);
+  cr_assert_eq(parse_line("-o- --ranks 1 --ranks 2", &values), TOOL_RUN);
   cr_expect_str_eq(values.path, "-");
   cr_expect_eq(values.ranks, 2, "the last one counts");
 }
 
 Test(options, each_kind_is_read) {
   struct values values;
-  cr_assert_eq(parse("-f --count 99 -m64k --real 340M --rate 300mbit --seconds 250ms -w dense "
-                     "--streams 3,9",
-                     &values),
+  cr_assert_eq(parse_line("-f --count 99 -m64k --real 340M --rate 300mbit --seconds 250ms -w dense "
+                          "--streams 3,9",
+                          &values),
                TOOL_RUN, "%s", error);
   cr_expect(values.fast && values.count == 99 && values.size == 64 << 10 && values.wire == 1);
   cr_expect(values.real == 340e6 && values.rate == 37.5e6 && values.seconds == 0.25);
   cr_expect(values.listed == 2 && values.list[0] == 3 && values.list[1] == 9);
-  cr_assert_eq(parse("--real 1.5g --rate 1gbit --seconds 0.5 -m 2G", &values), TOOL_RUN);
+  cr_assert_eq(parse_line("--real 1.5g --rate 1gbit --seconds 0.5 -m 2G", &values), TOOL_RUN);
   cr_expect(values.real == 1.5e9 && values.rate == 125e6 && values.seconds == 0.5);
   cr_expect_eq(values.size, (size_t)2 << 30);
-  cr_assert_eq(parse("--seconds 50us --small 2.5e-4", &values), TOOL_RUN);
+  cr_assert_eq(parse_line("--seconds 50us --small 2.5e-4", &values), TOOL_RUN);
   cr_expect_eq(values.small, 2.5e-4f);
   cr_expect_float_eq(values.seconds, 50e-6, 1e-12);
 }
 
 Test(options, operands_are_gathered) {
   struct values values;
-  cr_assert_eq(parse("a -f b --ranks 2 - -- -c --what", &values), TOOL_RUN, "%s", error);
+  cr_assert_eq(parse_line("a -f b --ranks 2 - -- -c --what", &values), TOOL_RUN, "%s", error);
   cr_assert_eq(count, 6);
   for (int k = 1; k < count; k++)
     cr_expect_str_eq(arguments[k], ((const char *[]){"a", "b", "-", "-c", "--what"})[k - 1]);
   cr_expect_null(arguments[count]);
   struct tool none = tool;
   none.operands = false;
-  cr_expect_eq(parse_by(&none, "-f a", &values), TOOL_WRONG);
+  cr_expect_eq(parse_with_tool(&none, "-f a", &values), TOOL_WRONG);
   cr_expect_str_eq(error, "a: unexpected argument");
-  cr_expect_eq(parse_by(&none, "-- a", &values), TOOL_WRONG);
+  cr_expect_eq(parse_with_tool(&none, "-- a", &values), TOOL_WRONG);
 }
 
 Test(options, help_and_version_end_the_reading) {
   struct values values;
-  cr_expect_eq(parse("-f --help --what", &values), TOOL_HELP);
-  cr_expect_eq(parse("-h", &values), TOOL_HELP);
-  cr_expect_eq(parse("--version", &values), TOOL_VERSION);
-  cr_expect_eq(parse("-v", &values), TOOL_VERSION);
-  cr_expect_eq(parse("--ranks 0 --help", &values), TOOL_WRONG);
+  cr_expect_eq(parse_line("-f --help --what", &values), TOOL_HELP);
+  cr_expect_eq(parse_line("-h", &values), TOOL_HELP);
+  cr_expect_eq(parse_line("--version", &values), TOOL_VERSION);
+  cr_expect_eq(parse_line("-v", &values), TOOL_VERSION);
+  cr_expect_eq(parse_line("--ranks 0 --help", &values), TOOL_WRONG);
 }
 
 Test(options, quantities_are_a_number_and_a_unit) {
@@ -181,21 +182,21 @@ Test(options, errors_name_option_value_and_what_was_expected) {
   };
   struct values values;
   for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
-    cr_expect_eq(parse(wrong[k][0], &values), TOOL_WRONG, "%s", wrong[k][0]);
+    cr_expect_eq(parse_line(wrong[k][0], &values), TOOL_WRONG, "%s", wrong[k][0]);
     cr_expect_str_eq(error, wrong[k][1]);
   }
   char longest[251] = "--";
   memset(longest + 2, 'x', sizeof longest - 3);
-  cr_expect_eq(parse(longest, &values), TOOL_WRONG);
+  cr_expect_eq(parse_line(longest, &values), TOOL_WRONG);
 }
 
 Test(options, subcommands_have_options_of_their_own) {
   struct values values;
   struct tool other = tool;
   other.group = 1;
-  cr_expect_eq(parse_by(&other, "-cc --call", &values), TOOL_RUN, "%s", error);
+  cr_expect_eq(parse_with_tool(&other, "-cc --call", &values), TOOL_RUN, "%s", error);
   cr_expect_eq(values.called, 3);
-  cr_expect_eq(parse_by(&other, "--streams 1", &values), TOOL_WRONG);
+  cr_expect_eq(parse_with_tool(&other, "--streams 1", &values), TOOL_WRONG);
 }
 
 Test(options, answers) {

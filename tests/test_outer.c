@@ -112,7 +112,7 @@ Test(outer, fragments_and_delays_equal_the_formulas) {
 }
 
 /* A rank of half the speed makes half the steps, and counts half. */
-static void weigh(onebit_comm_t comm, void *context) {
+static void check_weights_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
   const size_t steps = rank == 0 ? 2 : 4;
@@ -140,11 +140,11 @@ static void weigh(onebit_comm_t comm, void *context) {
   onebit_outer_destroy(outer);
 }
 
-Test(outer, unequal_steps_are_weighted) { on_ranks(2, weigh, NULL); }
+Test(outer, unequal_steps_are_weighted) { on_ranks(2, check_weights_on_rank, NULL); }
 
 /* --- Wrong calls -------------------------------------------------------------------------------*/
 
-static void skip(onebit_comm_t comm, void *context) {
+static void check_skip_on_rank(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   float p[PLAIN_ALL] = {0}, kept[PLAIN_ALL], x[PLAIN_ALL], zero[PLAIN_ALL] = {0};
   onebit_outer_options_t options = {
@@ -167,12 +167,12 @@ static void skip(onebit_comm_t comm, void *context) {
 Test(outer, a_drift_that_is_no_number_is_skipped) {
   for (int bits = 1; bits <= 32; bits *= 4)
     if (bits != 16)
-      on_ranks(3, skip, &bits);
+      on_ranks(3, check_skip_on_rank, &bits);
   int dense = ONEBIT_OUTER_DENSE;
-  on_ranks(3, skip, &dense);
+  on_ranks(3, check_skip_on_rank, &dense);
 }
 
-static void differ(onebit_comm_t comm, void *context) {
+static void pass_different_options(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
   float p[PLAIN_ALL] = {0};
@@ -201,7 +201,7 @@ static void differ(onebit_comm_t comm, void *context) {
   onebit_outer_destroy(outer);
 }
 
-Test(outer, what_differs_is_told_on_all_ranks) { on_ranks(3, differ, NULL); }
+Test(outer, what_differs_is_told_on_all_ranks) { on_ranks(3, pass_different_options, NULL); }
 
 Test(outer, poor_pairs_warn) {
   static const struct {
@@ -269,7 +269,7 @@ static void round_parameters(onebit_comm_t comm, void *context) {
 Test(outer, sixteen_bits_and_uncompressed_tensors) { on_ranks(2, round_parameters, NULL); }
 
 /* An end with an exchange in flight, no tensors, and fewer elements than ranks. */
-static void odd_ends(onebit_comm_t comm, void *context) {
+static void run_odd_ends(onebit_comm_t comm, void *context) {
   (void)context;
   float p[PLAIN_ALL] = {0};
   onebit_outer_t outer;
@@ -292,4 +292,4 @@ static void odd_ends(onebit_comm_t comm, void *context) {
     }
 }
 
-Test(outer, odd_ends) { on_ranks(3, odd_ends, NULL); }
+Test(outer, odd_ends) { on_ranks(3, run_odd_ends, NULL); }

@@ -23,7 +23,7 @@ struct descent {
 
 /* Finds the distance of the final consensus from the mean of the ranks' optima, which is the
  * optimum of all. */
-static void descend(onebit_comm_t comm, void *context) {
+static void descend_on_rank(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
   float p[PLAIN_ALL] = {0};
@@ -54,7 +54,7 @@ static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_fe
   descent.options.bits = bits;
   descent.options.block_size = 64;
   descent.options.no_error_feedback = no_error_feedback;
-  on_ranks(size, descend, &descent);
+  on_ranks(size, descend_on_rank, &descent);
   for (int r = 1; r < size; r++)
     cr_expect(descent.checksum[r] == descent.checksum[0] &&
                   descent.distance[r] == descent.distance[0],
@@ -78,7 +78,7 @@ Test(outer_bits, every_width_comes_to_the_optimum) {
 
 /* A single rank keeps all that it does not send in its parameters: an exchange changes nothing but
  * its consensus. With several ranks the part that is not sent differs from rank to rank. */
-static void stay(onebit_comm_t comm, void *context) {
+static void check_unsent_stays_on_rank(onebit_comm_t comm, void *context) {
   const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
   float p[PLAIN_ALL] = {0}, before[PLAIN_ALL], x[PLAIN_ALL];
   double change = 0, left = 0;
@@ -106,8 +106,8 @@ static void stay(onebit_comm_t comm, void *context) {
 Test(outer_bits, what_is_not_sent_stays) {
   for (int feedback = 0; feedback < 2; feedback++) {
     bool with = feedback;
-    on_ranks(1, stay, &with);
-    on_ranks(3, stay, &with);
+    on_ranks(1, check_unsent_stays_on_rank, &with);
+    on_ranks(3, check_unsent_stays_on_rank, &with);
   }
 }
 
@@ -171,7 +171,7 @@ struct oracle {
   float consensus[COUNT], residual[SPARSE_RANKS][COUNT];
 };
 
-static float moved(size_t i, int rank, int round) { return input_value(i, rank, round); }
+static float local_movement(size_t i, int rank, int round) { return input_value(i, rank, round); }
 
 /* Computes one round: the messages of each rank, added in the order of ranks. Tensor 1 is
  * uncompressed. */
@@ -183,7 +183,7 @@ static void oracle_round(struct oracle *oracle, int ranks, int round) {
   for (int rank = 0; rank < ranks; rank++) {
     float *residual = oracle->residual[rank];
     for (size_t i = 0; i < COUNT; i++) {
-      const float parameter = oracle->consensus[i] - moved(i, rank, round);
+      const float parameter = oracle->consensus[i] - local_movement(i, rank, round);
       drift[i] = oracle->consensus[i] - parameter;
       residual[i] = 0.95f * residual[i] + drift[i];
     }
@@ -198,7 +198,7 @@ static void oracle_round(struct oracle *oracle, int ranks, int round) {
     oracle->consensus[i] -= mean[i];
 }
 
-static void trains(onebit_comm_t comm, void *context) {
+static void train_sparse_on_rank(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm), ranks = onebit_comm_size(comm);
   float *parameters = calloc(COUNT, sizeof *parameters);
   struct oracle *oracle = calloc(1, sizeof *oracle);
@@ -214,7 +214,7 @@ static void trains(onebit_comm_t comm, void *context) {
       const bool skips = round == 3;
       CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
       for (size_t i = 0; i < COUNT; i++)
-        parameters[i] -= moved(i, rank, round);
+        parameters[i] -= local_movement(i, rank, round);
       if (skips)
         parameters[4097] = rank == ranks - 1 ? NAN : parameters[4097];
       CHECK_STATUS(onebit_outer_step(outer, 1), skips ? ONEBIT_SKIPPED : ONEBIT_OK);
@@ -231,12 +231,12 @@ static void trains(onebit_comm_t comm, void *context) {
 
 Test(outer_sparse, is_the_codec_rank_by_rank) {
   for (int ranks = 1; ranks <= SPARSE_RANKS; ranks++)
-    on_ranks(ranks, trains, NULL);
+    on_ranks(ranks, train_sparse_on_rank, NULL);
 }
 
 /*
  * The part of its drift that a rank has not sent stays in its parameters: after an exchange they
- * are the consensus less its residual, of whichever elements it has one.
+ * are the consensus less its residual, for each element that has one.
  */
 
 struct kept {
@@ -252,7 +252,8 @@ static void train_two_rounds(onebit_comm_t comm, void *context) {
   outer_end(it);
 }
 
-static size_t check_part(const struct saved_parts *parts, int rank, const float *consensus) {
+static size_t check_part_of_rank(const struct saved_parts *parts, int rank,
+                                 const float *consensus) {
   float *p = part_values(parts, rank, SECTION_PARAMETERS);
   float *residual = part_values(parts, rank, SECTION_WORKER);
   size_t kept = 0;
@@ -277,7 +278,7 @@ static void check_kept(onebit_outer_options_t options, int hosts, size_t low, si
   on_hosts(4, hosts, train_two_rounds, kept);
   float *consensus = parts_values(&kept->parts, SECTION_CONSENSUS);
   for (int rank = 0; rank < 4; rank++) {
-    const size_t count = check_part(&kept->parts, rank, consensus);
+    const size_t count = check_part_of_rank(&kept->parts, rank, consensus);
     CHECK(count >= low && count <= high, "rank %d keeps %zu", rank, count);
   }
   checks_must_hold();

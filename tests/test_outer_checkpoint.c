@@ -26,7 +26,7 @@ static void keep_values(struct resume *run, const struct outer_trained *it, int 
          OUTER_ELEMENTS * dtype_size(it->options.parameter_dtype));
 }
 
-static void undisturbed(onebit_comm_t comm, void *context) {
+static void train_and_save(onebit_comm_t comm, void *context) {
   struct resume *run = context;
   struct outer_trained *it = outer_begin(comm, &run->options);
   for (int number = 1; number <= STEPS; number++) {
@@ -35,12 +35,12 @@ static void undisturbed(onebit_comm_t comm, void *context) {
     outer_save(it, comm, &run->parts[number]);
     if (it->rank == 0)
       run->status[number] = status;
-    meet(comm);
+    synchronize_ranks(comm);
   }
   outer_end(it);
 }
 
-static void resumed(onebit_comm_t comm, void *context) {
+static void load_and_train(onebit_comm_t comm, void *context) {
   struct resume *run = context;
   struct saved_parts again = {0};
   struct outer_trained *it = outer_begin(comm, &run->options);
@@ -62,13 +62,13 @@ static void resumed(onebit_comm_t comm, void *context) {
   outer_end(it);
 }
 
-static void goes_on(const onebit_outer_options_t *options, int size, bool wrong) {
+static void check_resumed_run(const onebit_outer_options_t *options, int size, bool wrong) {
   struct resume *run = allocate(1, sizeof *run);
   run->options = *options;
   run->size = size;
   run->wrong = wrong;
-  on_ranks(size, undisturbed, run);
-  on_ranks(size, resumed, run);
+  on_ranks(size, train_and_save, run);
+  on_ranks(size, load_and_train, run);
   for (int number = 0; number <= STEPS; number++)
     free_parts(&run->parts[number]);
   free(run);
@@ -82,7 +82,7 @@ Test(outer_checkpoint, goes_on_to_the_bit) {
       options.delay = delay;
       options.fragments = 1 + delay;
       options.weighted = k % 2 == 0;
-      goes_on(&options, 3 - (int)(k % 2), false);
+      check_resumed_run(&options, 3 - (int)(k % 2), false);
     }
 }
 
@@ -91,16 +91,16 @@ Test(outer_checkpoint, sixteen_bits_and_one_rank) {
   options.parameter_dtype = ONEBIT_BFLOAT16;
   options.delay = 3;
   options.fragments = 2;
-  goes_on(&options, 2, false);
-  goes_on(&options, 1, false);
+  check_resumed_run(&options, 2, false);
+  check_resumed_run(&options, 1, false);
 }
 
 Test(outer_checkpoint, an_exchange_that_all_will_skip) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
-  goes_on(&options, 3, true);
+  check_resumed_run(&options, 3, true);
   options.weighted = 1;
-  goes_on(&options, 3, true);
+  check_resumed_run(&options, 3, true);
 }
 
 /* --- Other numbers of ranks --------------------------------------------------------------------*/
@@ -112,7 +112,7 @@ struct elastic {
   struct saved_parts before, after;
 };
 
-static void save_some(onebit_comm_t comm, void *context) {
+static void save_on_ranks(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = outer_begin(comm, &run->options);
   outer_train_to(it, 1, run->steps);
@@ -121,7 +121,7 @@ static void save_some(onebit_comm_t comm, void *context) {
   outer_end(it);
 }
 
-static void load_some(onebit_comm_t comm, void *context) {
+static void load_on_ranks(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = outer_begin(comm, &run->options);
   CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
@@ -140,15 +140,15 @@ static void check_same(const struct elastic *run, const char *name, uint32_t wha
   free(after);
 }
 
-static double weight_of(const struct saved_parts *parts, int k) {
+static double rank_weight(const struct saved_parts *parts, int k) {
   double weight;
   const struct section numbers = part_section(parts->memory[k], 0);
   memcpy(&weight, (const char *)parts->memory[k] + numbers.offset + 8 * (3 + 4), sizeof weight);
   return weight;
 }
 
-/* True if a residual is in the parameters: number 10 of a rank's. */
-static bool keeps(const struct saved_parts *parts) {
+/* Returns true if the residual is in the parameters: number 10 of a rank's part says so. */
+static bool parameters_keep_residual(const struct saved_parts *parts) {
   const struct section numbers = part_section(parts->memory[0], 0);
   return part_number(parts->memory[0], (size_t)numbers.offset + 8 * (3 + 7)) != 0;
 }
@@ -159,26 +159,28 @@ static void drift_means(const struct saved_parts *parts, bool weighted,
                         double means[OUTER_ELEMENTS]) {
   double weights = 0;
   for (int k = 0; k < parts->count; k++)
-    weights += weighted ? weight_of(parts, k) : 1;
+    weights += weighted ? rank_weight(parts, k) : 1;
   memset(means, 0, OUTER_ELEMENTS * sizeof *means);
   for (int k = 0; k < parts->count; k++) {
     float *p = part_values(parts, k, SECTION_PARAMETERS);
     float *e = part_values(parts, k, SECTION_WORKER);
-    const double weight = (weighted ? weight_of(parts, k) : 1) / weights;
+    const double weight = (weighted ? rank_weight(parts, k) : 1) / weights;
     for (size_t i = 0; i < OUTER_ELEMENTS; i++)
-      means[i] += weight * ((double)p[i] + (keeps(parts) && !isnan(e[i]) ? (double)e[i] : 0));
+      means[i] += weight * ((double)p[i] +
+                            (parameters_keep_residual(parts) && !isnan(e[i]) ? (double)e[i] : 0));
     free(p);
     free(e);
   }
 }
 
 static void check_means(const struct elastic *run) {
-  double *held[] = {outer_held_back(&run->before), outer_held_back(&run->after)};
+  double *held[] = {outer_mean_residual(&run->before), outer_mean_residual(&run->after)};
   double largest = 0, drift[2][OUTER_ELEMENTS];
-  const bool weighted = run->options.weighted && weight_of(&run->before, 0) > 0;
+  const bool weighted = run->options.weighted && rank_weight(&run->before, 0) > 0;
   drift_means(&run->before, weighted, drift[0]);
   drift_means(&run->after, weighted, drift[1]);
-  CHECK(keeps(&run->before) == keeps(&run->after), "where the residual is");
+  CHECK(parameters_keep_residual(&run->before) == parameters_keep_residual(&run->after),
+        "where the residual is");
   for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
     const double before = held[0][i], after = held[1][i];
     CHECK(fabs(before - after) <= 1e-6, "residual[%zu]: %g became %g", i, before, after);
@@ -191,13 +193,14 @@ static void check_means(const struct elastic *run) {
   free(held[1]);
 }
 
-static void re_map(const onebit_outer_options_t *options, int steps, int from, int to) {
+static void check_other_rank_count(const onebit_outer_options_t *options, int steps, int from,
+                                   int to) {
   struct elastic *run = allocate(1, sizeof *run);
   run->options = *options;
   run->steps = steps;
   check_case("%d ranks become %d, after %d steps", from, to, steps);
-  on_ranks(from, save_some, run);
-  on_ranks(to, load_some, run);
+  on_ranks(from, save_on_ranks, run);
+  on_ranks(to, load_on_ranks, run);
   check_same(run, "the consensus", SECTION_CONSENSUS);
   if (options->rule != ONEBIT_OUTER_MEAN)
     check_same(run, "the momentum", SECTION_OUTER_MOMENTUM);
@@ -214,10 +217,10 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
     for (int weighted = 0; weighted < 2; weighted++) {
       onebit_outer_options_t options = outer_options(k == 2 ? 4 : 1, ONEBIT_OUTER_MOMENTUM);
       options.weighted = weighted;
-      re_map(&options, 6, pairs[k][0], pairs[k][1]);
+      check_other_rank_count(&options, 6, pairs[k][0], pairs[k][1]);
       options.bits = ONEBIT_OUTER_SPARSE;
       options.delay = 3;
-      re_map(&options, 5, pairs[k][0], pairs[k][1]);
+      check_other_rank_count(&options, 5, pairs[k][0], pairs[k][1]);
     }
 }
 
@@ -238,14 +241,14 @@ Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
   run->options = outer_options(1, ONEBIT_OUTER_MEAN);
   run->steps = 5;
   run->infinite = true;
-  on_ranks(3, save_some, run);
+  on_ranks(3, save_on_ranks, run);
   on_ranks(2, load_infinite, run);
   free_parts(&run->before);
   free(run);
 }
 
-/* Rounds of another length, in which the fragment that was next still is. */
-static void other_rounds(onebit_comm_t comm, void *context) {
+/* Loads with rounds of another length: the fragment that was next is still next. */
+static void load_with_other_rounds(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
   onebit_outer_options_t options = run->options;
@@ -275,16 +278,16 @@ Test(outer_checkpoint, rounds_of_another_length) {
   run->options.delay = 3;
   run->options.weighted = 1;
   run->steps = 7;
-  on_ranks(3, save_some, run);
-  on_ranks(3, other_rounds, run);
-  on_ranks(2, other_rounds, run);
+  on_ranks(3, save_on_ranks, run);
+  on_ranks(3, load_with_other_rounds, run);
+  on_ranks(2, load_with_other_rounds, run);
   free_parts(&run->before);
   free(run);
 }
 
 /* --- Files -------------------------------------------------------------------------------------*/
 
-static void in_files(onebit_comm_t comm, void *context) {
+static void save_and_load_files(onebit_comm_t comm, void *context) {
   const char *path = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
@@ -311,7 +314,7 @@ static void in_files(onebit_comm_t comm, void *context) {
 }
 
 /* Ranks that are not in the same exchange do not wait for each other. */
-static void apart(onebit_comm_t comm, void *context) {
+static void save_at_different_steps(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
   options.weighted = 1;
@@ -329,16 +332,17 @@ static void apart(onebit_comm_t comm, void *context) {
 
 Test(outer_checkpoint, in_files) {
   struct directories directories = directories_create();
-  on_ranks(3, in_files, directories.saved);
+  on_ranks(3, save_and_load_files, directories.saved);
   directories_remove(&directories);
   directories = directories_create();
-  on_ranks(3, apart, directories.saved);
+  on_ranks(3, save_at_different_steps, directories.saved);
   directories_remove(&directories);
 }
 
 /* Checkpoints of outer steps that are damaged, or of something else: refused, nothing changes. */
 
-static void refuse(struct outer_trained *it, const struct saved_parts *saved, const char *message) {
+static void check_load_refused(struct outer_trained *it, const struct saved_parts *saved,
+                               const char *message) {
   struct saved_parts now = {0};
   CHECK_STATUS(outer_load(it, saved), ONEBIT_ERROR_CHECKPOINT);
   CHECK_WORDS(message);
@@ -347,7 +351,7 @@ static void refuse(struct outer_trained *it, const struct saved_parts *saved, co
   free(now.memory[0]);
 }
 
-/* A part of one rank, in the middle of an exchange. */
+/* Saves a part of one rank in the middle of an exchange. */
 static struct saved_parts small_part(onebit_comm_t comm, const onebit_outer_options_t *options) {
   struct saved_parts parts = {0};
   struct outer_trained *it = outer_begin(comm, options);
@@ -373,16 +377,16 @@ Test(outer_checkpoint_wrong, damage_is_refused) {
   for (size_t at = 0; at < bytes; at += at < 500 ? 1 : 61) {
     check_case("byte %zu", at);
     part[at] ^= (unsigned char)(1 << at % 8);
-    refuse(it, &parts, "part 0: ");
+    check_load_refused(it, &parts, "part 0: ");
     part[at] ^= (unsigned char)(1 << at % 8);
   }
   for (size_t left = 0; left < bytes; left += left < 300 ? 37 : 1999) {
     parts.bytes[0] = left;
-    refuse(it, &parts, "truncated");
+    check_load_refused(it, &parts, "truncated");
   }
   parts.bytes[0] = bytes;
   part[PART_VERSION] = 9;
-  refuse(it, &parts, "written by format version 9, this library reads up to 2");
+  check_load_refused(it, &parts, "written by format version 9, this library reads up to 2");
   part[PART_VERSION] = 1;
   CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
   outer_end(it);
@@ -397,7 +401,7 @@ static void set_number(struct saved_parts *parts, size_t place, uint64_t number)
   part_sign(parts->memory[0]);
 }
 
-/* With the right checksums. */
+/* The parts have right checksums and wrong numbers. */
 Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
   const onebit_outer_options_t options = small_options();
   static const struct {
@@ -421,7 +425,7 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
     const uint64_t sound = part_number(parts.memory[0], (size_t)numbers.offset + 8 * rows[k].place);
     check_case("number %zu", rows[k].place);
     set_number(&parts, rows[k].place, rows[k].number);
-    refuse(it, &parts, rows[k].message);
+    check_load_refused(it, &parts, rows[k].message);
     set_number(&parts, rows[k].place, sound);
   }
   CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
@@ -440,7 +444,7 @@ Test(outer_checkpoint_wrong, others_are_refused) {
 #define REFUSE(message)                                                                            \
   do {                                                                                             \
     outer_create(it, comm, &options);                                                              \
-    refuse(it, &parts, message);                                                                   \
+    check_load_refused(it, &parts, message);                                                       \
     onebit_outer_destroy(it->outer);                                                               \
     options = small_options();                                                                     \
   } while (0)
@@ -452,16 +456,16 @@ Test(outer_checkpoint_wrong, others_are_refused) {
   REFUSE("saved with 1 fragments, loaded with 2");
   CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK);
   it->outer = outer;
-  refuse(it, &parts, "4 tensors were saved, there are 1");
+  check_load_refused(it, &parts, "4 tensors were saved, there are 1");
   onebit_outer_destroy(outer);
   struct saved_parts twice = {.count = 2,
                               .memory = {parts.memory[0], parts.memory[0]},
                               .bytes = {parts.bytes[0], parts.bytes[0]}};
   outer_create(it, comm, &options);
-  refuse(it, &twice, "saved by one of 1 ranks, and there are 2 parts");
+  check_load_refused(it, &twice, "saved by one of 1 ranks, and there are 2 parts");
   memcpy((char *)parts.memory[0] + PART_KIND, "adam\0", 6);
   part_sign(parts.memory[0]);
-  refuse(it, &parts, "of another kind: saved by adam, loaded by outer");
+  check_load_refused(it, &parts, "of another kind: saved by adam, loaded by outer");
   outer_end(it);
   free_parts(&parts);
   onebit_comm_destroy(comm);

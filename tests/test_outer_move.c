@@ -1,7 +1,7 @@
 /*
  * Outer steps go on, on other communicators. With the same ranks and nothing in flight that is
- * exact; a rank that is lost leaves the others with one consensus, also where they had not come
- * equally far, and with the mean of what they held back; and so it is when a rank comes.
+ * exact. After a rank is lost or joins, all have one consensus, also where some had made more
+ * steps, and the mean of their residuals.
  */
 #include "optimizers/outer/outer.h"
 #include "tests/support_outer.h"
@@ -60,20 +60,20 @@ struct change {
   float x[RANKS][OUTER_ELEMENTS];
 };
 
-/* Equal parameters on all ranks, and counts. */
-static void finish(struct change *change, struct outer_trained *it, onebit_comm_t comm) {
+/* Trains on, and checks that all ranks end with equal parameters. */
+static void train_to_end(struct change *change, struct outer_trained *it, onebit_comm_t comm) {
   for (int number = 0; number < 9; number++)
     CHECK_STATUS(outer_train(it, change->steps + 3 + number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   const onebit_outer_info_t info = outer_info(it->outer);
   CHECK(info.in_flight == 0 && isfinite(info.drift_norm), "in flight: %d", info.in_flight);
   memcpy(change->x[onebit_comm_rank(comm)], it->p, sizeof it->p);
-  meet(comm);
+  synchronize_ranks(comm);
   CHECK_BITS("the parameters", it->p, change->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
-static void stay(struct change *change, struct outer_trained *it) {
+static void move_and_train(struct change *change, struct outer_trained *it) {
   onebit_comm_t left = change->left[it->rank], back = change->back[it->rank];
   const bool idle = change->options.delay == 0;
   if (idle)
@@ -88,10 +88,10 @@ static void stay(struct change *change, struct outer_trained *it) {
   CHECK_STATUS(onebit_outer_move(it->outer, back), ONEBIT_OK);
   if (idle)
     outer_save(it, back, &change->parts[3]);
-  finish(change, it, back);
+  train_to_end(change, it, back);
 }
 
-static void come(struct change *change, struct outer_trained *it) {
+static void join_and_train(struct change *change, struct outer_trained *it) {
   const int place = change->size - 1;
   onebit_comm_t self, back = change->back[place];
   CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
@@ -101,26 +101,26 @@ static void come(struct change *change, struct outer_trained *it) {
   onebit_comm_destroy(self);
   if (!change->options.delay)
     outer_save(it, back, &change->parts[3]);
-  finish(change, it, back);
+  train_to_end(change, it, back);
 }
 
 static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
   struct outer_trained *it = outer_begin(comm, &change->options);
   outer_train_to(it, 1, change->steps);
-  meet(change->back[it->rank]); /* not on comm, which the moved ranks have freed */
+  synchronize_ranks(change->back[it->rank]); /* not on comm, which the moved ranks have freed */
   if (it->rank < change->size - 1) {
-    stay(change, it);
+    move_and_train(change, it);
   } else {
     onebit_outer_destroy(it->outer);
-    come(change, it);
+    join_and_train(change, it);
   }
   outer_end(it);
 }
 
 /* The outstanding drift, as a mean over the ranks: the consensus less their parameters, and the
  * servers' residuals. */
-static double *outstanding(const struct saved_parts *parts, const float *x) {
+static double *outstanding_drift(const struct saved_parts *parts, const float *x) {
   double *mean = parts_mean(parts, SECTION_PARAMETERS);
   float *server = parts_values(parts, SECTION_SERVER);
   for (size_t i = 0; i < OUTER_ELEMENTS; i++)
@@ -134,7 +134,8 @@ static double *outstanding(const struct saved_parts *parts, const float *x) {
 static void check_outstanding(const struct change *change, int before) {
   const struct saved_parts *parts = &change->parts[before], *after = parts + 1;
   float *x = parts_values(after, SECTION_CONSENSUS); /* a move leaves it as it is */
-  double *held = outer_held_back(parts), *was = outstanding(parts, x), *is = outstanding(after, x);
+  double *held = outer_mean_residual(parts), *was = outstanding_drift(parts, x),
+         *is = outstanding_drift(after, x);
   const double part = (double)parts->count / after->count;
   for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
     const double wanted = held[i] + part * (was[i] - held[i]);
@@ -151,7 +152,7 @@ static void check_outstanding(const struct change *change, int before) {
 /* Checks that a part saved before a move records how many ranks there were then. */
 static void check_mean(struct change *change, int before) {
   struct saved_parts *parts = &change->parts[before];
-  double *held = outer_held_back(parts), *now = outer_held_back(&change->parts[before + 1]);
+  double *held = outer_mean_residual(parts), *now = outer_mean_residual(&change->parts[before + 1]);
   float *x = parts_values(parts, SECTION_CONSENSUS);
   float *after = parts_values(&change->parts[before + 1], SECTION_CONSENSUS);
   for (size_t i = 0; i < OUTER_ELEMENTS; i++)
@@ -212,7 +213,7 @@ struct apart {
 };
 
 /* Rank 1 has not seen the end of the latest exchange. */
-static void one_is_behind(onebit_comm_t comm, void *context) {
+static void move_with_rank_behind(onebit_comm_t comm, void *context) {
   struct apart *apart = context;
   const onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
   struct outer_trained *it = outer_begin(comm, &options);
@@ -233,7 +234,7 @@ static void one_is_behind(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_move(it->outer, apart->next[it->rank]), ONEBIT_OK);
   memcpy(apart->x[it->rank], fragment->consensus, bytes);
   memcpy(apart->m[it->rank], fragment->momentum, bytes);
-  meet(comm);
+  synchronize_ranks(comm);
   CHECK_BITS("the consensus", fragment->consensus, apart->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
   CHECK_BITS("the momentum", fragment->momentum, apart->m[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
   if (it->rank == 1)
@@ -245,7 +246,7 @@ static void one_is_behind(onebit_comm_t comm, void *context) {
 Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
   struct apart *apart = allocate(1, sizeof *apart);
   CHECK_STATUS(onebit_comm_create_loopback(3, apart->next), ONEBIT_OK);
-  on_ranks(3, one_is_behind, apart);
+  on_ranks(3, move_with_rank_behind, apart);
   for (int rank = 0; rank < 3; rank++)
     onebit_comm_destroy(apart->next[rank]);
   free(apart);
@@ -260,10 +261,10 @@ struct loss {
   float x[RANKS][OUTER_ELEMENTS];
 };
 
-static uint64_t steps_of(const struct outer_trained *it) { return outer_info(it->outer).steps; }
+static uint64_t step_count(const struct outer_trained *it) { return outer_info(it->outer).steps; }
 
-/* Steps until it fails, and without the lost one 12 more. */
-static void survive(struct loss *loss, struct outer_trained *it) {
+/* Makes steps until one fails, and 12 more without the lost rank. */
+static void train_until_lost(struct loss *loss, struct outer_trained *it) {
   onebit_comm_t survivors = NULL;
   onebit_status_t status = ONEBIT_OK;
   for (int number = loss->step; status == ONEBIT_OK && number < loss->step + 12; number++)
@@ -271,17 +272,17 @@ static void survive(struct loss *loss, struct outer_trained *it) {
   CHECK(status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER, "%s", onebit_last_error());
   CHECK_STATUS(onebit_outer_shrink(it->outer, &survivors), ONEBIT_OK);
   CHECK(onebit_comm_size(survivors) == loss->size - 1, "%d are left", onebit_comm_size(survivors));
-  for (const uint64_t end = steps_of(it) + 12; steps_of(it) < end;)
-    CHECK_STATUS(outer_train(it, (int)steps_of(it), false), ONEBIT_OK);
+  for (const uint64_t end = step_count(it) + 12; step_count(it) < end;)
+    CHECK_STATUS(outer_train(it, (int)step_count(it), false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   memcpy(loss->x[it->rank], it->p, sizeof it->p);
-  meet(survivors);
+  synchronize_ranks(survivors);
   CHECK_BITS("the parameters", it->p, loss->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
   onebit_outer_destroy(it->outer);
   onebit_comm_destroy(survivors);
 }
 
-static void lose_one(onebit_comm_t comm, void *context) {
+static void lose_last_rank(onebit_comm_t comm, void *context) {
   struct loss *loss = context;
   struct outer_trained *it = outer_begin(comm, &loss->options);
   for (int number = 1; number < loss->step; number++)
@@ -293,7 +294,7 @@ static void lose_one(onebit_comm_t comm, void *context) {
     onebit_comm_abort(comm);
     onebit_outer_destroy(it->outer);
   } else {
-    survive(loss, it);
+    train_until_lost(loss, it);
   }
   free(it);
 }
@@ -309,7 +310,7 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
       loss->options.fragments = 1 + (size_t)step % 2;
       loss->options.weighted = k == 1;
       check_case("%d bits, lost before step %d", widths[k], step);
-      on_ranks(loss->size, lose_one, loss);
+      on_ranks(loss->size, lose_last_rank, loss);
     }
   free(loss);
 }
@@ -318,7 +319,7 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
 
 /* With different options all ranks fail, no step can be made, and a move to the next communicator
  * restores the state. */
-static void differ(onebit_comm_t comm, void *context) {
+static void move_with_different_options(onebit_comm_t comm, void *context) {
   onebit_comm_t(*next)[RANKS] = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   struct saved_parts none = {0};
@@ -350,7 +351,7 @@ Test(outer_move, a_move_that_fails_can_be_made_again) {
   onebit_comm_t next[2][RANKS];
   for (int k = 0; k < 2; k++)
     CHECK_STATUS(onebit_comm_create_loopback(3, next[k]), ONEBIT_OK);
-  on_ranks(3, differ, next);
+  on_ranks(3, move_with_different_options, next);
   for (int rank = 0; rank < 3; rank++) {
     onebit_comm_destroy(next[0][rank]);
     onebit_comm_destroy(next[1][rank]);

@@ -8,7 +8,7 @@
 
 #include "tests/support_outer.h"
 
-/* Trains the same with one rank for each site, and without sites. */
+/* Trains the same model with one rank for each site, and without sites. */
 static void train_plainly(onebit_comm_t comm, void *context) {
   struct place *place = context;
   const int rank = onebit_comm_rank(comm);
@@ -58,7 +58,7 @@ static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
   sites_end(place, site, comm, outer);
 }
 
-static void equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) {
+static void check_equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) {
   struct place *place = place_create(sites, ranks, sites_options(rule, ONEBIT_OUTER_DENSE));
   check_case("%d sites of %d ranks, rule %d", sites, ranks, (int)rule);
   place->options.weighted = sites % 2 == 0;
@@ -73,7 +73,7 @@ static void equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) 
 Test(outer_sites, in_float32_equals_single_ranks) {
   for (int sites = 1; sites <= 4; sites++)
     for (int ranks = 1; ranks <= 3; ranks++)
-      equals_single_ranks(sites, ranks, (onebit_outer_rule_t)((sites + ranks) % 3));
+      check_equals_single_ranks(sites, ranks, (onebit_outer_rule_t)((sites + ranks) % 3));
 }
 
 /* --- Compressed --------------------------------------------------------------------------------*/
@@ -84,7 +84,7 @@ struct descent {
   uint32_t checksum[MAX_SITES];
 };
 
-static void descend(onebit_comm_t comm, void *context) {
+static void descend_at_site(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
@@ -102,7 +102,7 @@ static void descend(onebit_comm_t comm, void *context) {
 static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int sites) {
   struct descent descent = {.options = sites_options(rule, bits)};
   descent.options.no_error_feedback = no_error_feedback;
-  on_ranks(sites, descend, &descent);
+  on_ranks(sites, descend_at_site, &descent);
   for (int s = 1; s < sites; s++)
     cr_expect(descent.checksum[s] == descent.checksum[0] &&
                   descent.distance[s] == descent.distance[0],
@@ -122,8 +122,8 @@ Test(outer_sites, every_width_comes_to_the_optimum) {
   }
 }
 
-/* Each site drifts by values of its own, the same in each step, whatever the others do: what is
- * held back, on sites and on servers, comes later, so the error stays that of some rounds. */
+/* Each site drifts by values of its own, the same in each step, whatever the others do: the
+ * residuals of sites and servers are sent later, so the error stays within that of some rounds. */
 static void drift_apart(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *options = context;
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);

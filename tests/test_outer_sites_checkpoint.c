@@ -21,7 +21,7 @@ struct story {
   uint64_t exchanges[MAX_SITES];
 };
 
-static void save(struct saved *saved, onebit_outer_t outer, onebit_comm_t comm) {
+static void save_site(struct saved *saved, onebit_outer_t outer, onebit_comm_t comm) {
   const int rank = onebit_comm_rank(comm);
   CHECK_STATUS(onebit_outer_save(outer, NULL, 0, &saved->bytes[rank]), ONEBIT_OK);
   free(saved->memory[rank]);
@@ -29,10 +29,10 @@ static void save(struct saved *saved, onebit_outer_t outer, onebit_comm_t comm) 
   CHECK_STATUS(
       onebit_outer_save(outer, saved->memory[rank], saved->bytes[rank], &saved->bytes[rank]),
       ONEBIT_OK);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
-static onebit_status_t load(const struct saved *saved, onebit_outer_t outer, int ranks) {
+static onebit_status_t load_site(const struct saved *saved, onebit_outer_t outer, int ranks) {
   return onebit_outer_load(outer, (const void *const *)saved->memory, saved->bytes, ranks);
 }
 
@@ -44,8 +44,8 @@ static void free_story(struct story *story) {
   free(story);
 }
 
-/* Local steps of unequal weight. */
-static void step(onebit_outer_t outer, float *p, int site, int number) {
+/* Makes a local step, whose weight differs by site and step. */
+static void train_and_step(onebit_outer_t outer, float *p, int site, int number) {
   sites_train(p, site, 0.05f);
   CHECK_STATUS(onebit_outer_step(outer, 1 + site + number % 3), ONEBIT_OK);
 }
@@ -63,12 +63,12 @@ static void train_and_save(struct place *place, int site, onebit_comm_t comm,
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number <= STEPS; number++) {
-    step(outer, p, site, number);
+    train_and_step(outer, p, site, number);
     memcpy(story->p[site * place->ranks + onebit_comm_rank(comm)][number], p, sizeof p);
     if (number == story->save_at)
-      save(&story->saved[site][0], outer, comm);
+      save_site(&story->saved[site][0], outer, comm);
     if (number == story->save_at + SITES_H)
-      save(&story->saved[site][1], outer, comm);
+      save_site(&story->saved[site][1], outer, comm);
     if (number == story->save_at && onebit_comm_rank(comm) == 0)
       get_consensus(outer, story->consensus[site]);
   }
@@ -82,12 +82,12 @@ static void load_and_train(struct place *place, int site, onebit_comm_t comm,
   p[SITES_ALL - 1] = 4;
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number < story->load_at; number++)
-    step(outer, p, site, number);
-  CHECK_STATUS(load(&story->saved[site][0], outer, place->ranks), ONEBIT_OK);
+    train_and_step(outer, p, site, number);
+  CHECK_STATUS(load_site(&story->saved[site][0], outer, place->ranks), ONEBIT_OK);
   CHECK(outer_info(outer).steps == (uint64_t)story->save_at, "%ju steps",
         (uintmax_t)outer_info(outer).steps);
   for (int number = story->save_at + 1; number <= STEPS; number++) {
-    step(outer, p, site, number);
+    train_and_step(outer, p, site, number);
     if (!CHECK_BITS("the parameters", p,
                     story->p[site * place->ranks + onebit_comm_rank(comm)][number], SITES_ALL,
                     ONEBIT_FLOAT32))
@@ -96,7 +96,7 @@ static void load_and_train(struct place *place, int site, onebit_comm_t comm,
   onebit_outer_destroy(outer);
 }
 
-static struct place *place_of(onebit_outer_rule_t rule, int bits, int sites, int ranks) {
+static struct place *create_place(onebit_outer_rule_t rule, int bits, int sites, int ranks) {
   struct place *place = place_create(sites, ranks, sites_options(rule, bits));
   place->more = allocate(1, sizeof(struct story));
   return place;
@@ -111,7 +111,7 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
   static const int widths[] = {1, 4, ONEBIT_OUTER_DENSE};
   for (int k = 0; k < 10; k++) {
     struct place *place =
-        place_of((onebit_outer_rule_t)(k % 3), widths[k % 3], 2 + k % 2, 1 + k / 4);
+        create_place((onebit_outer_rule_t)(k % 3), widths[k % 3], 2 + k % 2, 1 + k / 4);
     struct story *story = place->more;
     place->options.weighted = k % 2;
     place->options.mixing = k == 4 ? 0.75 : 0;
@@ -138,7 +138,7 @@ static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
   const int of = story->other;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  CHECK_STATUS(load(&story->saved[site % of][0], outer, 2), ONEBIT_OK);
+  CHECK_STATUS(load_site(&story->saved[site % of][0], outer, 2), ONEBIT_OK);
   get_consensus(outer, x);
   CHECK_BITS("the consensus", x, story->consensus[0], SITES_ALL, ONEBIT_FLOAT32);
   for (int number = 1; number <= 40 * SITES_H; number++) {
@@ -153,7 +153,7 @@ static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
 
 Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
   for (int sites = 1; sites <= 4; sites++) {
-    struct place *place = place_of(ONEBIT_OUTER_MOMENTUM, 2, 3, 2);
+    struct place *place = create_place(ONEBIT_OUTER_MOMENTUM, 2, 3, 2);
     struct story *story = place->more;
     story->save_at = 3 * SITES_H + 1;
     story->other = 3;
@@ -171,16 +171,17 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
 
 /* Two sites load what one has saved in the middle of a round: what a fragment's local steps count
  * is its own, also where its elements are in other shards. */
-static void load_weights(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void load_mid_round(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
   struct saved saved = {.bytes = {0}};
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, comm, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number <= 4; number++) {
     if (number == 4) { /* the second fragment has weight 3 so far, and the first 1 */
-      save(&saved, outer, comm);
+      save_site(&saved, outer, comm);
       onebit_outer_destroy(outer);
       outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-      CHECK_STATUS(load(&saved, outer, 1), ONEBIT_OK);
+      CHECK_STATUS(load_site(&saved, outer, 1), ONEBIT_OK);
     }
     for (size_t i = 0; i < SITES_ALL; i++)
       p[i] -= number == 4 && site == 1 ? 3 : 1;
@@ -193,10 +194,10 @@ static void load_weights(struct place *place, int site, onebit_comm_t comm, oneb
 }
 
 Test(outer_sites_checkpoint, fragments_keep_their_weights) {
-  struct place *place = place_of(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, 1);
+  struct place *place = create_place(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, 1);
   place->options.fragments = 2;
   place->options.weighted = 1;
-  on_sites(place, load_weights);
+  on_sites(place, load_mid_round);
   free_place(place);
 }
 
@@ -205,7 +206,8 @@ static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebi
   struct story *story = place->more;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  CHECK_STATUS(load(&story->saved[site][site != story->other], outer, place->ranks), ONEBIT_OK);
+  CHECK_STATUS(load_site(&story->saved[site][site != story->other], outer, place->ranks),
+               ONEBIT_OK);
   get_consensus(outer, x);
   if (site == story->other)
     CHECK_BITS("parameters", p, x, SITES_ALL, ONEBIT_FLOAT32);
@@ -214,14 +216,14 @@ static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebi
                story->p[site * place->ranks + onebit_comm_rank(comm)][story->save_at + SITES_H],
                SITES_ALL, ONEBIT_FLOAT32);
   for (int number = 1; number <= 2 * SITES_H; number++)
-    step(outer, p, site, number);
+    train_and_step(outer, p, site, number);
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   sites_end(place, site, comm, outer);
 }
 
 Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
   for (int other = 0; other < 3; other++) {
-    struct place *place = place_of(ONEBIT_OUTER_NESTEROV, 4, 3, 2);
+    struct place *place = create_place(ONEBIT_OUTER_NESTEROV, 4, 3, 2);
     struct story *story = place->more;
     story->save_at = SITES_H + 1;
     story->other = other;
@@ -233,8 +235,9 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
   }
 }
 
-/* A site that cannot load leaves all as they were. */
-static void load_wrongly(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+/* If a site cannot load, no site changes. */
+static void load_damaged_part(struct place *place, int site, onebit_comm_t comm,
+                              onebit_comm_t between) {
   struct story *story = place->more;
   struct saved *saved = &story->saved[site][0];
   float p[SITES_ALL] = {0};
@@ -243,9 +246,10 @@ static void load_wrongly(struct place *place, int site, onebit_comm_t comm, oneb
     if (number == SITES_H + 2) {
       if (site == 1)
         ((unsigned char *)saved->memory[0])[saved->bytes[0] / 2] ^= 1;
-      CHECK_STATUS(load(saved, outer, 1), site == 1 ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
+      CHECK_STATUS(load_site(saved, outer, 1),
+                   site == 1 ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
     }
-    step(outer, p, site, number);
+    train_and_step(outer, p, site, number);
     if (!CHECK_BITS("the parameters", p, story->p[site][number], SITES_ALL, ONEBIT_FLOAT32))
       break;
   }
@@ -253,11 +257,11 @@ static void load_wrongly(struct place *place, int site, onebit_comm_t comm, oneb
 }
 
 Test(outer_sites_checkpoint, what_is_damaged_changes_nothing) {
-  struct place *place = place_of(ONEBIT_OUTER_MEAN, 1, 3, 1);
+  struct place *place = create_place(ONEBIT_OUTER_MEAN, 1, 3, 1);
   struct story *story = place->more;
   story->save_at = 3;
   on_sites(place, train_and_save);
-  on_sites(place, load_wrongly);
+  on_sites(place, load_damaged_part);
   free_place(place);
 }
 
@@ -268,16 +272,16 @@ struct loss {
   float x[MAX_SITES][SITES_ALL];
 };
 
-static void synchronize(struct place *place, struct loss *loss, onebit_outer_t outer, int site,
-                        onebit_comm_t comm, float *p) {
+static void synchronize_and_record(struct place *place, struct loss *loss, onebit_outer_t outer,
+                                   int site, onebit_comm_t comm, float *p) {
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   if (onebit_comm_rank(comm) == 0)
     memcpy(loss->x[site], p, sizeof loss->x[site]);
   place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
 }
 
-static void survive(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer,
-                    float *p) {
+static void shrink_and_restart(struct place *place, int site, onebit_comm_t comm,
+                               onebit_outer_t outer, float *p) {
   struct loss *loss = place->more;
   onebit_status_t status = ONEBIT_OK;
   onebit_comm_t survivors;
@@ -299,7 +303,7 @@ static void survive(struct place *place, int site, onebit_comm_t comm, onebit_ou
   onebit_comm_destroy(survivors);
 }
 
-/* The processes have ended, and others are started. */
+/* Starts the lost site again, with new processes. */
 static onebit_outer_t restart_site(struct place *place, int site, onebit_comm_t comm,
                                    onebit_comm_t between, onebit_outer_t outer, float *p) {
   struct loss *loss = place->more;
@@ -322,7 +326,8 @@ static onebit_outer_t restart_site(struct place *place, int site, onebit_comm_t 
   return outer;
 }
 
-static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void lose_last_site(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
   struct loss *loss = place->more;
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
@@ -334,12 +339,12 @@ static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_c
   if (ends)
     outer = restart_site(place, site, comm, between, outer, p);
   else
-    survive(place, site, comm, outer, p);
+    shrink_and_restart(place, site, comm, outer, p);
   for (int k = 0; k < 60 * SITES_H; k++) {
     sites_train(p, site, 0.02f / (1 + (float)k / 40));
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
-  synchronize(place, loss, outer, site, comm, p);
+  synchronize_and_record(place, loss, outer, site, comm, p);
   onebit_outer_destroy(outer);
 }
 
@@ -354,7 +359,7 @@ Test(outer_sites_checkpoint, a_site_is_lost_and_comes_again) {
     place->more = loss;
     CHECK_STATUS(onebit_comm_create_loopback(place->sites, loss->back), ONEBIT_OK);
     check_case("%d sites of %d", place->sites, place->ranks);
-    on_sites(place, lose_one);
+    on_sites(place, lose_last_site);
     cr_log_info("%g from the optimum", sites_distance(loss->x[0], place->sites));
     cr_expect_lt(sites_distance(loss->x[0], place->sites), 6);
     sites_agree(place);

@@ -1,6 +1,6 @@
 /*
  * The outer step among sites with fragments and a delay: it follows the formulas, what is exchanged
- * travels while the sites train, and what is late, lost or saved meanwhile is as without a delay.
+ * travels while the sites train, and late, lost or saved sites continue as without a delay.
  */
 #include "tests/support_outer.h"
 
@@ -16,14 +16,14 @@ struct formulas {
   bool in_flight[PARTS];
 };
 
-static void begin(struct formulas *f, size_t part) {
+static void formulas_begin(struct formulas *f, size_t part) {
   f->in_flight[part] = true;
   for (size_t i = part * SITES_EACH; i < (part + 1) * SITES_EACH; i++)
     for (int s = 0; s < f->sites; s++)
       f->sent[s][i] = f->x[i] - f->p[s][i];
 }
 
-static float move(struct formulas *f, size_t i) {
+static float formulas_update(struct formulas *f, size_t i) {
   const float b = (float)f->options.momentum;
   float d = 0;
   for (int s = 0; s < f->sites; s++)
@@ -35,10 +35,10 @@ static float move(struct formulas *f, size_t i) {
 }
 
 /* Ends an exchange; the training of a site since its drift was sent stays its own. */
-static void end(struct formulas *f, size_t part, float mixing) {
+static void formulas_end(struct formulas *f, size_t part, float mixing) {
   for (size_t i = part * SITES_EACH; f->in_flight[part] && i < (part + 1) * SITES_EACH; i++) {
     const float before = f->x[i];
-    f->x[i] -= (float)f->options.learning_rate * move(f, i);
+    f->x[i] -= (float)f->options.learning_rate * formulas_update(f, i);
     for (int s = 0; s < f->sites; s++) {
       const float own = before - f->p[s][i] - f->sent[s][i];
       f->p[s][i] = (1 - mixing) * f->p[s][i] + mixing * (f->x[i] - own);
@@ -47,7 +47,7 @@ static void end(struct formulas *f, size_t part, float mixing) {
   f->in_flight[part] = false;
 }
 
-static void follow(struct formulas *f) {
+static void formulas_run(struct formulas *f) {
   const size_t parts = f->options.fragments, delay = f->options.delay;
   for (size_t step = 1; step <= STEPS; step++) {
     for (int s = 0; s < f->sites; s++)
@@ -55,20 +55,20 @@ static void follow(struct formulas *f) {
     for (size_t k = 0; k < parts; k++) {
       const size_t due = SITES_H * (k + 1) / parts;
       if (step % SITES_H == due % SITES_H)
-        begin(f, k);
+        formulas_begin(f, k);
       if (step >= delay && (step - delay) % SITES_H == due % SITES_H)
-        end(f, k, (float)f->options.mixing);
+        formulas_end(f, k, (float)f->options.mixing);
     }
   }
   for (size_t k = 0; k < parts; k++)
-    end(f, k, (float)f->options.mixing);
+    formulas_end(f, k, (float)f->options.mixing);
   for (size_t k = 0; k < parts; k++) {
-    begin(f, k);
-    end(f, k, 1);
+    formulas_begin(f, k);
+    formulas_end(f, k, 1);
   }
 }
 
-static void train(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void train_site(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int step = 1; outer && step <= STEPS; step++) {
@@ -84,7 +84,7 @@ static void train(struct place *place, int site, onebit_comm_t comm, onebit_comm
   sites_end(place, site, comm, outer);
 }
 
-static void follows_formulas(size_t delay, int k) {
+static void check_formulas(size_t delay, int k) {
   const onebit_outer_rule_t rule = (onebit_outer_rule_t)(k % 3);
   struct place *place = place_create(2 + k % 2, 1 + k % 2, sites_options(rule, ONEBIT_OUTER_DENSE));
   struct formulas *f = allocate(1, sizeof *f);
@@ -96,9 +96,9 @@ static void follows_formulas(size_t delay, int k) {
   f->options = place->options;
   f->options.learning_rate = rule == ONEBIT_OUTER_NESTEROV ? 0.7 : 1;
   f->options.momentum = rule == ONEBIT_OUTER_NESTEROV ? 0.9 : 0.5;
-  follow(f);
+  formulas_run(f);
   memcpy(place->plain, f->p[0], sizeof place->plain);
-  on_sites(place, train);
+  on_sites(place, train_site);
   sites_agree(place);
   free(f);
   free(place);
@@ -107,7 +107,7 @@ static void follows_formulas(size_t delay, int k) {
 Test(outer_sites_delay, follows_the_formulas) {
   for (int k = 0; k < 6; k++)
     for (size_t delay = 0; delay < SITES_H; delay++)
-      follows_formulas(delay, k);
+      check_formulas(delay, k);
 }
 
 /* --- While they train --------------------------------------------------------------------------*/
@@ -124,7 +124,7 @@ static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_t outer = sites_make_alone(comm, p, &options, FOR_EVER, 0);
   for (int step = 1; outer && step < 2 * SITES_H; step++) {
     sites_train(p, onebit_comm_rank(comm), 0.05f);
-    meet(comm);
+    synchronize_ranks(comm);
     const uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     bytes[step % SITES_H] = onebit_comm_bytes_sent(comm) - before;
@@ -132,13 +132,13 @@ static void train_in_step(onebit_comm_t comm, void *context) {
           "step %d: %d in flight", step, outer_info(outer).in_flight);
     CHECK(outer_info(outer).exchanges == (step < 2 * SITES_H - 1 ? 0 : 3), "step %d: applied",
           step);
-    meet(comm);
+    synchronize_ranks(comm);
   }
   CHECK(bytes[0] && bytes[0] + bytes[1] + bytes[2] == outer_info(outer).exchange_bytes,
         "%ju, %ju and %ju bytes, announced %ju", (uintmax_t)bytes[0], (uintmax_t)bytes[1],
         (uintmax_t)bytes[2], (uintmax_t)outer_info(outer).exchange_bytes);
   CHECK(bytes[3] == 0, "%ju bytes in the step that waits", (uintmax_t)bytes[3]);
-  meet(comm);
+  synchronize_ranks(comm);
   onebit_outer_destroy(outer);
 }
 
@@ -146,8 +146,8 @@ Test(outer_sites_delay, an_exchange_travels_while_they_train) { on_ranks(3, trai
 
 /* --- Moved -------------------------------------------------------------------------------------*/
 
-/* A run that is moved after every step, what is in flight too, is to the bit the one that is not:
- * with the same sites every drift is sent again, as it was. */
+/* A run that is moved after every step, also with exchanges in flight, has the bits of a run that
+ * is not moved: the same sites send every drift again. */
 static void train_and_move(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   float p[SITES_ALL] = {0}, q[SITES_ALL] = {0};

@@ -138,7 +138,7 @@ static void run_net(struct net *net, int sites) {
               "site %d differs", s);
 }
 
-static void vanish(onebit_outer_rule_t rule, int bits, size_t delay, bool whole) {
+static void check_vanished_site(onebit_outer_rule_t rule, int bits, size_t delay, bool whole) {
   struct net net = {.options = sites_options(rule, bits), .rounds = 60};
   net.options.delay = delay;
   net.options.fragments = 1 + delay / 2;
@@ -159,14 +159,15 @@ static void vanish(onebit_outer_rule_t rule, int bits, size_t delay, bool whole)
 }
 
 Test(outer_sites_gone, a_site_that_vanishes_comes_back) {
-  vanish(ONEBIT_OUTER_MEAN, 1, 3, false);
-  vanish(ONEBIT_OUTER_NESTEROV, 8, 0, true);
-  vanish(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, true);
+  check_vanished_site(ONEBIT_OUTER_MEAN, 1, 3, false);
+  check_vanished_site(ONEBIT_OUTER_NESTEROV, 8, 0, true);
+  check_vanished_site(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, true);
 }
 
 /* --- Wrong calls -------------------------------------------------------------------------------*/
 
-static void skip(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void check_skip_at_site(struct place *place, int site, onebit_comm_t comm,
+                               onebit_comm_t between) {
   float p[SITES_ALL] = {0}, zero[SITES_ALL] = {0};
   onebit_outer_options_t options = place->options;
   options.local_steps = 1;
@@ -190,7 +191,7 @@ Test(outer_sites_gone, a_drift_that_is_no_number_is_left_out) {
   for (int ranks = 1; ranks <= 2; ranks++) {
     struct place *place =
         place_create(3, ranks, sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE));
-    on_sites(place, skip);
+    on_sites(place, check_skip_at_site);
     free(place);
   }
 }
@@ -236,7 +237,7 @@ Test(outer_sites_gone, what_differs_is_told_on_all_sites) {
 }
 
 /* Tests fewer elements than sites, no elements, and 16 bits. */
-static void odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void run_odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   uint16_t p[2] = {0};
   onebit_tensor_t tensor = {.parameter = p};
   onebit_sites_options_t sites = {.size = sizeof sites, .patience = FOR_EVER};
@@ -260,7 +261,7 @@ static void odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_c
 
 Test(outer_sites_gone, odd_ends) {
   struct place *place = place_create(3, 2, sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE));
-  on_sites(place, odd_ends);
+  on_sites(place, run_odd_ends);
   free(place);
 }
 
@@ -314,14 +315,14 @@ Test(outer_sites_gone, a_transport_that_fails_ends_all) {
 
 enum { SITES = 3, ROUNDS = 20 };
 
-/* In memory that all processes share. */
+/* The job lies in memory that all processes share. */
 struct job {
   onebit_outer_options_t options;
   int victim, last_step;      /* the last step that it begins */
   bool in_exchange;           /* it is killed while the others wait for it there, else after it */
   atomic_int waits;           /* the victim: it is to be killed */
   char where[SITES][32];      /* ports: of all sites, of those that are left, of all again */
-  char error[2 * SITES][400]; /* of each process, the last one is the victim's successor */
+  char error[2 * SITES][400]; /* of each process; the last is the restarted victim */
   float x[SITES][SITES_ALL];
   uint32_t checksum[SITES];
 };
@@ -334,8 +335,8 @@ struct site {
   float p[SITES_ALL];
 };
 
-static void must(struct site *site, onebit_status_t status, onebit_status_t wanted,
-                 const char *call) {
+static void expect_status(struct site *site, onebit_status_t status, onebit_status_t wanted,
+                          const char *call) {
   if (status == wanted)
     return;
   snprintf(site->job->error[site->process], sizeof site->job->error[0], "%s: %s, not %s; %.200s",
@@ -343,9 +344,9 @@ static void must(struct site *site, onebit_status_t status, onebit_status_t want
   _exit(1);
 }
 
-#define MUST(site, call, wanted) must(site, call, wanted, #call)
+#define MUST(site, call, wanted) expect_status(site, call, wanted, #call)
 
-static onebit_comm_t join(struct site *site, int time, int rank, int ranks) {
+static onebit_comm_t join_sites(struct site *site, int time, int rank, int ranks) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   onebit_comm_t comm;
   options.rank = rank;
@@ -357,7 +358,7 @@ static onebit_comm_t join(struct site *site, int time, int rank, int ranks) {
   return comm;
 }
 
-static void create(struct site *site, onebit_comm_t between) {
+static void create_outer(struct site *site, onebit_comm_t between) {
   onebit_tensor_t tensors[SITES_TENSORS];
   onebit_sites_options_t sites = {.size = sizeof sites, .patience = FOR_EVER};
   sites_list(tensors, site->p);
@@ -368,22 +369,22 @@ static void create(struct site *site, onebit_comm_t between) {
        ONEBIT_OK);
 }
 
-static void move(struct site *site, onebit_comm_t between) {
+static void move_outer(struct site *site, onebit_comm_t between) {
   MUST(site, onebit_outer_move(site->outer, between), ONEBIT_OK);
   onebit_comm_destroy(site->between);
   site->between = between;
 }
 
-static void train(struct site *site, int steps) {
+static void train_site(struct site *site, int steps) {
   for (int step = 0; step < steps; step++) {
     sites_train(site->p, site->number, 0.02f);
     MUST(site, onebit_outer_step(site->outer, 1), ONEBIT_OK);
   }
 }
 
-static void be_killed(struct site *site) {
+static void train_until_killed(struct site *site) {
   struct job *job = site->job;
-  train(site, job->last_step - job->in_exchange);
+  train_site(site, job->last_step - job->in_exchange);
   if (!job->in_exchange)
     raise(SIGKILL);
   atomic_store(&job->waits, 1);
@@ -391,7 +392,7 @@ static void be_killed(struct site *site) {
 }
 
 /* The site's steps fail in the first exchange after the victim's last step. */
-static void survive(struct site *site) {
+static void train_until_failure(struct site *site) {
   struct job *job = site->job;
   const int limit = (job->last_step / SITES_H + 2) * SITES_H;
   onebit_status_t status = ONEBIT_OK;
@@ -400,15 +401,15 @@ static void survive(struct site *site) {
     status = onebit_outer_step(site->outer, 1);
   }
   MUST(site, status, ONEBIT_ERROR_TRANSPORT);
-  move(site, join(site, 1, site->number - (site->number > job->victim), SITES - 1));
-  train(site, 2 * SITES_H);
+  move_outer(site, join_sites(site, 1, site->number - (site->number > job->victim), SITES - 1));
+  train_site(site, 2 * SITES_H);
 }
 
-static void finish(struct site *site) {
+static void rejoin_and_finish(struct site *site) {
   struct job *job = site->job;
   onebit_outer_info_t info = {.size = sizeof info};
-  move(site, join(site, 2, site->number, SITES));
-  train(site, ROUNDS * SITES_H);
+  move_outer(site, join_sites(site, 2, site->number, SITES));
+  train_site(site, ROUNDS * SITES_H);
   MUST(site, onebit_outer_synchronize(site->outer), ONEBIT_OK);
   MUST(site, onebit_outer_get_info(site->outer, &info), ONEBIT_OK);
   job->checksum[site->number] = info.checksum;
@@ -422,29 +423,29 @@ static void finish(struct site *site) {
 static void run_site(struct job *job, int number) {
   prctl(PR_SET_PDEATHSIG, SIGKILL); /* where the test fails */
   struct site site = {.job = job, .number = number, .process = number};
-  site.between = join(&site, 0, number, SITES);
-  create(&site, site.between);
+  site.between = join_sites(&site, 0, number, SITES);
+  create_outer(&site, site.between);
   if (number == job->victim)
-    be_killed(&site);
-  survive(&site);
-  finish(&site);
+    train_until_killed(&site);
+  train_until_failure(&site);
+  rejoin_and_finish(&site);
 }
 
 static void restart_site(struct job *job) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   struct site site = {.job = job, .number = job->victim, .process = SITES};
   MUST(&site, onebit_comm_create_self(&site.between), ONEBIT_OK);
-  create(&site, site.between);
-  finish(&site);
+  create_outer(&site, site.between);
+  rejoin_and_finish(&site);
 }
 
-static int end_of(pid_t process) {
+static int wait_for_exit(pid_t process) {
   int status = 0;
   cr_assert_eq(waitpid(process, &status, 0), process);
   return status;
 }
 
-static void kill_one(onebit_outer_options_t options, int victim, int last_step, bool in_exchange) {
+static void kill_site(onebit_outer_options_t options, int victim, int last_step, bool in_exchange) {
   struct job *job =
       mmap(NULL, sizeof *job, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   pid_t sites[SITES + 1];
@@ -460,12 +461,13 @@ static void kill_one(onebit_outer_options_t options, int victim, int last_step, 
     usleep(1000);
   if (in_exchange)
     kill(sites[victim], SIGKILL);
-  cr_expect(WIFSIGNALED(end_of(sites[victim])), "%s", job->error[victim]);
+  cr_expect(WIFSIGNALED(wait_for_exit(sites[victim])), "%s", job->error[victim]);
   if ((sites[SITES] = fork()) == 0)
     restart_site(job);
   for (int s = 0; s <= SITES; s++)
     if (s != victim)
-      cr_expect_eq(end_of(sites[s]), 0, "victim %d, process %d: %s", victim, s, job->error[s]);
+      cr_expect_eq(wait_for_exit(sites[s]), 0, "victim %d, process %d: %s", victim, s,
+                   job->error[s]);
   for (int s = 1; s < SITES; s++)
     cr_expect(job->checksum[s] == job->checksum[0] &&
                   memcmp(job->x[s], job->x[0], sizeof job->x[0]) == 0,
@@ -475,12 +477,12 @@ static void kill_one(onebit_outer_options_t options, int victim, int last_step, 
   munmap(job, sizeof *job);
 }
 
-/* While the others train, while they wait for it, and with drifts of two fragments on their way. */
+/* The site is killed while others train, while they wait for it, and with two drifts in flight. */
 Test(outer_sites_killed, the_others_go_on_and_it_comes_again) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
-  kill_one(options, 0, 2 * SITES_H + 1, false);
-  kill_one(options, 1, 3 * SITES_H, true);
+  kill_site(options, 0, 2 * SITES_H + 1, false);
+  kill_site(options, 1, 3 * SITES_H, true);
   options.fragments = 2;
   options.delay = 3;
-  kill_one(options, 2, 3 * SITES_H + 1, false);
+  kill_site(options, 2, 3 * SITES_H + 1, false);
 }

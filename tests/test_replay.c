@@ -9,10 +9,10 @@
 
 static char scratch[PATH_ROOM];
 
-static void begin(void) { scratch_create(scratch); }
-static void end(void) { scratch_remove(scratch); }
+static void create_scratch(void) { scratch_create(scratch); }
+static void remove_scratch(void) { scratch_remove(scratch); }
 
-TestSuite(replay, .init = begin, .fini = end, .timeout = 120);
+TestSuite(replay, .init = create_scratch, .fini = remove_scratch, .timeout = 120);
 
 /* --- Recorded cases: the oracle's results in a directory, and ways to damage them */
 
@@ -28,17 +28,18 @@ static FILE *open_in(const char *directory, const char *name, const char *mode) 
   return file;
 }
 
-static void put(FILE *file, const float *values, size_t count) {
+static void write_floats(FILE *file, const float *values, size_t count) {
   cr_assert_eq(fwrite(values, sizeof *values, count, file), count);
 }
 
-static void put_all(const char *path, const char *name, const float *values, size_t count) {
+static void write_float_file(const char *path, const char *name, const float *values,
+                             size_t count) {
   FILE *file = open_in(path, name, "wb");
-  put(file, values, count);
+  write_floats(file, values, count);
   cr_assert_eq(fclose(file), 0);
 }
 
-static size_t bytes_of(const char *path, const char *name) {
+static size_t file_bytes(const char *path, const char *name) {
   char file[PATH_ROOM];
   struct stat facts;
   path_join(file, path, name);
@@ -46,7 +47,7 @@ static size_t bytes_of(const char *path, const char *name) {
   return (size_t)facts.st_size;
 }
 
-/* Read or change one value of a file. */
+/* Returns one value of a file; set_recorded_value changes one. */
 static float recorded_value(const char *path, const char *name, size_t index) {
   float value;
   FILE *file = open_in(path, name, "rb");
@@ -59,7 +60,7 @@ static float recorded_value(const char *path, const char *name, size_t index) {
 static void set_recorded_value(const char *path, const char *name, size_t index, float value) {
   FILE *file = open_in(path, name, "r+b");
   cr_assert_eq(fseek(file, (long)(index * sizeof value), SEEK_SET), 0);
-  put(file, &value, 1);
+  write_floats(file, &value, 1);
   cr_assert_eq(fclose(file), 0);
 }
 
@@ -67,42 +68,42 @@ static void set_recorded_value(const char *path, const char *name, size_t index,
 static void lengthen_file(const char *path, const char *name, long bytes) {
   char file[PATH_ROOM];
   path_join(file, path, name);
-  cr_assert_eq(truncate(file, (long)bytes_of(path, name) + bytes), 0);
+  cr_assert_eq(truncate(file, (long)file_bytes(path, name) + bytes), 0);
 }
 
-static void begin_case(const char *directory, const char *name, char path[PATH_ROOM]) {
+static void create_case_directory(const char *directory, const char *name, char path[PATH_ROOM]) {
   path_join(path, directory, name);
   cr_assert_eq(mkdir(path, 0777), 0, "%s: cannot be made", path);
 }
 
 /* Fills in one step's inputs of all ranks, one after the other. */
-static void fill_all(float *inputs, size_t count, int world, int step) {
+static void fill_all_ranks(float *inputs, size_t count, int world, int step) {
   for (int r = 0; r < world; r++)
     fill_input(inputs + (size_t)r * count, ONEBIT_FLOAT32, count, r, step);
 }
 
-static const float **by_rank(const float *inputs, size_t count, int world) {
+static const float **list_rank_inputs(const float *inputs, size_t count, int world) {
   const float **ranks = allocate((size_t)world, sizeof *ranks);
   for (int r = 0; r < world; r++)
     ranks[r] = inputs + (size_t)r * count;
   return ranks;
 }
 
-/* Record a case, computed by the oracle, in directory/name, and set `path` to that. */
+/* Records a case, computed by the oracle, in directory/name, and sets `path` to it. */
 static void record_allreduce(const char *directory, const char *name, int world, size_t count,
                              int steps, char path[PATH_ROOM]) {
   onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
-  begin_case(directory, name, path);
+  create_case_directory(directory, name, path);
   struct oracle *oracle = oracle_create(world, count, &options);
   float *inputs = allocate((size_t)world * count, sizeof *inputs);
   float *result = allocate(count, sizeof *result);
-  const float **ranks = by_rank(inputs, count, world);
+  const float **ranks = list_rank_inputs(inputs, count, world);
   FILE *in = open_in(path, "in.f32", "wb"), *out = open_in(path, "out.f32", "wb");
   for (int step = 0; step < steps; step++) {
-    fill_all(inputs, count, world, step);
+    fill_all_ranks(inputs, count, world, step);
     cr_assert(oracle_exchange(oracle, ranks, result));
-    put(in, inputs, (size_t)world * count);
-    put(out, result, count);
+    write_floats(in, inputs, (size_t)world * count);
+    write_floats(out, result, count);
   }
   cr_assert(fclose(in) == 0 && fclose(out) == 0);
   FILE *text = open_in(path, "case.txt", "w");
@@ -139,14 +140,14 @@ static struct oracle_adam *create_adam(int world) {
 
 static void record_adam_steps(const char *path, struct oracle_adam *adam, int steps, char *dense) {
   float *gradients = allocate((size_t)adam->size * adam->total, sizeof *gradients);
-  const float **ranks = by_rank(gradients, adam->total, adam->size);
+  const float **ranks = list_rank_inputs(gradients, adam->total, adam->size);
   FILE *in = open_in(path, "grads.f32", "wb"), *out = open_in(path, "params.f32", "wb");
   for (int step = 0; step < steps; step++) {
     dense[step] = adam->compressed ? '0' : '1';
-    fill_all(gradients, adam->total, adam->size, step);
+    fill_all_ranks(gradients, adam->total, adam->size, step);
     cr_assert(oracle_adam_step(adam, ranks, 0.003f));
-    put(in, gradients, (size_t)adam->size * adam->total);
-    put(out, adam->parameter, adam->total);
+    write_floats(in, gradients, (size_t)adam->size * adam->total);
+    write_floats(out, adam->parameter, adam->total);
   }
   cr_assert(fclose(in) == 0 && fclose(out) == 0);
   free((void *)ranks);
@@ -155,10 +156,10 @@ static void record_adam_steps(const char *path, struct oracle_adam *adam, int st
 
 static void record_adam(const char *directory, const char *name, int world, int steps,
                         char path[PATH_ROOM]) {
-  begin_case(directory, name, path);
+  create_case_directory(directory, name, path);
   char *dense = allocate((size_t)steps + 1, 1);
   struct oracle_adam *adam = create_adam(world);
-  put_all(path, "params0.f32", adam->parameter, adam->total);
+  write_float_file(path, "params0.f32", adam->parameter, adam->total);
   record_adam_steps(path, adam, steps, dense);
   FILE *text = open_in(path, "case.txt", "w");
   fprintf(text,
@@ -174,7 +175,7 @@ static void record_adam(const char *directory, const char *name, int world, int 
 /* --- Replays */
 
 /* Replays and checks the verdict, and that the words say `part`. */
-static struct replay_result replayed(const char *path, bool ok, const char *part) {
+static struct replay_result check_replay(const char *path, bool ok, const char *part) {
   struct replay_result result;
   replay_run(path, &result);
   cr_expect_eq(!result.failed, ok, "ok is %d: %s", !result.failed, result.error);
@@ -190,11 +191,11 @@ Test(replay, sound_cases_are_ok) {
     char name[16], path[PATH_ROOM];
     snprintf(name, sizeof name, "allreduce-w%d", worlds[i]);
     record_allreduce(scratch, name, worlds[i], 1003, 4, path);
-    struct replay_result result = replayed(path, true, "");
+    struct replay_result result = check_replay(path, true, "");
     cr_expect(result.values == 4 * 1003 && result.exceptions == 0 && result.worst == 0);
     snprintf(name, sizeof name, "adam-w%d", worlds[i]);
     record_adam(scratch, name, worlds[i], 9, path);
-    result = replayed(path, true, "");
+    result = check_replay(path, true, "");
     cr_expect(result.values == 9 * RECORDED_TOTAL && result.exceptions == 0 && result.worst == 0);
   }
 }
@@ -203,11 +204,11 @@ Test(replay, one_sign_in_ten_thousand_is_allowed) {
   char path[PATH_ROOM];
   record_allreduce(scratch, "allreduce", 2, 5000, 3, path); /* 15,000 values */
   set_recorded_value(path, "out.f32", 7777, -recorded_value(path, "out.f32", 7777));
-  struct replay_result result = replayed(path, true, "");
+  struct replay_result result = check_replay(path, true, "");
   cr_expect(result.exceptions == 1 && result.wild == 0);
   cr_expect_float_eq(result.worst, 2, 1e-6);
   set_recorded_value(path, "out.f32", 8888, -recorded_value(path, "out.f32", 8888));
-  result = replayed(path, false, "2 exceptions, 1 are allowed");
+  result = check_replay(path, false, "2 exceptions, 1 are allowed");
   cr_expect_eq(result.exceptions, 2);
 }
 
@@ -216,12 +217,12 @@ Test(replay, another_magnitude_is_not) {
   record_allreduce(scratch, "allreduce", 2, 5000, 3, path);
   float value = recorded_value(path, "out.f32", 12345);
   set_recorded_value(path, "out.f32", 12345, value * 1.000005f);
-  struct replay_result result = replayed(path, true, "");
+  struct replay_result result = check_replay(path, true, "");
   cr_expect(result.exceptions == 0 && result.worst > 1e-6);
   set_recorded_value(path, "out.f32", 12345, value * 1.0001f);
-  replayed(path, false, "1 by more than rounding; the first: step 2, value 2345");
+  check_replay(path, false, "1 by more than rounding; the first: step 2, value 2345");
   set_recorded_value(path, "out.f32", 12345, NAN);
-  result = replayed(path, false, "1 by more than rounding");
+  result = check_replay(path, false, "1 by more than rounding");
   cr_expect(isinf(result.worst));
 }
 
@@ -235,18 +236,18 @@ Test(replay, parameters_may_differ_by_few_updates) {
     float before = recorded_value(path, "params.f32", last - RECORDED_TOTAL + 10 * i);
     set_recorded_value(path, "params.f32", last + 10 * i, now + 2 * (now - before));
   }
-  struct replay_result result = replayed(path, true, "");
+  struct replay_result result = check_replay(path, true, "");
   cr_expect_eq(result.exceptions, 28);
   float value = recorded_value(path, "params.f32", last + 5);
   set_recorded_value(path, "params.f32", last + 5, value + 1e-3f);
-  replayed(path, false, "29 exceptions, 28 are allowed");
+  check_replay(path, false, "29 exceptions, 28 are allowed");
 }
 
 Test(replay, parameters_may_not_differ_by_more) {
   char path[PATH_ROOM];
   record_adam(scratch, "adam", 2, 9, path);
   set_recorded_value(path, "params.f32", 100, 2.0f + recorded_value(path, "params.f32", 100));
-  replayed(path, false, " 1 by more than rounding");
+  check_replay(path, false, " 1 by more than rounding");
 }
 
 /* --- The program -------------------------------------------------------------------------------*/
@@ -262,11 +263,11 @@ Test(replay, program_prints_a_line_a_case) {
   set_recorded_value(bad, "params.f32", 0, 9);
   lengthen_file(other, "grads.f32", -4);
   const char *said = program(1, "tests/onebit-replay --loopback %s %s %s", bad, other, good);
-  expect_said(said, "replay bad: 22351 values, 1 exceptions, worst ");
-  expect_said(said, ", FAILED\n");
-  expect_said(said, "other/grads.f32: 178804 bytes, not the 178808 of 7 x 2 x 3193 float32\n");
-  expect_said(said, "replay other: 0 values, 0 exceptions, worst 0, FAILED\n");
-  expect_said(said, "replay good: 200 values, 0 exceptions, worst 0, ok\n");
+  expect_output(said, "replay bad: 22351 values, 1 exceptions, worst ");
+  expect_output(said, ", FAILED\n");
+  expect_output(said, "other/grads.f32: 178804 bytes, not the 178808 of 7 x 2 x 3193 float32\n");
+  expect_output(said, "replay other: 0 values, 0 exceptions, worst 0, FAILED\n");
+  expect_output(said, "replay good: 200 values, 0 exceptions, worst 0, ok\n");
 }
 
 /* --- Recordings of DeepSpeed -------------------------------------------------------------------*/
@@ -289,7 +290,7 @@ Test(replay, golden_cases) {
   path_join(pattern, shared ? shared : "../shared", "golden/*-w*");
   if (glob(pattern, 0, NULL, &found) !=
       0) { /* a skipped test ends without what its suite does at the end */
-    end();
+    remove_scratch();
     cr_skip_test("no recorded cases here: %s", pattern);
   }
   for (size_t c = 0; c < test_codecs_count; c++)

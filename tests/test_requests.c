@@ -6,7 +6,7 @@
 /* Nonblocking calls: any number of plans and requests in flight, finished in any order, on ranks
  * that are threads. */
 
-static void on_groups(rank_body *scenario, int smallest) {
+static void run_on_groups(rank_body *scenario, int smallest) {
   static const int sizes[] = {1, 2, 3, 4, 8};
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
     if (sizes[p] < smallest)
@@ -17,7 +17,7 @@ static void on_groups(rank_body *scenario, int smallest) {
   }
 }
 
-static void on_several_hosts(rank_body *scenario) {
+static void run_on_several_hosts(rank_body *scenario) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {6, 2}, {4, 1}, {3, 3}};
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++) {
     if (!test_wanted(k))
@@ -28,27 +28,29 @@ static void on_several_hosts(rank_body *scenario) {
   }
 }
 
-Test(requests, schedules_waited_for_in_any_order) { on_several_hosts(waited_in_any_order); }
+Test(requests, schedules_waited_for_in_any_order) { run_on_several_hosts(waited_in_any_order); }
 Test(requests, schedules_started_in_any_order) {
-  on_several_hosts(started_in_any_order_and_tested);
+  run_on_several_hosts(started_in_any_order_and_tested);
 }
-Test(requests, schedules_moved_by_progress) { on_several_hosts(moved_by_progress); }
-Test(requests, schedules_with_busy_plans) { on_several_hosts(busy_plans_refuse); }
-Test(requests, schedules_with_a_late_rank) { on_several_hosts(late_rank_is_waited_for); }
-Test(requests, schedules_in_several_threads) { on_several_hosts(threads_share_a_communicator); }
+Test(requests, schedules_moved_by_progress) { run_on_several_hosts(moved_by_progress); }
+Test(requests, schedules_with_busy_plans) { run_on_several_hosts(busy_plans_refuse); }
+Test(requests, schedules_with_a_late_rank) { run_on_several_hosts(late_rank_is_waited_for); }
+Test(requests, schedules_in_several_threads) { run_on_several_hosts(threads_share_a_communicator); }
 
-Test(requests, waited_for_in_any_order) { on_groups(waited_in_any_order, 1); }
-Test(requests, started_in_any_order_and_tested) { on_groups(started_in_any_order_and_tested, 1); }
-Test(requests, moved_by_progress) { on_groups(moved_by_progress, 1); }
-Test(requests, busy_plans_refuse) { on_groups(busy_plans_refuse, 1); }
-Test(requests, late_rank_is_waited_for) { on_groups(late_rank_is_waited_for, 2); }
-Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communicator, 1); }
+Test(requests, waited_for_in_any_order) { run_on_groups(waited_in_any_order, 1); }
+Test(requests, started_in_any_order_and_tested) {
+  run_on_groups(started_in_any_order_and_tested, 1);
+}
+Test(requests, moved_by_progress) { run_on_groups(moved_by_progress, 1); }
+Test(requests, busy_plans_refuse) { run_on_groups(busy_plans_refuse, 1); }
+Test(requests, late_rank_is_waited_for) { run_on_groups(late_rank_is_waited_for, 2); }
+Test(requests, threads_share_a_communicator) { run_on_groups(threads_share_a_communicator, 1); }
 
 #define GENERATIONS 33000 /* more than MPI guarantees tags, 32767 */
 
 /* Rank 0 starts an old plan before new plans, and rank 1 after them, while all are in flight. Equal
  * inputs must be returned unchanged. */
-static void meet_many_plans(onebit_comm_t comm, void *context) {
+static void create_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
   (void)context;
@@ -77,11 +79,11 @@ static void meet_many_plans(onebit_comm_t comm, void *context) {
 Test(requests, old_plans_work_beside_any_number_of_new_ones) {
   if (test_thins())
     cr_skip_test("takes too long for a run of a small share, as with a sanitizer");
-  on_ranks(2, meet_many_plans, NULL);
+  on_ranks(2, create_many_plans, NULL);
 }
 
 /* ONEBIT_PROGRESS=thread: a request completes without any further call. */
-static void leave_it_to_the_thread(onebit_comm_t comm, void *context) {
+static void await_progress_thread(onebit_comm_t comm, void *context) {
   enum { COUNT = 5000 };
   const struct timespec moment = {.tv_nsec = 1000000};
   static float send[4][COUNT], receive[4][COUNT];
@@ -102,21 +104,21 @@ static void leave_it_to_the_thread(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  meet(comm); /* rank 0's result is compared with */
+  synchronize_ranks(comm); /* rank 0's result is compared with */
   CHECK_BITS("the result", receive[rank], receive[0], COUNT, ONEBIT_FLOAT32);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 Test(requests, a_thread_moves_them) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
   for (int size = 1; size <= 4; size++)
-    on_ranks(size, leave_it_to_the_thread, NULL);
+    on_ranks(size, await_progress_thread, NULL);
 }
 
 Test(requests, everything_works_with_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
-  on_groups(waited_in_any_order, 1);
-  on_groups(started_in_any_order_and_tested, 1);
+  run_on_groups(waited_in_any_order, 1);
+  run_on_groups(started_in_any_order_and_tested, 1);
 }
 
 Test(requests, progress_is_calls_or_thread) {
@@ -134,14 +136,14 @@ Test(requests, progress_is_calls_or_thread) {
 
 static pthread_barrier_t barrier;
 
-static void all_meet(void) { pthread_barrier_wait(&barrier); }
+static void wait_for_all_ranks(void) { pthread_barrier_wait(&barrier); }
 
-static void walk(enum wait_fault fault) {
+static void run_wait_cases(enum wait_fault fault) {
   for (size_t k = 0; k < wait_cases_count; k++) {
     struct wait_run run = {.test = &wait_cases[k],
                            .fault = fault,
                            .blocking = k % 2 == 0,
-                           .meet = all_meet,
+                           .wait_for_all = wait_for_all_ranks,
                            .one_process = true};
     pthread_barrier_init(&barrier, NULL, (unsigned)run.test->size);
     on_hosts(run.test->size, run.test->hosts, wait_on_rank, &run);
@@ -149,20 +151,20 @@ static void walk(enum wait_fault fault) {
   }
 }
 
-Test(waits, a_rank_that_leaves) { walk(WAIT_LEAVES); }
-Test(waits, a_rank_that_never_calls) { walk(WAIT_IS_AWAY); }
-Test(waits, a_rank_that_calls_another_plan) { walk(WAIT_CALLS_ANOTHER); }
-Test(waits, a_rank_that_aborts) { walk(WAIT_ABORTS); }
+Test(waits, a_rank_that_leaves) { run_wait_cases(WAIT_LEAVES); }
+Test(waits, a_rank_that_never_calls) { run_wait_cases(WAIT_IS_AWAY); }
+Test(waits, a_rank_that_calls_another_plan) { run_wait_cases(WAIT_CALLS_ANOTHER); }
+Test(waits, a_rank_that_aborts) { run_wait_cases(WAIT_ABORTS); }
 
 Test(waits, moved_by_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
-  walk(WAIT_IS_AWAY);
-  walk(WAIT_ABORTS);
+  run_wait_cases(WAIT_IS_AWAY);
+  run_wait_cases(WAIT_ABORTS);
 }
 
 /* --- Creation ----------------------------------------------------------------------------------*/
 
-static void makes_a_plan(onebit_comm_t comm, void *context) {
+static void make_plan_except_rank_1(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL;
   (void)context;
   if (onebit_comm_rank(comm) == 1)
@@ -173,7 +175,7 @@ static void makes_a_plan(onebit_comm_t comm, void *context) {
   CHECK_WORDS("the communicator has failed before: rank ");
 }
 
-Test(waits, a_plan_that_one_rank_does_not_make) { on_ranks(3, makes_a_plan, NULL); }
+Test(waits, a_plan_that_one_rank_does_not_make) { on_ranks(3, make_plan_except_rank_1, NULL); }
 
 /* --- Another thread ----------------------------------------------------------------------------*/
 
@@ -245,9 +247,9 @@ Test(waits, a_notice) {
   cr_assert(strstr(text, " s for rank 1 on host h1 (receive, chunk 0)\n"), "%s", text);
 }
 
-static void say_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
+static void describe_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
 
-/* Waits on in no time, and counts the lines that this prints. */
+/* Simulates a wait with given times, and counts the lines that it prints. */
 static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   static const double waited[] = {999, 1000, 1001, 5999, 6000, 29999, 30000, 90000};
   struct ob_watch watch = {0};
@@ -258,7 +260,7 @@ static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   for (size_t k = 0; k < sizeof waited / sizeof *waited; k++) {
     watch.waited = waited[k];
     watch.seen = 0; /* no time has gone by */
-    CHECK_STATUS(comm ? ob_watch_look(&watch, comm, 0, say_nothing, NULL)
+    CHECK_STATUS(comm ? ob_watch_look(&watch, comm, 0, describe_nothing, NULL)
                       : ob_watch_for(&watch, 1e5, "a wait", "rank 7 to come"),
                  ONEBIT_OK);
   }
@@ -270,7 +272,8 @@ static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   return lines;
 }
 
-/* Three: at 1, 6 and 30 times the first. A communicator's calls have one notice in 10 s. */
+/* A wait prints three notices: at 1, 6 and 30 times the first time. Calls of a communicator print
+ * at most one in 10 s. */
 Test(waits, notices_become_rarer) {
   static const char *const said[] = {"a wait: waiting 1e+03 s for rank 7 to come\n",
                                      "a wait: waiting 6e+03 s for rank 7 to come\n",
@@ -291,7 +294,7 @@ Test(waits, notices_become_rarer) {
 
 /* --- The knob ----------------------------------------------------------------------------------*/
 
-static void takes(const char *text, onebit_status_t wanted) {
+static void check_timeout_value(const char *text, onebit_status_t wanted) {
   onebit_comm_t comm = NULL;
   setenv("ONEBIT_TIMEOUT", text, 1);
   CHECK_STATUS(onebit_comm_create_self(&comm), wanted);
@@ -301,15 +304,15 @@ static void takes(const char *text, onebit_status_t wanted) {
 }
 
 Test(waits, the_timeout_is_read) {
-  takes("0.25", ONEBIT_OK);
-  takes("0", ONEBIT_OK);
-  takes("never", ONEBIT_OK);
-  takes("-1", ONEBIT_ERROR_ARGUMENT);
-  takes("nan", ONEBIT_ERROR_ARGUMENT);
-  takes("5 minutes", ONEBIT_ERROR_ARGUMENT);
+  check_timeout_value("0.25", ONEBIT_OK);
+  check_timeout_value("0", ONEBIT_OK);
+  check_timeout_value("never", ONEBIT_OK);
+  check_timeout_value("-1", ONEBIT_ERROR_ARGUMENT);
+  check_timeout_value("nan", ONEBIT_ERROR_ARGUMENT);
+  check_timeout_value("5 minutes", ONEBIT_ERROR_ARGUMENT);
 }
 
-/* A process that was stopped does not hold that against the others. */
+/* The time in which this process was stopped counts as one second of waiting. */
 Test(waits, absence_counts_as_a_second) {
   struct ob_watch watch = {0};
   cr_assert(ob_watch_count(&watch));
@@ -326,7 +329,7 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
     onebit_comm_t comm = self_comm();
     comm->timeout = 8;
     check_case("%g s", waited[k]);
-    CHECK_STATUS(ob_watch_look(&watch, comm, 2, say_nothing, NULL),
+    CHECK_STATUS(ob_watch_look(&watch, comm, 2, describe_nothing, NULL),
                  k ? ONEBIT_ERROR_TRANSPORT : ONEBIT_OK);
     onebit_comm_destroy(comm);
   }
@@ -334,7 +337,7 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
 
 /* --- Survivors ---------------------------------------------------------------------------------*/
 
-static void goes_on(onebit_comm_t comm, void *context) {
+static void go_on_without_lost_rank(onebit_comm_t comm, void *context) {
   int lost = *(const int *)context, rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
   onebit_comm_t survivors = NULL;
   float mine = (float)rank, mean = 0;
@@ -361,11 +364,11 @@ static void goes_on(onebit_comm_t comm, void *context) {
 
 Test(waits, survivors_go_on) {
   for (int lost = 0; lost < 4; lost++)
-    on_hosts(4, 2, goes_on, &lost);
+    on_hosts(4, 2, go_on_without_lost_rank, &lost);
 }
 
 /* One rank is alive but does not call in time. */
-static void comes_late(onebit_comm_t comm, void *context) {
+static void shrink_with_late_rank(onebit_comm_t comm, void *context) {
   onebit_comm_t survivors = NULL;
   if (onebit_comm_rank(comm) == 2)
     pthread_barrier_wait(context);
@@ -384,5 +387,5 @@ static void comes_late(onebit_comm_t comm, void *context) {
 Test(waits, a_survivor_that_comes_late_is_left_out) {
   setenv("ONEBIT_TIMEOUT", "2", 1); /* the time within which the other rank has to arrive */
   pthread_barrier_init(&barrier, NULL, 3);
-  on_ranks(3, comes_late, &barrier);
+  on_ranks(3, shrink_with_late_rank, &barrier);
 }

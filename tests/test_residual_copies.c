@@ -19,7 +19,7 @@ struct side {
   void *send, *receive;
 };
 
-static void check_alike(const struct side sides[2], size_t received, onebit_dtype_t dtype) {
+static void check_equal_sides(const struct side sides[2], size_t received, onebit_dtype_t dtype) {
   struct kept_errors one = export_errors(sides[0].plan), two = export_errors(sides[1].plan);
   CHECK_BITS("result", sides[0].receive, sides[1].receive, received, dtype);
   CHECK_BITS("worker residual", one.worker, two.worker, one.worker_count, ONEBIT_FLOAT32);
@@ -86,7 +86,7 @@ static void check_memory(const struct side sides[2]) {
         (unsigned long long)one.memory_bytes, (unsigned long long)two.memory_bytes);
 }
 
-static void walk(onebit_comm_t comm, void *context) {
+static void compare_copies_on_rank(onebit_comm_t comm, void *context) {
   struct collective_case what = *(const struct collective_case *)context;
   const onebit_operation_t operation = what.options.operation;
   const onebit_dtype_t dtype = what.options.dtype;
@@ -107,7 +107,7 @@ static void walk(onebit_comm_t comm, void *context) {
       CHECK_STATUS(call_collective(operation, sides[k].send, sides[k].receive, sides[k].plan),
                    ONEBIT_OK);
     }
-    check_alike(sides, received, dtype);
+    check_equal_sides(sides, received, dtype);
   }
   for (int bad = 0; what.count && bad < BAD_CALLS; bad++)
     call_badly((enum bad)bad, &sides[0], &what, rank);
@@ -127,27 +127,29 @@ static void check_counts(struct collective_case what) {
     for (what.size = 1; what.size <= 3; what.size += 2) {
       what.count = counts[k];
       what.options.dtype = (onebit_dtype_t)(k % 3);
-      on_ranks(what.size, walk, &what);
+      on_ranks(what.size, compare_copies_on_rank, &what);
     }
 }
 
-static struct collective_case with(onebit_operation_t operation, onebit_schedule_t schedule) {
+static struct collective_case make_case(onebit_operation_t operation, onebit_schedule_t schedule) {
   struct collective_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT};
   what.options.operation = operation;
   what.options.schedule = schedule;
   return what;
 }
 
-Test(residual_copies, exchange) { check_counts(with(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE)); }
+Test(residual_copies, exchange) {
+  check_counts(make_case(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE));
+}
 
 Test(residual_copies, messages_to_all) {
-  check_counts(with(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER));
-  check_counts(with(ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC));
-  check_counts(with(ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC));
+  check_counts(make_case(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER));
+  check_counts(make_case(ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC));
+  check_counts(make_case(ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC));
 }
 
 Test(residual_copies, one_scale) {
-  struct collective_case what = with(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE);
+  struct collective_case what = make_case(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE);
   what.options.block_size = ONEBIT_BLOCK_BUFFER;
   check_counts(what);
   what.options = (onebit_plan_options_t)ONEBIT_PLAN_OPTIONS_INIT;
@@ -155,7 +157,7 @@ Test(residual_copies, one_scale) {
   check_counts(what);
 }
 
-static void ask_on_hosts(onebit_comm_t comm, void *context) {
+static void create_plan_on_hosts(onebit_comm_t comm, void *context) {
   onebit_plan_t plan;
   (void)context;
   onebit_plan_options_t options = {
@@ -164,7 +166,7 @@ static void ask_on_hosts(onebit_comm_t comm, void *context) {
   CHECK_WORDS("residual_copies");
 }
 
-Test(residual_copies, not_where_hosts_add_up) { on_hosts(4, 2, ask_on_hosts, NULL); }
+Test(residual_copies, not_where_hosts_add_up) { on_hosts(4, 2, create_plan_on_hosts, NULL); }
 
 /* --- Optimizers */
 
@@ -194,7 +196,8 @@ struct trainee {
   onebit_optimizer_t optimizer;
 };
 
-static struct trainee begin(onebit_comm_t comm, const struct training *training, int copies) {
+static struct trainee create_trainee(onebit_comm_t comm, const struct training *training,
+                                     int copies) {
   struct trainee trainee = {allocate(COUNT, sizeof(float)), allocate(COUNT, sizeof(float)), NULL};
   struct any_options options = any_options_of(training->what->method, training->what->options);
   onebit_tensor_t tensors[TENSORS];
@@ -208,13 +211,13 @@ static struct trainee begin(onebit_comm_t comm, const struct training *training,
   return trainee;
 }
 
-static void end(struct trainee *trainee) {
+static void destroy_trainee(struct trainee *trainee) {
   onebit_optimizer_destroy(trainee->optimizer);
   free(trainee->parameters);
   free(trainee->gradients);
 }
 
-static struct kept_errors errors_of(const struct trainee *trainee, size_t bucket) {
+static struct kept_errors bucket_errors(const struct trainee *trainee, size_t bucket) {
   return export_errors(trainee->optimizer->buckets[bucket].bits);
 }
 
@@ -224,13 +227,13 @@ static void step_badly(struct trainee *trainee, int rank) {
   struct kept_errors before[TENSORS];
   const size_t buckets = trainee->optimizer->bucket_count;
   for (size_t u = 0; u < buckets; u++)
-    before[u] = errors_of(trainee, u);
+    before[u] = bucket_errors(trainee, u);
   fill_input(trainee->gradients, ONEBIT_FLOAT32, COUNT, rank, 77);
   if (rank == 0)
     trainee->gradients[7] = INFINITY;
   CHECK_STATUS(onebit_optimizer_step(trainee->optimizer, 0.01f), ONEBIT_SKIPPED);
   for (size_t u = 0; u < buckets; u++) {
-    struct kept_errors after = errors_of(trainee, u);
+    struct kept_errors after = bucket_errors(trainee, u);
     check_close("worker", before[u].worker, after.worker, after.worker_count);
     check_close("server", before[u].server, after.server, after.server_count);
     free_errors(&after);
@@ -238,14 +241,14 @@ static void step_badly(struct trainee *trainee, int rank) {
   }
 }
 
-static uint64_t memory_of(const struct trainee *trainee) {
+static uint64_t optimizer_memory(const struct trainee *trainee) {
   return optimizer_info(trainee->optimizer).memory_bytes;
 }
 
-static void train(onebit_comm_t comm, void *context) {
+static void train_on_rank(onebit_comm_t comm, void *context) {
   const struct training *training = context;
   const int rank = onebit_comm_rank(comm);
-  struct trainee one = begin(comm, training, 1), two = begin(comm, training, 2);
+  struct trainee one = create_trainee(comm, training, 1), two = create_trainee(comm, training, 2);
   for (int step = 0; step < TRAINED; step++) {
     if (step == BAD_STEP && ob_optimizer_exchange(one.optimizer) == OB_EXCHANGE_BITS)
       step_badly(&one, rank), step_badly(&two, rank);
@@ -257,11 +260,12 @@ static void train(onebit_comm_t comm, void *context) {
       CHECK_BITS("parameters", one.parameters, two.parameters, COUNT, ONEBIT_FLOAT32);
   }
   const uint64_t compressed = 2 * EACH, buckets = one.optimizer->bucket_count;
-  CHECK(memory_of(&one) + 4 * compressed <= memory_of(&two) + buckets * (SCRATCH + 64),
-        "%llu bytes, and %llu", (unsigned long long)memory_of(&one),
-        (unsigned long long)memory_of(&two));
-  end(&one);
-  end(&two);
+  CHECK(optimizer_memory(&one) + 4 * compressed <=
+            optimizer_memory(&two) + buckets * (SCRATCH + 64),
+        "%llu bytes, and %llu", (unsigned long long)optimizer_memory(&one),
+        (unsigned long long)optimizer_memory(&two));
+  destroy_trainee(&one);
+  destroy_trainee(&two);
 }
 
 Test(residual_copies, optimizers) {
@@ -272,6 +276,6 @@ Test(residual_copies, optimizers) {
         training.common.bucket_size = bucket_size;
         check_case("%s, row %zu, %d ranks, bucket_size %zu", trained[k].method->name, k, size,
                    bucket_size);
-        on_ranks(size, train, &training);
+        on_ranks(size, train_on_rank, &training);
       }
 }

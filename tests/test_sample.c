@@ -1,11 +1,11 @@
-/* Samples of long tables meet what they promise, whatever the seed. */
+/* Samples of long tables have the promised pairs and sizes, whatever the seed. */
 #include "tests/support.h"
 #include "tests/support_sample.h"
 
 enum { SEEDS = 30 };
 
 /* Sets the seed and the share, and leaves these samples out of the account of tests/run. */
-static void use(size_t seed, size_t share) {
+static void set_seed_and_share(size_t seed, size_t share) {
   char text[24];
   unsetenv("ONEBIT_TEST_SAMPLES");
   snprintf(text, sizeof text, "%zu", seed);
@@ -17,20 +17,20 @@ static void use(size_t seed, size_t share) {
 static const size_t sizes[] = {7, 5, 4, 3, 2};
 enum { LISTS = 5, ROWS = 7 * 5 * 4 * 3 * 2, PAIRS = 35 + 28 + 21 + 14 + 20 + 15 + 10 + 12 + 8 + 6 };
 
-static size_t digit_of(size_t row, size_t list) {
+static size_t row_choice(size_t row, size_t list) {
   for (size_t k = 0; k < list; k++)
     row /= sizes[k];
   return row % sizes[list];
 }
 
-/* Pairs of values that some row of the sample has, counted apart from how it was made. */
-static size_t pairs_in(const struct sample *sample) {
+/* Counts the pairs of values that some row of the sample has, independently of how it was drawn. */
+static size_t count_pairs(const struct sample *sample) {
   size_t met = 0;
   for (size_t a = 0; a < LISTS; a++)
     for (size_t b = a + 1; b < LISTS; b++) {
       bool seen[7][7] = {{false}};
       for (size_t k = 0; k < sample->count; k++) {
-        bool *flag = &seen[digit_of(sample->rows[k], a)][digit_of(sample->rows[k], b)];
+        bool *flag = &seen[row_choice(sample->rows[k], a)][row_choice(sample->rows[k], b)];
         met += !*flag;
         *flag = true;
       }
@@ -40,29 +40,29 @@ static size_t pairs_in(const struct sample *sample) {
 
 Test(sample, a_fifth_meets_every_pair) {
   for (size_t seed = 1; seed <= SEEDS; seed++) {
-    use(seed, 5);
+    set_seed_and_share(seed, 5);
     struct sample sample = sample_product("sample", 1, sizes, LISTS);
     cr_expect_eq(sample.count, ROWS / 5, "%zu rows", sample.count);
-    cr_expect_eq(pairs_in(&sample), PAIRS, "seed %zu: %zu pairs of %d", seed, pairs_in(&sample),
-                 PAIRS);
+    cr_expect_eq(count_pairs(&sample), PAIRS, "seed %zu: %zu pairs of %d", seed,
+                 count_pairs(&sample), PAIRS);
     free(sample.rows);
     sample = sample_product("sample", 100, sizes, LISTS); /* wider than that share */
     cr_expect(sample.count >= 35 && sample.count < 70, "%zu rows", sample.count);
-    cr_expect_eq(pairs_in(&sample), PAIRS);
+    cr_expect_eq(count_pairs(&sample), PAIRS);
     free(sample.rows);
   }
 }
 
 Test(sample, small_shares_meet_what_fits) {
-  use(1, 53);
+  set_seed_and_share(1, 53);
   struct sample sample = sample_product("sample", 1, sizes, LISTS);
   cr_expect_eq(sample.count, (ROWS + 52) / 53);
-  cr_expect_gt(pairs_in(&sample), 7 * sample.count); /* of 10 that a row can have */
+  cr_expect_gt(count_pairs(&sample), 7 * sample.count); /* of 10 that a row can have */
   free(sample.rows);
 }
 
 Test(sample, all_of_it_where_all_is_asked_for) {
-  use(1, 1);
+  set_seed_and_share(1, 1);
   struct sample sample = sample_product("sample", 1, sizes, LISTS);
   cr_expect_eq(sample.count, ROWS);
   for (size_t k = 0; k < sample.count; k++)
@@ -73,7 +73,7 @@ Test(sample, all_of_it_where_all_is_asked_for) {
 Test(sample, a_seed_is_a_sample) {
   struct sample samples[3];
   for (size_t k = 0; k < 3; k++) {
-    use(k == 2 ? 8 : 7, 5);
+    set_seed_and_share(k == 2 ? 8 : 7, 5);
     samples[k] = sample_product("sample", 1, sizes, LISTS);
   }
   const size_t bytes = samples[0].count * sizeof *samples[0].rows;
@@ -86,10 +86,10 @@ Test(sample, a_seed_is_a_sample) {
 Test(sample, one_of_each_so_many_in_a_row) {
   size_t met[5] = {0};
   for (size_t seed = 0; seed < SEEDS; seed++) {
-    use(seed, 5);
+    set_seed_and_share(seed, 5);
     for (size_t k = 0; k < 20; k++) {
-      cr_expect_eq(sample_turn(k) / 5, k);
-      met[sample_turn(k) % 5]++;
+      cr_expect_eq(sample_entry(k) / 5, k);
+      met[sample_entry(k) % 5]++;
     }
   }
   for (size_t k = 0; k < 5; k++)
@@ -99,7 +99,7 @@ Test(sample, one_of_each_so_many_in_a_row) {
 Test(sample, some_of_any_list) {
   for (size_t seed = 0; seed < SEEDS; seed++)
     for (size_t count = 1; count < 20; count++) {
-      use(seed, 7);
+      set_seed_and_share(seed, 7);
       size_t met = 0;
       for (size_t k = 0; k < count; k++)
         met += sample_has(k, count);

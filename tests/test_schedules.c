@@ -7,13 +7,13 @@
 enum { COUNT = 1003, CALLS = 200 };
 
 /* Delays every rank now and then, each in other calls. */
-static void lag(int rank, int step) {
+static void delay_rank(int rank, int step) {
   for (int turn = (rank * 7 + step) % 11 == 0 ? 300 : 0; turn > 0; turn--)
     sched_yield();
 }
 
-/* A call that one rank makes with a NaN, or without a buffer. */
-static void bad_call(onebit_plan_t plan, float *send, int rank, int size, int step) {
+/* Makes a call in which one rank has a NaN, or no buffer. */
+static void make_bad_call(onebit_plan_t plan, float *send, int rank, int size, int step) {
   float receive[COUNT];
   int culprit = step % size;
   bool wrong = step % 2 == 0;
@@ -28,21 +28,21 @@ static void bad_call(onebit_plan_t plan, float *send, int rank, int size, int st
   CHECK(pattern_holds(receive, sizeof receive), "a bad call changed recvbuf");
 }
 
-static void many_calls(onebit_comm_t comm, void *context) {
+static void call_many_times(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  struct seat seat;
-  if (!seat_take(&seat, comm, run))
+  struct rank_plan rank_plan;
+  if (!rank_plan_create(&rank_plan, comm, run))
     return;
   for (int step = 0; step < CALLS; step++) {
     check_case("call %d, schedule %d, wire %d, %d ranks, %d hosts", step,
                (int)run->what.options.schedule, (int)run->what.options.wire, size, run->what.hosts);
     if (step % 5 >= 3)
-      bad_call(seat.plan, (float *)(void *)seat.send, rank, size, step);
-    lag(rank, step);
-    seat_call(&seat, step);
+      make_bad_call(rank_plan.plan, (float *)(void *)rank_plan.send, rank, size, step);
+    delay_rank(rank, step);
+    rank_plan_call(&rank_plan, step);
   }
-  seat_leave(&seat);
+  rank_plan_finish(&rank_plan);
 }
 
 /* Makes many calls. chunk_size 0: one message, so that there is one slot; otherwise more chunks
@@ -61,7 +61,7 @@ static void check_many_calls(onebit_schedule_t schedule) {
     what.options.wire = k % 4 < 2 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
     if (!test_wanted(k))
       continue;
-    collective_check(&what, many_calls);
+    collective_check(&what, call_many_times);
   }
 }
 
@@ -70,7 +70,7 @@ Test(schedules, many_calls_by_hosts) { check_many_calls(ONEBIT_SCHEDULE_HIERARCH
 
 /* --- The explanations of plans -----------------------------------------------------------------*/
 
-static onebit_plan_t make(onebit_comm_t comm, onebit_schedule_t schedule, onebit_wire_t wire) {
+static onebit_plan_t make_plan(onebit_comm_t comm, onebit_schedule_t schedule, onebit_wire_t wire) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan = NULL;
   options.schedule = schedule;
@@ -112,12 +112,12 @@ static void check_explanation_of(onebit_plan_t plan, onebit_schedule_t schedule)
   CHECK(words == onebit_plan_explain(plan), "the words have moved");
 }
 
-static void introduce(onebit_comm_t comm, void *context) {
+static void check_plan_info(onebit_comm_t comm, void *context) {
   (void)context;
   for (int k = 0; k < 6; k++) {
     onebit_schedule_t schedule = (onebit_schedule_t)(ONEBIT_SCHEDULE_EXCHANGE + k % 3);
     onebit_wire_t wire = k < 3 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
-    onebit_plan_t plan = make(comm, schedule, wire);
+    onebit_plan_t plan = make_plan(comm, schedule, wire);
     onebit_plan_info_t info = plan_info(plan);
     CHECK(info.schedule == schedule && info.wire == wire, "schedule %d, wire %d",
           (int)info.schedule, (int)info.wire);
@@ -142,12 +142,12 @@ static void introduce(onebit_comm_t comm, void *context) {
   }
 }
 
-Test(schedules, plans_tell_what_they_decided) { on_hosts(4, 2, introduce, NULL); }
+Test(schedules, plans_tell_what_they_decided) { on_hosts(4, 2, check_plan_info, NULL); }
 
 /* Ranks that are threads use the exchange, whatever their hosts are. */
-static void choose_by_default(onebit_comm_t comm, void *context) {
+static void check_default_schedule(onebit_comm_t comm, void *context) {
   const int *each = context;
-  onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
+  onebit_plan_t plan = make_plan(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
   onebit_plan_info_t info = plan_info(plan);
   CHECK(info.schedule == ONEBIT_SCHEDULE_EXCHANGE, "schedule %d", (int)info.schedule);
   CHECK(info.wire == ONEBIT_WIRE_BITS, "wire %d", (int)info.wire);
@@ -159,9 +159,9 @@ static void choose_by_default(onebit_comm_t comm, void *context) {
 
 /* A hierarchy with one host, or with one rank on each host, is used if it is requested, and the
  * explanation says so. */
-static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
+static void create_flat_hierarchy(onebit_comm_t comm, void *context) {
   const int *hosts = context;
-  onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);
+  onebit_plan_t plan = make_plan(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);
   onebit_plan_info_t info = plan_info(plan);
   CHECK(info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts == *hosts,
         "schedule %d, %d hosts", (int)info.schedule, info.hosts);
@@ -171,12 +171,12 @@ static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
 
 Test(schedules, hierarchies_of_one_level) {
   for (int hosts = 1; hosts <= 3; hosts += 2)
-    on_hosts(3, hosts, ask_for_flat_hierarchy, &hosts);
+    on_hosts(3, hosts, create_flat_hierarchy, &hosts);
 }
 
 Test(schedules, ranks_that_are_threads_exchange) {
-  on_hosts(4, 2, choose_by_default, &(int){2});
-  on_hosts(5, 2, choose_by_default, &(int){0});
+  on_hosts(4, 2, check_default_schedule, &(int){2});
+  on_hosts(5, 2, check_default_schedule, &(int){0});
 }
 
 Test(schedules, nothing_has_no_reasons) {

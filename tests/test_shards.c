@@ -2,13 +2,13 @@
 #include "tests/support_adam.h"
 
 /*
- * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: its warm-up is that
+ * 1-bit Adam whose state is sharded, in addition to test_optimizers.c: its warm-up is that
  * of an optimizer that is not sharded; steps are bounded. That it converges is in test_training.c.
  */
 
 static const onebit_shards_t modes[] = {ONEBIT_SHARDS_STEP, ONEBIT_SHARDS_PARAMETERS};
 
-static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
+static struct adam_case sharded_case(const struct adam_tensors *tensors, size_t freeze_step) {
   struct adam_case what = {
       .steps = 14, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
   what.options.freeze_step = freeze_step;
@@ -66,7 +66,7 @@ Test(shards, sums_of_the_variance_are_doubles) {
 
 Test(shards, warm_up_is_that_of_all) {
   for (int size = 1; size <= 4; size++) {
-    struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER);
+    struct adam_case what = sharded_case(&adam_tensors_odd, ONEBIT_FREEZE_NEVER);
     what.size = size;
     struct adam_run whole = adam_prepare(&what);
     for (size_t m = 0; m < 2; m++) {
@@ -113,7 +113,7 @@ static void check_bounded_case(struct adam_case what) {
 Test(shards, steps_are_bounded) {
   for (int size = 1; size <= 4; size++)
     for (size_t m = 0; m < 2; m++) {
-      struct adam_case what = case_of(&adam_tensors_odd, 3);
+      struct adam_case what = sharded_case(&adam_tensors_odd, 3);
       what.size = size;
       what.growth = 2.0f;
       what.still = false;
@@ -129,7 +129,7 @@ Test(shards, steps_are_bounded) {
  * shards. That replicas are equal is in test_optimizers.c.
  */
 
-static onebit_adam_options_t options_of(onebit_shards_t shards) {
+static onebit_adam_options_t sharded_options(onebit_shards_t shards) {
   onebit_adam_options_t options = {.size = sizeof options, .shards = shards};
   return options;
 }
@@ -143,7 +143,7 @@ struct costs {
 };
 
 /* Measures an optimizer of one tensor and one of odd size; its steps send what its info says. */
-static void measure(onebit_comm_t comm, void *context) {
+static void measure_costs(onebit_comm_t comm, void *context) {
   struct costs *costs = context;
   int rank = onebit_comm_rank(comm);
   size_t element = dtype_size(costs->options.common.parameter_dtype), count = costs->count;
@@ -173,24 +173,25 @@ static void measure(onebit_comm_t comm, void *context) {
   free(gradient);
 }
 
-static struct costs costs_of(int size, onebit_shards_t shards, onebit_dtype_t parameters,
-                             size_t freeze_step, size_t count) {
-  struct costs costs = {.options = options_of(shards), .count = count};
+static struct costs costs_on_ranks(int size, onebit_shards_t shards, onebit_dtype_t parameters,
+                                   size_t freeze_step, size_t count) {
+  struct costs costs = {.options = sharded_options(shards), .count = count};
   costs.options.freeze_step = freeze_step;
   costs.options.beta2 = 0.875; /* an automatic freeze comes at the ninth step */
   costs.options.common.parameter_dtype = parameters;
   costs.options.common.chunk_size = 4096; /* few bytes of dense messages in windows */
-  on_ranks(size, measure, &costs);
+  on_ranks(size, measure_costs, &costs);
   return costs;
 }
 
 Test(shards_costs, steps_send_what_is_said) {
   const size_t count = 1 << 18;
   for (int size = 2; size <= 4; size++) {
-    struct costs whole = costs_of(size, ONEBIT_SHARDS_NONE, ONEBIT_FLOAT32, 3, count);
-    struct costs step = costs_of(size, ONEBIT_SHARDS_STEP, ONEBIT_FLOAT32, 3, count);
-    struct costs parameters = costs_of(size, ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16, 3, count);
-    costs_of(size, ONEBIT_SHARDS_STEP, ONEBIT_FLOAT32, ONEBIT_FREEZE_AUTOMATIC, count);
+    struct costs whole = costs_on_ranks(size, ONEBIT_SHARDS_NONE, ONEBIT_FLOAT32, 3, count);
+    struct costs step = costs_on_ranks(size, ONEBIT_SHARDS_STEP, ONEBIT_FLOAT32, 3, count);
+    struct costs parameters =
+        costs_on_ranks(size, ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16, 3, count);
+    costs_on_ranks(size, ONEBIT_SHARDS_STEP, ONEBIT_FLOAT32, ONEBIT_FREEZE_AUTOMATIC, count);
     for (int r = 0; r < size; r++) {
       double peers = (double)(size - 1) / size * (double)count;
       uint64_t bits = step.info[r].compressed_bytes, sum = parameters.info[r].compressed_bytes;
@@ -208,7 +209,7 @@ Test(shards_costs, steps_send_what_is_said) {
 static void check_memory(int size, onebit_shards_t shards, onebit_dtype_t dtype, double whole,
                          double shared) {
   const size_t count = 1 << 20;
-  struct costs costs = costs_of(size, shards, dtype, 3, count);
+  struct costs costs = costs_on_ranks(size, shards, dtype, 3, count);
   for (int r = 0; r < size; r++) {
     double each = (double)costs.info[r].memory_bytes / (double)count,
            wanted = whole + shared / size;
@@ -282,7 +283,7 @@ static void tell_statistics(onebit_comm_t comm, void *context) {
 Test(shards_costs, statistics_are_of_shares) {
   double alone = 0.0;
   for (int size = 1; size <= 4; size++) {
-    struct account account = {.options = options_of(ONEBIT_SHARDS_PARAMETERS)};
+    struct account account = {.options = sharded_options(ONEBIT_SHARDS_PARAMETERS)};
     account.options.freeze_step = 3;
     account.options.common.block_size = 128;
     account.options.common.parameter_dtype = ONEBIT_BFLOAT16;

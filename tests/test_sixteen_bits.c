@@ -17,10 +17,10 @@ static const float edges[] = {0.1f,           65504.0f, 65504.004f, 65519.0f, 65
                               0x1.ffcffep15f, 0x1p-24f, 131008.0f,  INFINITY, NAN};
 enum { EDGES = sizeof edges / sizeof edges[0] };
 
-static float edge_at(size_t i) { return i % 3 ? edges[i % EDGES] : -edges[i % EDGES]; }
+static float edge_value(size_t i) { return i % 3 ? edges[i % EDGES] : -edges[i % EDGES]; }
 
 /* The value to be stored: as float16 nothing is beyond 65504, and not-a-number stays so. */
-static float stored(float value, onebit_dtype_t dtype) {
+static float expected_stored(float value, onebit_dtype_t dtype) {
   uint16_t element;
   bool beyond = dtype == ONEBIT_FLOAT16 && fabsf(value) > 65504.0f;
   oracle_store(&element, 0, dtype, beyond ? copysignf(65504.0f, value) : value);
@@ -29,7 +29,7 @@ static float stored(float value, onebit_dtype_t dtype) {
 
 static void check_stored(const char *what, const uint16_t *got, size_t i, onebit_dtype_t dtype,
                          float value) {
-  float wanted = stored(value, dtype), is = oracle_load(got, i, dtype);
+  float wanted = expected_stored(value, dtype), is = oracle_load(got, i, dtype);
   CHECK(is == wanted || (isnan(is) && isnan(wanted)), "%s of %a as %s, element %zu: %g, not %g",
         what, (double)value, dtype_name(dtype), i, (double)is, (double)wanted);
 }
@@ -38,13 +38,13 @@ static void check_convert(const struct ob_codec *codec, size_t count, onebit_dty
   static float values[MOST];
   static uint16_t out[MOST];
   for (size_t i = 0; i < count; i++)
-    values[i] = edge_at(i);
+    values[i] = edge_value(i);
   codec->convert(values, count, out, dtype);
   for (size_t i = 0; i < count; i++)
     check_stored("convert", out, i, dtype, values[i]);
 }
 
-/* One scale after another, with both signs. */
+/* Stores one scale after another, with both signs. */
 static void check_store(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static uint32_t bits[MOST / OB_LANES + 1];
   static uint16_t out[MOST];
@@ -87,7 +87,7 @@ static void check_sum(const struct ob_codec *codec, size_t count, onebit_dtype_t
   }
 }
 
-/* The copies of parameters, in a pass that leaves them as they are. */
+/* Checks the 16-bit copies of parameters in a pass that does not change the parameters. */
 static void check_pass(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static uint32_t bits[MOST / OB_LANES + 1];
   static float parameters[MOST];
@@ -100,7 +100,7 @@ static void check_pass(const struct ob_codec *codec, size_t count, onebit_dtype_
                             .copy_dtype = dtype,
                             .message = bits};
   for (size_t i = 0; i < count; i++)
-    parameters[i] = edge_at(i);
+    parameters[i] = edge_value(i);
   codec->pass(&run);
   for (size_t i = 0; i < count; i++)
     check_stored("copy", copies, i, dtype, parameters[i]);
@@ -233,7 +233,7 @@ struct grown {
   onebit_optimizer_t optimizer;
 };
 
-static void start(struct grown *grown, onebit_comm_t comm) {
+static void create_grown(struct grown *grown, onebit_comm_t comm) {
   onebit_tensor_t tensor = {grown->parameter, grown->gradient, PARAMETERS, 0, 0, 0};
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
   options.warmup_steps = 1000; /* all steps */
@@ -243,7 +243,7 @@ static void start(struct grown *grown, onebit_comm_t comm) {
   CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, &options, &grown->optimizer), ONEBIT_OK);
 }
 
-static void check_all(const struct grown *grown, float wanted, const char *when) {
+static void check_parameters(const struct grown *grown, float wanted, const char *when) {
   for (size_t i = 0; i < PARAMETERS; i++) {
     float is = oracle_load(grown->parameter, i, ONEBIT_FLOAT16);
     CHECK(is == (i % 2 ? wanted : -wanted), "%s: parameter %zu is %g, not %g", when, i, (double)is,
@@ -251,7 +251,7 @@ static void check_all(const struct grown *grown, float wanted, const char *when)
   }
 }
 
-static void step_by(struct grown *grown, float distance) {
+static void step_all_parameters(struct grown *grown, float distance) {
   for (size_t i = 0; i < PARAMETERS; i++)
     grown->gradient[i] = i % 2 ? -1.0f : 1.0f;
   CHECK_STATUS(onebit_optimizer_step(grown->optimizer, distance), ONEBIT_OK);
@@ -261,17 +261,17 @@ static void step_by(struct grown *grown, float distance) {
 Test(sixteen_bits, parameters_stay_finite) {
   struct grown first = {{0}, {0}, NULL}, second = {{0}, {0}, NULL};
   onebit_comm_t comm = self_comm();
-  start(&first, comm);
-  start(&second, comm);
+  create_grown(&first, comm);
+  create_grown(&second, comm);
   for (int step = 0; step < 3; step++) {
-    step_by(&first, 1000.0f);
-    check_all(&first, 65504.0f, "grown");
+    step_all_parameters(&first, 1000.0f);
+    check_parameters(&first, 65504.0f, "grown");
   }
   size_t size = 0;
   void *saved = optimizer_part(first.optimizer, &size);
   CHECK_STATUS(onebit_optimizer_load(second.optimizer, (const void *const *)&saved, &size, 1),
                ONEBIT_OK);
-  check_all(&second, 65504.0f, "loaded");
+  check_parameters(&second, 65504.0f, "loaded");
   CHECK_BITS("loaded", second.parameter, first.parameter, PARAMETERS, ONEBIT_FLOAT16);
   free(saved);
   onebit_optimizer_destroy(first.optimizer);

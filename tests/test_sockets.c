@@ -32,19 +32,21 @@ static void create_and_run(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void on_streams(int size, int hosts, int streams, rank_body *body, void *context) {
+static void run_on_streams(int size, int hosts, int streams, rank_body *body, void *context) {
   struct whole whole = {body, context};
   sockets_attempt(size, hosts, streams, create_and_run, &whole);
   checks_must_hold();
 }
 
-static void on_sockets(int size, int hosts, rank_body *body, void *context) {
-  on_streams(size, hosts, hosts > 1 ? 8 : 1 + size % 3, body, context);
+static void run_on_sockets(int size, int hosts, rank_body *body, void *context) {
+  run_on_streams(size, hosts, hosts > 1 ? 8 : 1 + size % 3, body, context);
 }
 
 /* --- As over loopback --------------------------------------------------------------------------*/
 
-Test(sockets, collectives_equal_the_oracle) { collectives_over("sockets", on_sockets, SIZE_MAX); }
+Test(sockets, collectives_equal_the_oracle) {
+  collectives_over("sockets", run_on_sockets, SIZE_MAX);
+}
 
 static void do_nothing(onebit_comm_t comm, void *context) { (void)comm, (void)context; }
 
@@ -53,7 +55,7 @@ Test(sockets, info_counts_the_hosts) {
   int file = mkstemp(path);
   setenv("ONEBIT_DEBUG", "INFO", 1);
   setenv("ONEBIT_DEBUG_FILE", path, 1);
-  on_streams(3, 3, 1, do_nothing, NULL);
+  run_on_streams(3, 3, 1, do_nothing, NULL);
   cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
   unlink(path);
   for (int rank = 0; rank < 3; rank++) {
@@ -64,20 +66,22 @@ Test(sockets, info_counts_the_hosts) {
   }
 }
 
-Test(sockets, waited_for_in_any_order) { flights_over(on_sockets, waited_in_any_order); }
-Test(sockets, started_in_any_order) { flights_over(on_sockets, started_in_any_order_and_tested); }
-Test(sockets, moved_by_progress) { flights_over(on_sockets, moved_by_progress); }
-Test(sockets, a_late_rank) { flights_over(on_sockets, late_rank_is_waited_for); }
-Test(sockets, several_threads) { flights_over(on_sockets, threads_share_a_communicator); }
+Test(sockets, waited_for_in_any_order) { flights_over(run_on_sockets, waited_in_any_order); }
+Test(sockets, started_in_any_order) {
+  flights_over(run_on_sockets, started_in_any_order_and_tested);
+}
+Test(sockets, moved_by_progress) { flights_over(run_on_sockets, moved_by_progress); }
+Test(sockets, a_late_rank) { flights_over(run_on_sockets, late_rank_is_waited_for); }
+Test(sockets, several_threads) { flights_over(run_on_sockets, threads_share_a_communicator); }
 
 Test(sockets, mistakes_are_told_to_all) {
   struct culprit culprit = {.rank = 2};
-  on_sockets(3, 1, wrong_buffers_on_one_rank, &culprit);
-  on_sockets(3, 1, wrong_plan_on_one_rank, &culprit);
-  on_sockets(3, 1, other_plan_on_one_rank, &culprit);
+  run_on_sockets(3, 1, wrong_buffers_on_one_rank, &culprit);
+  run_on_sockets(3, 1, wrong_plan_on_one_rank, &culprit);
+  run_on_sockets(3, 1, other_plan_on_one_rank, &culprit);
 }
 
-static void over_ipv6(onebit_sockets_options_t *options, void *context) {
+static void connect_over_ipv6(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   options->rendezvous = context;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
@@ -111,10 +115,10 @@ Test(sockets, over_ipv6) {
   if (!there)
     cr_skip_test("no IPv6 here");
   snprintf(where, sizeof where, "[::1]:%d", sockets_free_port(AF_INET6, NULL));
-  sockets_attempt(2, 2, 2, over_ipv6, where);
+  sockets_attempt(2, 2, 2, connect_over_ipv6, where);
   if (find_link_local(host)) {
     snprintf(where, sizeof where, "[%s]:%d", host, sockets_free_port(AF_INET6, NULL));
-    sockets_attempt(2, 2, 2, over_ipv6, where);
+    sockets_attempt(2, 2, 2, connect_over_ipv6, where);
   }
 }
 
@@ -155,7 +159,7 @@ Test(sockets, the_port_is_taken) {
   CHECK_WORDS("Connection refused");
 }
 
-static void without_rank_2(onebit_sockets_options_t *options, void *context) {
+static void join_without_rank_2(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   if (options->rank == 2)
@@ -166,9 +170,9 @@ static void without_rank_2(onebit_sockets_options_t *options, void *context) {
     CHECK_WORDS("waited 2 s for rank 2 to join");
 }
 
-Test(sockets, a_rank_that_never_comes) { sockets_attempt(3, 1, 2, without_rank_2, NULL); }
+Test(sockets, a_rank_that_never_comes) { sockets_attempt(3, 1, 2, join_without_rank_2, NULL); }
 
-static void other_size(onebit_sockets_options_t *options, void *context) {
+static void join_with_other_size(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   options->ranks += options->rank;
@@ -176,7 +180,7 @@ static void other_size(onebit_sockets_options_t *options, void *context) {
   CHECK_WORDS("2 on rank 0, 3 on rank 1");
 }
 
-static void other_secret(onebit_sockets_options_t *options, void *context) {
+static void join_with_other_secret(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   options->timeout = options->rank == 0 ? 3 : 2.5; /* rank 0 waits in vain */
@@ -187,12 +191,12 @@ static void other_secret(onebit_sockets_options_t *options, void *context) {
 }
 
 Test(sockets, ranks_that_do_not_belong_together) {
-  sockets_attempt(2, 1, 2, other_size, NULL);
-  sockets_attempt(2, 1, 2, other_secret, NULL);
+  sockets_attempt(2, 1, 2, join_with_other_size, NULL);
+  sockets_attempt(2, 1, 2, join_with_other_secret, NULL);
 }
 
 /* Rank 1 starts late; before that strangers send other data to rank 0's port, or nothing. */
-static void among_strangers(onebit_sockets_options_t *options, void *context) {
+static void join_among_strangers(onebit_sockets_options_t *options, void *context) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   unsigned char bytes[300];
   int files[20];
@@ -214,7 +218,7 @@ static void among_strangers(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
-Test(sockets, strangers_are_turned_away) { sockets_attempt(2, 1, 2, among_strangers, NULL); }
+Test(sockets, strangers_are_turned_away) { sockets_attempt(2, 1, 2, join_among_strangers, NULL); }
 
 /* --- Failures ----------------------------------------------------------------------------------*/
 
@@ -223,7 +227,7 @@ enum leaving { DESTROYS, ABORTS, STAYS_AWAY };
 
 static pthread_barrier_t given_up; /* of all ranks, for the case that one stays away */
 
-static void one_leaves(onebit_sockets_options_t *options, void *context) {
+static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
   static const char *const words[] = {"rank 1 on host h", "rank 1 called onebit_comm_abort",
                                       "waited 2 s for rank 1"};
   enum leaving how = *(enum leaving *)context;
@@ -253,7 +257,7 @@ Test(sockets, a_rank_that_leaves) {
   enum leaving all[] = {DESTROYS, ABORTS, STAYS_AWAY};
   pthread_barrier_init(&given_up, NULL, 3);
   for (int i = 0; i < 3; i++)
-    sockets_attempt(3, 3, 3, one_leaves, &all[i]);
+    sockets_attempt(3, 3, 3, let_rank_1_leave, &all[i]);
 }
 
 /* --- Segments ----------------------------------------------------------------------------------*/

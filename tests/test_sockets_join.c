@@ -75,7 +75,7 @@ static void *rank_thread(void *rank) {
   return NULL;
 }
 
-static void start(struct rank *rank) {
+static void start_rank(struct rank *rank) {
   cr_assert(pthread_create(&rank->thread, NULL, rank_thread, rank) == 0);
 }
 
@@ -102,7 +102,7 @@ static int connect_raw(void) {
 
 /* Starts rank 0, and returns when the port is its own. */
 static void start_first(struct rank *rank) {
-  start(rank);
+  start_rank(rank);
   close(connect_raw());
 }
 
@@ -128,11 +128,11 @@ Test(sockets_join, two_jobs_without_names) {
   forget_names();
   ob_join_quiet = 20;
   for (int k = 0; k < 3; k++, pause_shortly())
-    start(&ranks[k]);
+    start_rank(&ranks[k]);
   join_all(ranks, 3);
   for (int k = 0; k < 3; k++)
     expect_error(&ranks[k], "there is a rank 1 already, and a second one has come to 127.0.0.1:");
-  start(&ranks[3]);
+  start_rank(&ranks[3]);
   join_all(&ranks[3], 1);
   expect_error(&ranks[3], "for rank 1 to join");
 }
@@ -143,9 +143,9 @@ Test(sockets_join, a_second_rank_0) {
   forget_names();
   ob_join_quiet = 20;
   start_first(&ranks[0]);
-  start(&ranks[1]);
-  sleep(1); /* in which rank 1 has to join */
-  start(&ranks[2]);
+  start_rank(&ranks[1]);
+  sleep(1); /* rank 1 has to join in this second */
+  start_rank(&ranks[2]);
   join_all(ranks, 3);
   expect_error(&ranks[0], "there is a rank 0 already, and a second one has come");
   expect_error(&ranks[1], "there is a rank 0 already, and a second one has come");
@@ -160,7 +160,7 @@ Test(sockets_join, two_jobs_with_names) {
   choose_port();
   start_first(&ranks[0]);
   for (int k = 1; k < 4; k++, pause_shortly())
-    start(&ranks[k]);
+    start_rank(&ranks[k]);
   join_all(ranks, 4);
   for (int k = 0; k < 4; k += 3)
     cr_expect(ranks[k].status == ONEBIT_OK && fabsf(ranks[k].mean - 1) < 0.1f, "rank %d: %s, %g",
@@ -175,7 +175,7 @@ Test(sockets_join, one_after_the_other) {
   struct rank ranks[2] = {{.rank = 0, .size = 2, .again = 2}, {.rank = 1, .size = 2, .again = 2}};
   forget_names();
   ob_join_quiet = 0.01;
-  start(&ranks[0]), start(&ranks[1]);
+  start_rank(&ranks[0]), start_rank(&ranks[1]);
   join_all(ranks, 2);
   for (int k = 0; k < 2; k++)
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
@@ -233,13 +233,13 @@ Test(sockets_join, a_stranger_takes_no_place) {
   struct rank ranks[2] = {{.rank = 0, .size = 2}, {.rank = 1, .size = 2}};
   forget_names();
   ob_join_quiet = 0.1;
-  start(&ranks[0]);
+  start_rank(&ranks[0]);
   int file = connect_raw(), old = connect_raw();
   cr_assert(send(file, &greeting, sizeof greeting, 0) == sizeof greeting);
   greeting.version = 1;
   cr_assert(send(old, &greeting, 104, 0) == 104);
   pause_shortly();
-  start(&ranks[1]);
+  start_rank(&ranks[1]);
   join_all(ranks, 2);
   struct ob_answer answer = {0};
   cr_expect(recv(old, &answer, sizeof answer, MSG_WAITALL) == sizeof answer);
@@ -269,7 +269,7 @@ Test(sockets_join, one_that_comes_later) {
   onebit_comm_t comm = NULL;
   forget_names();
   ob_join_quiet = 0.01;
-  start(&other);
+  start_rank(&other);
   options.ranks = 2;
   options.rendezvous = where;
   cr_assert_eq(onebit_comm_create_sockets(&options, &comm), ONEBIT_OK, "%s", onebit_last_error());
@@ -288,12 +288,12 @@ Test(sockets_join, killed_while_it_joins) {
   forget_names();
   ob_join_quiet = 0.1;
   pid_t first = fork_rank(&ranks[1]);
-  start(&ranks[0]);
+  start_rank(&ranks[0]);
   for (int k = 0; k < 3; k++)
     pause_shortly();
   kill(first, SIGKILL);
   waitpid(first, NULL, 0);
-  start(&ranks[1]), start(&ranks[2]);
+  start_rank(&ranks[1]), start_rank(&ranks[2]);
   join_all(ranks, 3);
   for (int k = 0; k < 3; k++)
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
@@ -375,7 +375,7 @@ Test(sockets_join, too_few_files) {
   cr_expect(ob_seconds() - begin < 15, "it took %g s", ob_seconds() - begin);
 }
 
-static void unlimited(onebit_sockets_options_t *options, void *context) {
+static void create_communicator(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
@@ -389,7 +389,7 @@ Test(sockets_join, the_soft_limit_is_raised) {
     cr_skip_test("the hard limit is %lu", (unsigned long)limit.rlim_max);
   limit.rlim_cur = 40;
   cr_assert(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-  sockets_attempt(4, 1, 16, unlimited, NULL);
+  sockets_attempt(4, 1, 16, create_communicator, NULL);
 }
 
 /*
@@ -428,7 +428,7 @@ static struct {
 } now;
 
 /* Counts the calls of one thread: the victim's. */
-static int fail_one(const char *call) {
+static int fail_chosen_call(const char *call) {
   if (!victim || ++now.calls != now.at)
     return 0;
   for (size_t k = 0; k < sizeof faults / sizeof faults[0]; k++)
@@ -444,7 +444,7 @@ struct outcome {
   char message[RANKS][512];
 };
 
-static void connect_one(onebit_sockets_options_t *options, void *context) {
+static void connect_rank(onebit_sockets_options_t *options, void *context) {
   struct outcome *outcome = context;
   onebit_comm_t comm = NULL;
   victim = options->rank == now.rank;
@@ -457,7 +457,7 @@ static void connect_one(onebit_sockets_options_t *options, void *context) {
 
 /* The victim names the missing resource as the system does; the others name the victim, or a rank
  * that learned of it before them and has closed its connections. */
-static void check(const struct outcome *outcome, double seconds) {
+static void check_outcome(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];
   snprintf(name, sizeof name, "rank %d", now.rank);
@@ -475,40 +475,40 @@ static void check(const struct outcome *outcome, double seconds) {
   }
 }
 
-/* Returns the seconds that it takes. */
-static double attempt(struct outcome *outcome, int rank, bool absent, long at) {
+/* Runs the job with one failing call, and returns its duration in seconds. */
+static double attempt_join(struct outcome *outcome, int rank, bool absent, long at) {
   *outcome = (struct outcome){0};
   now.rank = rank, now.absent = absent, now.at = at, now.calls = 0, now.struck = NULL;
   double begin = ob_seconds();
-  sockets_attempt(RANKS, 1, 1, connect_one, outcome);
+  sockets_attempt(RANKS, 1, 1, connect_rank, outcome);
   return ob_seconds() - begin;
 }
 
 /* The victim has ob_join_last to tell the others. On a busy machine SHORT_LAST may be too short,
  * and they wait for their timeout: an attempt with LONG_LAST shows whether it was that. */
-static void walk(int rank, bool absent) {
+static void fail_each_call(int rank, bool absent) {
   for (long at = 1;; at += test_share() > 1 ? 1 + at / 16 : 1) {
     struct outcome outcome;
-    double seconds = attempt(&outcome, rank, absent, at);
+    double seconds = attempt_join(&outcome, rank, absent, at);
     if (seconds > MAX_SECONDS) {
       ob_join_last = LONG_LAST;
-      seconds = attempt(&outcome, rank, absent, at);
+      seconds = attempt_join(&outcome, rank, absent, at);
       ob_join_last = SHORT_LAST;
     }
     if (!now.struck)
       break;
-    check(&outcome, seconds);
+    check_outcome(&outcome, seconds);
   }
   checks_must_hold();
 }
 
-static void walk_all(int rank) {
-  ob_net_fault = fail_one;
+static void fail_each_call_both_ways(int rank) {
+  ob_net_fault = fail_chosen_call;
   ob_join_last = SHORT_LAST;
-  walk(rank, false);
-  walk(rank, true);
+  fail_each_call(rank, false);
+  fail_each_call(rank, true);
 }
 
-Test(sockets_faults, on_rank_0) { walk_all(0); }
-Test(sockets_faults, on_rank_1) { walk_all(1); }
-Test(sockets_faults, on_rank_2) { walk_all(2); }
+Test(sockets_faults, on_rank_0) { fail_each_call_both_ways(0); }
+Test(sockets_faults, on_rank_1) { fail_each_call_both_ways(1); }
+Test(sockets_faults, on_rank_2) { fail_each_call_both_ways(2); }

@@ -37,18 +37,18 @@ static void sent_destroy(struct sent *sent) {
 
 static const float *sorted_values;
 
-static int by_magnitude(const void *a, const void *b) {
+static int compare_magnitudes(const void *a, const void *b) {
   const size_t i = *(const size_t *)a, j = *(const size_t *)b;
   const float x = fabsf(sorted_values[i]), y = fabsf(sorted_values[j]);
   return x != y ? (x < y) - (x > y) : (i > j) - (i < j);
 }
 
-static int by_place(const void *a, const void *b) {
+static int compare_places(const void *a, const void *b) {
   const size_t i = *(const size_t *)a, j = *(const size_t *)b;
   return (i > j) - (i < j);
 }
 
-static float near_bfloat16(double value) {
+static float round_to_bfloat16(double value) {
   int exponent;
   const double mantissa = frexp((double)(float)value, &exponent); /* 8 bits of which are kept */
   return value == 0 ? 0 : (float)ldexp(nearbyint(ldexp(mantissa, 8)), exponent - 8);
@@ -63,8 +63,8 @@ static void oracle_chunk(const float *values, size_t count, uint32_t *words, flo
   for (size_t i = 0; i < count; i++)
     order[i] = i;
   sorted_values = values;
-  qsort(order, count, sizeof *order, by_magnitude);
-  qsort(order, kept, sizeof *order, by_place);
+  qsort(order, count, sizeof *order, compare_magnitudes);
+  qsort(order, kept, sizeof *order, compare_places);
   for (size_t i = 0; i < kept; i++)
     mean += fabs((double)values[order[i]]);
   mean /= (double)kept;
@@ -74,7 +74,7 @@ static void oracle_chunk(const float *values, size_t count, uint32_t *words, flo
   }
   memset(words, 0, 84);
   for (int upper = 0; upper < 2; upper++) {
-    const float level = of[upper] > 0 ? near_bfloat16(sums[upper] / of[upper]) : 0;
+    const float level = of[upper] > 0 ? round_to_bfloat16(sums[upper] / of[upper]) : 0;
     uint32_t bits;
     memcpy(&bits, &level, sizeof bits);
     words[0] |= (bits >> 16) << 16 * upper;
@@ -114,7 +114,7 @@ static void expect_as_oracle(struct sent *sent) {
   free(wanted);
 }
 
-static void send(struct sent *sent) {
+static void send_sparse(struct sent *sent) {
   cr_expect(ob_sparse_compress(sent->values, sent->count, sent->message));
   cr_expect_eq(ob_sparse_check(sent->message, sent->bytes, sent->count), ONEBIT_OK, "%s",
                onebit_last_error());
@@ -124,20 +124,20 @@ static void send(struct sent *sent) {
 Test(sparse, is_what_the_format_says) {
   for (size_t k = 0; k < COUNTS; k++) {
     struct sent sent = sent_create(counts[k], (int)k);
-    send(&sent);
+    send_sparse(&sent);
     expect_as_oracle(&sent);
     sent_destroy(&sent);
   }
 }
 
-/* Whole chunks of zeros, of one magnitude, and of few magnitudes: of equal ones the first. */
+/* Chunks have only zeros, one magnitude, or few: of equal magnitudes the first are sent. */
 Test(sparse, ties_go_to_the_first) {
   for (int magnitudes = 0; magnitudes < 4; magnitudes++) {
     struct sent sent = sent_create(2 * 4096 + 100, 0);
     for (size_t i = 0; i < sent.count; i++)
       sent.input[i] = sent.values[i] =
           magnitudes == 0 ? 0 : (float)(i * 7919 % (size_t)magnitudes + 1) * (i % 3 ? 0.5f : -0.5f);
-    send(&sent);
+    send_sparse(&sent);
     expect_as_oracle(&sent);
     sent_destroy(&sent);
   }
@@ -146,7 +146,7 @@ Test(sparse, ties_go_to_the_first) {
 /* The expected bits are constants: a build with other bits fails here. */
 Test(sparse, has_the_same_bits_on_every_build) {
   struct sent sent = sent_create(100003, 5);
-  send(&sent);
+  send_sparse(&sent);
   uint64_t digest = ob_hash(OB_HASH_START, sent.message, sent.bytes);
   digest = ob_hash(digest, sent.values, sent.count * sizeof(float));
   cr_expect_eq(sent.bytes, 25 * 84);
@@ -156,7 +156,7 @@ Test(sparse, has_the_same_bits_on_every_build) {
 
 Test(sparse, adds_with_a_weight) {
   struct sent sent = sent_create(5000, 1);
-  send(&sent);
+  send_sparse(&sent);
   float *sums = malloc(sent.count * sizeof(float));
   for (size_t i = 0; i < sent.count; i++)
     sums[i] = (float)i;
@@ -199,14 +199,14 @@ Test(sparse, is_not_sent_when_not_finite) {
   struct sent largest = sent_create(100, 0);
   for (size_t i = 0; i < largest.count; i++)
     largest.values[i] = largest.input[i] = i % 2 ? 3.389e38f : -3.389e38f;
-  send(&largest);
+  send_sparse(&largest);
   expect_as_oracle(&largest);
   sent_destroy(&largest);
 }
 
 /* --- Arbitrary messages */
 
-static void refused(const struct sent *sent, size_t bytes, const char *part) {
+static void check_refused(const struct sent *sent, size_t bytes, const char *part) {
   cr_expect_eq(ob_sparse_check(sent->message, bytes, sent->count), ONEBIT_ERROR_MESSAGE, "%s",
                part);
   cr_expect(strstr(onebit_last_error(), part), "'%s' does not speak of %s", onebit_last_error(),
@@ -215,24 +215,24 @@ static void refused(const struct sent *sent, size_t bytes, const char *part) {
 
 Test(sparse, refuses_what_is_not_a_message) {
   struct sent sent = sent_create(4096 + 100, 0);
-  send(&sent);
+  send_sparse(&sent);
   uint32_t *chunk = sent.message + OB_SPARSE_STRIDE, first = chunk[0];
-  refused(&sent, sent.bytes - 4, "164 bytes, expected 168");
-  refused(&sent, 0, "0 bytes");
+  check_refused(&sent, sent.bytes - 4, "164 bytes, expected 168");
+  check_refused(&sent, 0, "0 bytes");
   for (uint32_t half = 0; half < 32; half += 16) {
     chunk[0] = 0x7f80u << half;
-    refused(&sent, sent.bytes, "a level that is not finite, or negative in chunk 1");
+    check_refused(&sent, sent.bytes, "a level that is not finite, or negative in chunk 1");
     chunk[0] = 0x8000u << half;
-    refused(&sent, sent.bytes, "a level that is not finite, or negative in chunk 1");
+    check_refused(&sent, sent.bytes, "a level that is not finite, or negative in chunk 1");
   }
   chunk[0] = first;
   uint32_t high = chunk[1];
   chunk[1] &= chunk[1] - 1;
-  refused(&sent, sent.bytes, "too few or too many positions in chunk 1");
+  check_refused(&sent, sent.bytes, "too few or too many positions in chunk 1");
   chunk[1] = high;
   chunk[4] |= 1u << 31; /* high part 127 - 64: beyond its 100 elements */
   chunk[1] &= chunk[1] - 1;
-  refused(&sent, sent.bytes, "out of range in chunk 1");
+  check_refused(&sent, sent.bytes, "out of range in chunk 1");
   sent_destroy(&sent);
 }
 
@@ -244,7 +244,7 @@ Test(sparse, decodes_within_its_elements) {
     struct sent sent = sent_create(lengths[k], 2);
     struct guarded sums = guarded_create(lengths[k] * sizeof(float), GUARD_ABOVE);
     size_t passed = 0;
-    send(&sent);
+    send_sparse(&sent);
     for (size_t trial = 0; trial < 21 * 32 + 2000; trial++) {
       uint32_t message[OB_SPARSE_STRIDE];
       memcpy(message, sent.message, sizeof message);

@@ -5,7 +5,7 @@
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
 static double square_sum(const float *values, size_t count) {
   double sum = 0;
@@ -61,13 +61,13 @@ static void check_tensor(const struct oracle_adam *adam, const struct oracle *or
   double ratio = error > 0 ? sqrt(error / signal) : 0;
   CHECK(told.count == count && !told.uncompressed, "tensor %zu has %zu elements", tensor,
         told.count);
-  CHECK(near(told.parameter_norm, sqrt(square_sum(adam->parameter + first, count))),
+  CHECK(is_near(told.parameter_norm, sqrt(square_sum(adam->parameter + first, count))),
         "tensor %zu: parameters of %g", tensor, told.parameter_norm);
-  CHECK(near(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
+  CHECK(is_near(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
         told.momentum_norm, sqrt(momentum));
-  CHECK(near(told.residual_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
+  CHECK(is_near(told.residual_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
         told.residual_norm, sqrt(error));
-  CHECK(near(told.residual_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor,
+  CHECK(is_near(told.residual_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor,
         told.residual_ratio, ratio);
   CHECK(told.coefficient == 0 && told.factor == 0, "1-bit Adam has no coefficients");
 }
@@ -179,8 +179,8 @@ Test(statistics, of_every_tensor_on_hosts) {
 
 /* --- Statistics of all tensors, for every optimizer, and mixed precision */
 
-static void check_whole(const struct subject *subject, onebit_optimizer_t optimizer,
-                        const void *parameters, uint64_t sent) {
+static void check_totals(const struct subject *subject, onebit_optimizer_t optimizer,
+                         const void *parameters, uint64_t sent) {
   onebit_optimizer_statistics_t told = statistics_of(optimizer);
   onebit_optimizer_info_t info = {.size = sizeof info};
   double momentum = 0, error = 0;
@@ -207,11 +207,11 @@ static void check_whole(const struct subject *subject, onebit_optimizer_t optimi
     momentum += one.momentum_norm * one.momentum_norm;
     error += one.residual_norm * one.residual_norm;
   }
-  CHECK(near(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
+  CHECK(is_near(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
         info.momentum_norm);
   /* in profile deepspeed padding has errors too */
   CHECK(subject->profile ? sqrt(error) <= info.residual_norm * (1 + 1e-9)
-                         : near(sqrt(error), info.residual_norm),
+                         : is_near(sqrt(error), info.residual_norm),
         "errors of %g, in all %g", sqrt(error), info.residual_norm);
 }
 
@@ -240,7 +240,7 @@ static void check_bytes(onebit_optimizer_t optimizer, const onebit_optimizer_inf
           (unsigned long long)sent, dense ? "dense" : "bits");
 }
 
-static void one_step(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skips) {
+static void check_step_bytes(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skips) {
   onebit_optimizer_info_t before = {.size = sizeof before};
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &before), ONEBIT_OK);
   uint64_t sent = onebit_comm_bytes_sent(comm);
@@ -249,7 +249,7 @@ static void one_step(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skip
   check_bytes(optimizer, &before, onebit_comm_bytes_sent(comm) - sent);
 }
 
-static void account(onebit_comm_t comm, void *context) {
+static void check_accounts_on_rank(onebit_comm_t comm, void *context) {
   const struct subject *subject = context;
   void *parameters = allocate(SUBJECT_TOTAL, dtype_size(subject->dtype));
   float *gradients = allocate(SUBJECT_TOTAL, sizeof(float));
@@ -262,14 +262,14 @@ static void account(onebit_comm_t comm, void *context) {
   if (CHECK_STATUS(subject_create(subject, comm, tensors, &optimizer), ONEBIT_OK)) {
     uint64_t before = onebit_comm_bytes_sent(comm);
     for (int step = 0; step < 12; step++) {
-      check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
+      check_totals(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
       check_lamb(subject, optimizer);
       fill_input(gradients, ONEBIT_FLOAT32, SUBJECT_TOTAL, onebit_comm_rank(comm), step);
       if (step == 5) /* skipped: sends as much */
         gradients[77] = NAN;
-      one_step(optimizer, comm, step == 5);
+      check_step_bytes(optimizer, comm, step == 5);
     }
-    check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
+    check_totals(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
     onebit_optimizer_destroy(optimizer);
   }
   free(parameters);
@@ -280,9 +280,9 @@ Test(statistics, account_for_shards) {
   for (int shards = ONEBIT_SHARDS_STEP; shards <= ONEBIT_SHARDS_PARAMETERS; shards++)
     for (int size = 1; size <= 4; size++) {
       struct subject subject = {.method = &ob_method_adam, .shards = (onebit_shards_t)shards};
-      on_ranks(size, account, &subject);
+      on_ranks(size, check_accounts_on_rank, &subject);
       subject.clip_norm = 10;
-      on_ranks(size, account, &subject);
+      on_ranks(size, check_accounts_on_rank, &subject);
     }
 }
 
@@ -290,12 +290,12 @@ Test(statistics, account_for_every_optimizer) {
   for (const struct ob_method *const *method = ob_methods; *method; method++)
     for (int size = 1; size <= 3; size++) {
       struct subject subject = {.method = *method};
-      on_ranks(size, account, &subject);
+      on_ranks(size, check_accounts_on_rank, &subject);
       subject.dtype = ONEBIT_BFLOAT16;
       subject.clip_norm = 10;
-      on_ranks(size, account, &subject);
+      on_ranks(size, check_accounts_on_rank, &subject);
       subject = (struct subject){.method = *method, .profile = ONEBIT_PROFILE_DEEPSPEED};
       if (!(*method)->not_deepspeeds)
-        on_ranks(size, account, &subject);
+        on_ranks(size, check_accounts_on_rank, &subject);
     }
 }

@@ -76,7 +76,7 @@ struct learner {
   onebit_optimizer_t optimizer;
 };
 
-static struct learner *begin(onebit_comm_t comm, onebit_dtype_t dtype) {
+static struct learner *create_learner(onebit_comm_t comm, onebit_dtype_t dtype) {
   struct learner *learner = allocate(1, sizeof *learner);
   onebit_tensor_t tensors[TENSORS] = {
       {.parameter = learner->large, .gradient = learner->gradient, .count = LARGE}};
@@ -88,61 +88,62 @@ static struct learner *begin(onebit_comm_t comm, onebit_dtype_t dtype) {
   return learner;
 }
 
-static void end(struct learner *learner) {
+static void destroy_learner(struct learner *learner) {
   onebit_optimizer_destroy(learner->optimizer);
   free(learner);
 }
 
-static void check_told(onebit_status_t status, const char *words) {
+static void check_mismatch_message(onebit_status_t status, const char *words) {
   CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
   CHECK(strstr(onebit_last_error(), words), "'%s', not of %s", onebit_last_error(), words);
 }
 
-static void at_the_first_step(onebit_comm_t comm, void *context) {
+static void compare_at_first_step(onebit_comm_t comm, void *context) {
   (void)context;
-  struct learner *learner = begin(comm, ONEBIT_FLOAT32);
+  struct learner *learner = create_learner(comm, ONEBIT_FLOAT32);
   if (onebit_comm_rank(comm) == 2)
     learner->small[37][ODD - 1] = 1e-30f;
-  check_told(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[38]");
+  check_mismatch_message(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[38]");
   CHECK(strstr(onebit_last_error(), "rank 2"), "%s", onebit_last_error());
   learner->small[37][ODD - 1] = 0;
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_compare(learner->optimizer), ONEBIT_OK);
-  end(learner);
+  destroy_learner(learner);
 }
 
-Test(compare, at_the_first_step) { on_ranks(3, at_the_first_step, NULL); }
+Test(compare, at_the_first_step) { on_ranks(3, compare_at_first_step, NULL); }
 
 /* Compares in the middle of the large tensor, and at the last of an odd number of 16-bit values. */
-static void when_asked(onebit_comm_t comm, void *context) {
+static void compare_when_asked(onebit_comm_t comm, void *context) {
   (void)context;
-  struct learner *learner = begin(comm, ONEBIT_BFLOAT16);
+  struct learner *learner = create_learner(comm, ONEBIT_BFLOAT16);
   uint16_t *large = (uint16_t *)learner->large, *small = (uint16_t *)learner->small[0];
   for (int k = 0; k < 3; k++) {
     CHECK_STATUS(onebit_optimizer_compare(learner->optimizer), ONEBIT_OK);
     uint16_t *at = k == 0 ? &large[40000] : k == 1 ? &large[LARGE - 1] : &small[ODD - 1];
     *at ^= (uint16_t)onebit_comm_rank(comm);
-    check_told(onebit_optimizer_compare(learner->optimizer), k < 2 ? "tensors[0]" : "tensors[1]");
+    check_mismatch_message(onebit_optimizer_compare(learner->optimizer),
+                           k < 2 ? "tensors[0]" : "tensors[1]");
     *at ^= (uint16_t)onebit_comm_rank(comm);
   }
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
-  end(learner);
+  destroy_learner(learner);
 }
 
-Test(compare, when_asked) { on_ranks(2, when_asked, NULL); }
+Test(compare, when_asked) { on_ranks(2, compare_when_asked, NULL); }
 
-static void at_an_interval(onebit_comm_t comm, void *context) {
+static void compare_at_interval(onebit_comm_t comm, void *context) {
   (void)context;
-  struct learner *learner = begin(comm, ONEBIT_FLOAT32);
+  struct learner *learner = create_learner(comm, ONEBIT_FLOAT32);
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 3), ONEBIT_OK);
   for (int step = 1; step <= 3; step++)
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
   learner->large[9] += (float)onebit_comm_rank(comm);
   /* the first step and every third after it compare */
-  check_told(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
+  check_mismatch_message(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
-  check_told(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
+  check_mismatch_message(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 0), ONEBIT_OK);
   for (int step = 0; step < 4; step++)
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
@@ -152,11 +153,11 @@ static void at_an_interval(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.1f), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
   }
-  check_told(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
-  end(learner);
+  check_mismatch_message(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
+  destroy_learner(learner);
 }
 
-Test(compare, at_an_interval) { on_ranks(2, at_an_interval, NULL); }
+Test(compare, at_an_interval) { on_ranks(2, compare_at_interval, NULL); }
 
 /* A parameter without gradients stays where it is, and begins without a jump. */
 
@@ -165,7 +166,7 @@ enum { LATE = 4096 };
 /* Every eighth element has no gradient in the first 40 steps, whatever the bits of its neighbours
  * are; then it gets one. Its steps are not larger than those of other elements, since no momentum
  * has accumulated. */
-static void begin_late(onebit_comm_t comm, void *context) {
+static void give_late_gradients(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float *parameters = allocate(LATE, 4), *gradients = allocate(LATE, 4), *start;
   onebit_tensor_t tensor = {parameters, gradients, LATE, 0, 0, 0};
@@ -198,15 +199,15 @@ Test(still, elements_without_variance_stay_and_begin_without_a_jump) {
                                             .variance_update_scaler = 2,
                                             .local_step_scaler = 3,
                                             .local_step_clipper = 4};
-  on_ranks(3, begin_late, &options); /* in the variance stage */
+  on_ranks(3, give_late_gradients, &options); /* in the variance stage */
   options.variance_freeze_step = 20;
-  on_ranks(3, begin_late, &options); /* frozen: they never begin */
+  on_ranks(3, give_late_gradients, &options); /* frozen: they never begin */
 }
 
 enum { STILL = 2048 * 3 };
 
 /* The first blocks have gradients and the last block has none; in some steps no block has any. */
-static void stay(onebit_comm_t comm, void *context) {
+static void check_blocks_stay(onebit_comm_t comm, void *context) {
   static const size_t block_sizes[] = {0, 64};
   (void)context;
   for (size_t k = 0; k < 2; k++) {
@@ -236,6 +237,6 @@ static void stay(onebit_comm_t comm, void *context) {
 }
 
 Test(still, blocks_without_gradients_stay) {
-  on_ranks(1, stay, NULL);
-  on_ranks(3, stay, NULL);
+  on_ranks(1, check_blocks_stay, NULL);
+  on_ranks(3, check_blocks_stay, NULL);
 }

@@ -9,23 +9,23 @@
 
 /* onebit-info prints what is available and what is chosen, and refuses what the library refuses. */
 
-static void begin(void) {
+static void clear_environment(void) {
   unsetenv("ONEBIT_CODEC");
   unsetenv("ONEBIT_THREADS");
 }
-TestSuite(info, .init = begin, .timeout = 60);
+TestSuite(info, .init = clear_environment, .timeout = 60);
 
 Test(info, says_what_is_there) {
   const char *said = program(0, "onebit-info");
-  expect_said(said, onebit_version());
+  expect_output(said, onebit_version());
   for (size_t i = 0; ob_codec_row(i); i++)
-    expect_said(said, ob_codec_row(i)->name);
+    expect_output(said, ob_codec_row(i)->name);
   for (size_t k = 0; k < OB_KNOB_COUNT; k++) {
-    expect_said(said, ob_knobs[k].name);
-    expect_said(said, ob_knobs[k].meaning);
-    expect_said(said, ob_knobs[k].fallback);
+    expect_output(said, ob_knobs[k].name);
+    expect_output(said, ob_knobs[k].meaning);
+    expect_output(said, ob_knobs[k].fallback);
   }
-  expect_said(said, "usable, chosen\n");
+  expect_output(said, "usable, chosen\n");
   cr_expect(!strstr(said, "environment"), "%s", said);
 }
 
@@ -33,14 +33,14 @@ Test(info, says_what_is_there) {
 Test(info, says_whether_there_is_a_device) {
   const char *said = program(0, "onebit-info");
 #ifndef ONEBIT_HAVE_CUDA
-  expect_said(said, "CUDA              built without CUDA\n");
+  expect_output(said, "CUDA              built without CUDA\n");
 #else
-  expect_said(said, "CUDA              runtime ");
+  expect_output(said, "CUDA              runtime ");
   cr_expect(strstr(said, "; no device: ") || strstr(said, "  device 0"), "%s", said);
 #ifdef ONEBIT_HAVE_NCCL
-  expect_said(said, "NCCL              2.");
+  expect_output(said, "NCCL              2.");
 #else
-  expect_said(said, "NCCL              built without NCCL\n");
+  expect_output(said, "NCCL              built without NCCL\n");
 #endif
 #endif
 }
@@ -48,40 +48,40 @@ Test(info, says_whether_there_is_a_device) {
 Test(info, says_where_a_value_comes_from) {
   setenv("ONEBIT_CODEC", "scalar", 1);
   const char *said = program(0, "onebit-info");
-  expect_said(said, "scalar          usable, chosen\n");
-  expect_said(said, "ONEBIT_CODEC    scalar   environment");
-  expect_said(said, "ONEBIT_THREADS  1        default");
+  expect_output(said, "scalar          usable, chosen\n");
+  expect_output(said, "ONEBIT_CODEC    scalar   environment");
+  expect_output(said, "ONEBIT_THREADS  1        default");
   setenv("ONEBIT_THREADS", "3", 1);
   said = program(0, "onebit-info");
-  expect_said(said, "ONEBIT_THREADS  3        environment");
+  expect_output(said, "ONEBIT_THREADS  3        environment");
   cr_expect(!strstr(said, "ONEBIT_THREADS: "), "%s", said);
   setenv("ONEBIT_THREAD", "3", 1);
-  expect_said(program(0, "onebit-info"), "  ONEBIT_THREAD: the C library does not read it\n");
+  expect_output(program(0, "onebit-info"), "  ONEBIT_THREAD: the C library does not read it\n");
 }
 
 Test(info, refuses_a_wrong_value_in_place) {
   setenv("ONEBIT_CODEC", "abacus", 1);
   const char *said = program(1, "onebit-info");
-  expect_said(said, "ONEBIT_CODEC    abacus   environment");
-  expect_said(said, "wrong: ONEBIT_CODEC=abacus: codec abacus: unknown");
-  expect_said(said, "ONEBIT_THREADS  1        default");
+  expect_output(said, "ONEBIT_CODEC    abacus   environment");
+  expect_output(said, "wrong: ONEBIT_CODEC=abacus: codec abacus: unknown");
+  expect_output(said, "ONEBIT_THREADS  1        default");
   cr_expect(!strstr(said, "chosen\n"), "%s", said);
   unsetenv("ONEBIT_CODEC");
   setenv("ONEBIT_THREADS", "many", 1);
   said = program(1, "onebit-info");
-  expect_said(said, "usable, chosen\n");
-  expect_said(said, "wrong: ONEBIT_THREADS=many: not a whole number");
+  expect_output(said, "usable, chosen\n");
+  expect_output(said, "wrong: ONEBIT_THREADS=many: not a whole number");
 }
 
 Test(info, takes_no_arguments) {
-  expect_said(program(0, "onebit-info --help"), "usage: onebit-info");
-  expect_said(program(2, "onebit-info --all"), "--all");
+  expect_output(program(0, "onebit-info --help"), "usage: onebit-info");
+  expect_output(program(2, "onebit-info --all"), "--all");
 }
 
 /* `onebit status`: ranks that wait are listed with whom they wait for, while they do. */
 
-/* Returns the lines that it prints of this process. */
-static void ask(char text[4096]) {
+/* Reads the lines that `onebit status` prints of this process. */
+static void read_status(char text[4096]) {
   char line[1024], own[32];
   FILE *pipe = popen("tools/onebit status", "r");
   size_t length = 0;
@@ -97,7 +97,7 @@ static void ask(char text[4096]) {
 static bool await_text(const char *wanted) {
   char text[4096] = "";
   for (int k = 0; k < 300; k++) {
-    ask(text);
+    read_status(text);
     if (strstr(text, wanted))
       return true;
     nanosleep(&(struct timespec){0, 100000000}, NULL);
@@ -108,7 +108,7 @@ static bool await_text(const char *wanted) {
 static pthread_barrier_t barrier;
 
 /* Rank 1 starts late, and calls late. */
-static void late_twice(onebit_sockets_options_t *options, void *context) {
+static void start_and_call_late(onebit_sockets_options_t *options, void *context) {
   float value = 1;
   onebit_comm_t comm = NULL;
   onebit_plan_t plan = NULL;
@@ -135,9 +135,9 @@ static void late_twice(onebit_sockets_options_t *options, void *context) {
 Test(presence, ranks_that_wait_are_listed) {
   char text[4096];
   pthread_barrier_init(&barrier, NULL, 2);
-  sockets_attempt(2, 1, 1, late_twice, NULL);
+  sockets_attempt(2, 1, 1, start_and_call_late, NULL);
   checks_must_hold();
-  ask(text);
+  read_status(text);
   cr_expect_str_eq(text, "");
 }
 
@@ -149,7 +149,7 @@ Test(presence, a_dead_process_is_not_listed) {
            (unsigned long)geteuid(), path);
   cr_assert(system(command) == 0);
   char text[4096];
-  ask(text);
+  read_status(text);
   cr_expect_str_eq(text, "");
   cr_expect(access(path, F_OK) != 0);
 }
@@ -163,18 +163,18 @@ enum { BYTES = 1000 - RELAY_HEADER };
 static struct relay_network network;
 static const unsigned char data[BYTES] = {1, 2, 3};
 
-static void make(int hosts, double rate) {
+static void make_network(int hosts, double rate) {
   cr_assert(relay_network_create(&network, hosts));
   for (int i = 0; i < hosts; i++)
     network.links[i].bytes_per_second = rate;
 }
 
-static void send(int from, int to, uint64_t time) {
+static void send_packet(int from, int to, uint64_t time) {
   relay_network_send(&network, from, to, data, BYTES, time);
 }
 
 /* The next packet arrives at this moment and not a nanosecond earlier. */
-static void expect(uint64_t time, int from, int to) {
+static void expect_packet(uint64_t time, int from, int to) {
   uint64_t next;
   while ((next = relay_network_next(&network)) < time)
     cr_assert_null(relay_network_receive(&network, next));
@@ -188,15 +188,15 @@ static void expect(uint64_t time, int from, int to) {
   free(packet);
 }
 
-static void expect_none(void) {
+static void expect_no_packet(void) {
   cr_expect_null(relay_network_receive(&network, (uint64_t)1 << 62));
   cr_expect_eq(relay_network_next(&network), RELAY_NEVER);
 }
 
-static size_t received_of(int packets) {
+static size_t count_received(int packets) {
   size_t received = 0;
   for (int i = 0; i < packets; i++)
-    send(0, 1, (uint64_t)i);
+    send_packet(0, 1, (uint64_t)i);
   for (struct relay_packet *packet; (packet = relay_network_receive(&network, 1000 * MS));) {
     received++;
     free(packet);
@@ -204,65 +204,65 @@ static size_t received_of(int packets) {
   return received;
 }
 
-static void destroy(void) { relay_network_destroy(&network); }
+static void destroy_network(void) { relay_network_destroy(&network); }
 
-TestSuite(relay, .fini = destroy);
+TestSuite(relay, .fini = destroy_network);
 
 Test(relay, packets_follow_each_other_at_the_rate_and_after_the_delay) {
-  make(2, 1e6);
+  make_network(2, 1e6);
   network.delay = 40 * MS;
-  send(0, 1, 5 * MS);
-  send(0, 1, 5 * MS);
-  send(0, 1, 50 * MS);
-  expect(47 * MS, 0, 1); /* 1 up, 40, 1 down */
-  expect(48 * MS, 0, 1);
-  expect(92 * MS, 0, 1);
-  expect_none();
+  send_packet(0, 1, 5 * MS);
+  send_packet(0, 1, 5 * MS);
+  send_packet(0, 1, 50 * MS);
+  expect_packet(47 * MS, 0, 1); /* 1 up, 40, 1 down */
+  expect_packet(48 * MS, 0, 1);
+  expect_packet(92 * MS, 0, 1);
+  expect_no_packet();
 }
 
 Test(relay, the_link_of_the_receiver_is_shared_and_each_way_is_its_own) {
-  make(3, 1e6);
-  send(0, 2, 0);
-  send(1, 2, 0);
-  send(2, 0, 0);
-  expect(2 * MS, 2, 0);
-  expect(2 * MS, 0, 2);
-  expect(3 * MS, 1, 2);
-  expect_none();
+  make_network(3, 1e6);
+  send_packet(0, 2, 0);
+  send_packet(1, 2, 0);
+  send_packet(2, 0, 0);
+  expect_packet(2 * MS, 2, 0);
+  expect_packet(2 * MS, 0, 2);
+  expect_packet(3 * MS, 1, 2);
+  expect_no_packet();
 }
 
 Test(relay, a_slow_link_holds_up_its_own_packets_only) {
-  make(3, 1e6);
+  make_network(3, 1e6);
   network.links[1].bytes_per_second = 1e5;
-  send(0, 1, 0);
-  send(0, 2, 0);
-  expect(3 * MS, 0, 2);
-  expect(11 * MS, 0, 1);
+  send_packet(0, 1, 0);
+  send_packet(0, 2, 0);
+  expect_packet(3 * MS, 0, 2);
+  expect_packet(11 * MS, 0, 1);
 }
 
 Test(relay, without_a_rate_only_the_delay_counts) {
-  make(2, 0);
+  make_network(2, 0);
   network.delay = 7 * MS;
   network.queue = 1;
-  send(0, 1, 0);
-  send(0, 1, 0);
-  expect(7 * MS, 0, 1);
-  expect(7 * MS, 0, 1);
+  send_packet(0, 1, 0);
+  send_packet(0, 1, 0);
+  expect_packet(7 * MS, 0, 1);
+  expect_packet(7 * MS, 0, 1);
 }
 
 Test(relay, a_full_queue_loses_what_comes) {
-  make(2, 1e6);
+  make_network(2, 1e6);
   network.queue = 2000;
-  cr_expect_eq(received_of(10), 3); /* one leaves, two wait */
+  cr_expect_eq(count_received(10), 3); /* one leaves, two wait */
 }
 
 Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
   size_t received[3];
   for (int i = 0; i < 3; i++) {
-    make(2, 0);
+    make_network(2, 0);
     network.loss = 0.1;
     network.seed = i < 2 ? 7 : 8;
-    received[i] = received_of(10000);
+    received[i] = count_received(10000);
     relay_network_destroy(&network);
   }
   cr_expect_eq(received[0], received[1]);
@@ -272,22 +272,22 @@ Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
 }
 
 Test(relay, a_host_that_has_vanished_sends_and_receives_nothing) {
-  make(3, 1e6);
+  make_network(3, 1e6);
   network.delay = 10 * MS;
-  send(0, 1, 0); /* under way when the host goes */
+  send_packet(0, 1, 0); /* under way when the host goes */
   network.links[1].vanished = true;
-  send(1, 0, 1 * MS);
-  send(2, 1, 1 * MS);
-  send(0, 2, 1 * MS);
-  expect(13 * MS, 0, 2);
-  expect_none();
+  send_packet(1, 0, 1 * MS);
+  send_packet(2, 1, 1 * MS);
+  send_packet(0, 2, 1 * MS);
+  expect_packet(13 * MS, 0, 2);
+  expect_no_packet();
   network.links[1].vanished = false;
-  send(0, 1, 20 * MS);
-  expect(32 * MS, 0, 1);
+  send_packet(0, 1, 20 * MS);
+  expect_packet(32 * MS, 0, 1);
 }
 
 Test(relay, what_is_under_way_is_given_back) {
-  make(2, 1e6);
-  send(0, 1, 0);
-  send(1, 0, 0);
+  make_network(2, 1e6);
+  send_packet(0, 1, 0);
+  send_packet(1, 0, 0);
 }

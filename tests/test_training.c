@@ -1,6 +1,6 @@
 /*
  * The common part of the trainings of examples/, on small drawn digits and four ranks: each
- * optimizer learns what it does not without error feedback, a training that is saved and resumed
+ * optimizer learns, and does not learn without error feedback, a training that is saved and resumed
  * ends with the same bits, and options that must not matter do not.
  */
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static int run_rank(team_t *team, const void *context) {
   return result == 0 ? 0 : 1;
 }
 
-static void parse(train_options_t *options, const char *arguments) {
+static void parse_options(train_options_t *options, const char *arguments) {
   char words[TRAIN_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
   char *line = strdup(arguments), *rest = line;
   int argc = 1;
@@ -41,13 +41,13 @@ static void parse(train_options_t *options, const char *arguments) {
   free(line);
 }
 
-static void draw(images_t *images) {
+static void draw_digits(images_t *images) {
   char words[IMAGE_WORDS];
   cr_assert_eq(images_draw(images, 1000, 16, words), 0, "%s", words);
   images_split(images, 200);
 }
 
-/* A training with these options on `ranks` ranks. */
+/* Runs a training with these options on `ranks` ranks. */
 static training_t train_on(size_t ranks, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 static training_t train_on(size_t ranks, const char *format, ...) {
@@ -58,8 +58,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
   va_start(rest, format);
   vsnprintf(arguments + used, sizeof arguments - used, format, rest);
   va_end(rest);
-  parse(&outcome.options, arguments);
-  draw(&outcome.images);
+  parse_options(&outcome.options, arguments);
+  draw_digits(&outcome.images);
   cr_expect_eq(team_run("test", ranks, run_rank, &outcome), 0, "%s", arguments);
   images_free(&outcome.images);
   free((void *)(uintptr_t)outcome.options.checkpoint);
@@ -71,7 +71,7 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* Trains for 600 steps, none, a fifth or half of them dense. Guessing has a loss of ln 10 = 2.3,
  * and without error feedback most methods stay near that, or return to it. */
-static void learns(const char *arguments) {
+static void check_learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
   const training_t control =
       train_on(RANKS, "--batch 8 --steps 600 --no-error-feedback %s", arguments);
@@ -84,19 +84,21 @@ static void learns(const char *arguments) {
 }
 
 Test(training, efficient_adam_learns) {
-  learns("--optimizer efficient-adam --learning-rate 0.005");
+  check_learns("--optimizer efficient-adam --learning-rate 0.005");
 }
-Test(training, adam_learns) { learns("--optimizer adam --learning-rate 0.005"); }
+Test(training, adam_learns) { check_learns("--optimizer adam --learning-rate 0.005"); }
 Test(training, adam_that_exchanges_steps_learns) {
-  learns("--optimizer adam --exchange step --learning-rate 0.005");
+  check_learns("--optimizer adam --exchange step --learning-rate 0.005");
 }
 Test(training, adam_in_shards_learns) {
-  learns("--optimizer adam --shards step --learning-rate 0.005");
-  learns("--optimizer adam --shards parameters --learning-rate 0.005");
+  check_learns("--optimizer adam --shards step --learning-rate 0.005");
+  check_learns("--optimizer adam --shards parameters --learning-rate 0.005");
 }
-Test(training, lamb_learns) { learns("--optimizer lamb --learning-rate 0.005"); }
-Test(training, zero_one_adam_learns) { learns("--optimizer zero-one-adam --learning-rate 0.005"); }
-Test(training, momentum_learns) { learns("--optimizer momentum --learning-rate 0.02"); }
+Test(training, lamb_learns) { check_learns("--optimizer lamb --learning-rate 0.005"); }
+Test(training, zero_one_adam_learns) {
+  check_learns("--optimizer zero-one-adam --learning-rate 0.005");
+}
+Test(training, momentum_learns) { check_learns("--optimizer momentum --learning-rate 0.02"); }
 
 /* Makes 60 exchanges, of all elements at once or a part at a time, applied at once or later.
  * Guessing has a loss of 2.3. */
@@ -127,7 +129,6 @@ Test(training, method_is_chosen) {
   }
 }
 
-/* Momentum SGD is linear: the mean of steps is the step of the mean. */
 /* Sites that are in time train as ranks do. */
 Test(training, sites_learn_as_ranks_do) {
   const char run[] = "--batch 8 --steps 45 --outer 10 --outer-bits 32";
@@ -148,7 +149,7 @@ Test(training, dense_outer_steps_of_one_step_are_data_parallel) {
 }
 
 /* Numbers of 16 bits learn as well; float16's small gradients want a loss scale. */
-static void learns_in_sixteen_bits(const char *method) {
+static void check_learns_in_sixteen_bits(const char *method) {
   const char *const cases[] = {
       "--parameters bfloat16 --gradients bfloat16",
       "--parameters float16 --gradients float16 --loss-scale 65536 --loss-scale-interval 50",
@@ -164,9 +165,9 @@ static void learns_in_sixteen_bits(const char *method) {
   }
 }
 
-Test(training, adam_learns_in_sixteen_bits) { learns_in_sixteen_bits("--optimizer adam"); }
+Test(training, adam_learns_in_sixteen_bits) { check_learns_in_sixteen_bits("--optimizer adam"); }
 Test(training, efficient_adam_learns_in_sixteen_bits) {
-  learns_in_sixteen_bits("--optimizer efficient-adam");
+  check_learns_in_sixteen_bits("--optimizer efficient-adam");
 }
 
 /* --- Bits --------------------------------------------------------------------------------------*/
@@ -187,7 +188,7 @@ static void expect_different_end(const training_t *a, const training_t *b, const
 /* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives; or, of
  * Efficient-Adam, none. Saved in the first stage, at its end and in the second; between two
  * synchronisation steps of 0/1 Adam too. */
-static void goes_on(const char *arguments) {
+static void check_resumes(const char *arguments) {
   char directory[PATH_ROOM];
   const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";
   const training_t whole = train_on(RANKS, "%s %s", run, arguments);
@@ -206,12 +207,12 @@ static void goes_on(const char *arguments) {
 /* test_checkpoint.c tests that every optimizer's checkpoint is complete; the cases here have
  * stages, shards, steps without an exchange, and a loss scale. */
 Test(training, goes_on_as_it_would_have) {
-  goes_on("--optimizer efficient-adam");
-  goes_on("--optimizer adam --shards parameters --parameters bfloat16");
-  goes_on("--optimizer zero-one-adam --local-step-scaler 3");
-  goes_on("--optimizer adam --parameters float16 --gradients bfloat16 --loss-scale 1e6 "
-          "--loss-scale-interval 6");
-  goes_on("--dense --clip-norm 1");
+  check_resumes("--optimizer efficient-adam");
+  check_resumes("--optimizer adam --shards parameters --parameters bfloat16");
+  check_resumes("--optimizer zero-one-adam --local-step-scaler 3");
+  check_resumes("--optimizer adam --parameters float16 --gradients bfloat16 --loss-scale 1e6 "
+                "--loss-scale-interval 6");
+  check_resumes("--dense --clip-norm 1");
 }
 
 /* The last of several checkpoints is resumed; a training that is complete is not. */
@@ -224,8 +225,8 @@ Test(training, the_latest_checkpoint_counts) {
   cr_expect_eq(rest.first, 22);
   snprintf(arguments, sizeof arguments,
            "--channels 4 --hidden 16 --batch 4 --steps 30 --checkpoint %s --resume", directory);
-  parse(&outcome.options, arguments);
-  draw(&outcome.images);
+  parse_options(&outcome.options, arguments);
+  draw_digits(&outcome.images);
   cr_expect_eq(team_run("test", 2, run_rank, &outcome), 1);
   images_free(&outcome.images);
   free((void *)(uintptr_t)outcome.options.checkpoint);
@@ -233,7 +234,7 @@ Test(training, the_latest_checkpoint_counts) {
 }
 
 /* The bytes after `step` steps, by the log's last line; *lines: the number of its lines. */
-static uint64_t logged(const char *path, size_t step, size_t *lines) {
+static uint64_t logged_bytes(const char *path, size_t step, size_t *lines) {
   char line[300], last[300] = "";
   unsigned long long bytes = 0;
   size_t found = 0;
@@ -267,8 +268,8 @@ Test(training, the_log_goes_on_as_it_would_have) {
           "{\"step\":20,\"seconds\":9.0,\"bytes\":9,\"training_loss\":9}\n{\"step\":25,\"sec");
   fclose(file);
   train_on(2, "%s --checkpoint %s/parts --log %s --resume", run, directory, parts);
-  const uint64_t bytes = logged(whole, 30, &lines[0]);
-  cr_expect_eq(logged(parts, 30, &lines[1]), bytes);
+  const uint64_t bytes = logged_bytes(whole, 30, &lines[0]);
+  cr_expect_eq(logged_bytes(parts, 30, &lines[1]), bytes);
   cr_expect_eq(lines[0], 9, "%zu lines", lines[0]);
   cr_expect_eq(lines[1], lines[0], "%zu lines, not %zu", lines[1], lines[0]);
   scratch_remove(directory);
@@ -276,7 +277,7 @@ Test(training, the_log_goes_on_as_it_would_have) {
 
 /* Changes options that must not change a bit: how gradients are handed over, a loss scale that is a
  * power of two, reports. Then options that must: the seed, the method. */
-static void only_what_must_matters(const char *method) {
+static void check_which_options_matter(const char *method) {
   char run[100];
   snprintf(run, sizeof run, "--optimizer %s --batch 4 --steps 30", method);
   const training_t plain = train_on(RANKS, "%s", run);
@@ -297,8 +298,8 @@ static void only_what_must_matters(const char *method) {
 
 Test(training, what_must_not_matter_does_not) {
   const char *run = "--batch 4 --steps 30";
-  only_what_must_matters("adam");
-  only_what_must_matters("efficient-adam");
+  check_which_options_matter("adam");
+  check_which_options_matter("efficient-adam");
   const training_t plain = train_on(RANKS, "%s", run);
   const training_t named = train_on(RANKS, "%s --optimizer efficient-adam", run);
   expect_same_end(&plain, &named, "Efficient-Adam is the default");

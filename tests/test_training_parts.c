@@ -35,17 +35,17 @@ Test(training_parts, sixteen_bits_are_those_of_the_library) {
 
 /* --- Schedules ---------------------------------------------------------------------------------*/
 
-static float rate(size_t step) {
+static float rate_at_step(size_t step) {
   const train_options_t options = {.steps = 100, .learning_rate = 2.0f, .rise = 20};
   return train_learning_rate(&options, step);
 }
 
 Test(training_parts, learning_rates_rise_and_fall) {
-  cr_expect_float_eq(rate(0), 0.1f, 1e-6);
-  cr_expect_float_eq(rate(19), 2.0f, 1e-6);
-  cr_expect_float_eq(rate(20), 2.0f, 1e-6);
-  cr_expect_float_eq(rate(60), 1.1f, 1e-6);
-  cr_expect_float_eq(rate(99), 0.2f + 1.8f / 80.0f, 1e-6);
+  cr_expect_float_eq(rate_at_step(0), 0.1f, 1e-6);
+  cr_expect_float_eq(rate_at_step(19), 2.0f, 1e-6);
+  cr_expect_float_eq(rate_at_step(20), 2.0f, 1e-6);
+  cr_expect_float_eq(rate_at_step(60), 1.1f, 1e-6);
+  cr_expect_float_eq(rate_at_step(99), 0.2f + 1.8f / 80.0f, 1e-6);
 }
 
 /* --- Command lines -----------------------------------------------------------------------------*/
@@ -53,7 +53,7 @@ Test(training_parts, learning_rates_rise_and_fall) {
 enum { MOST_WORDS = 16 };
 
 /* The words of a line, after the program's name. Returns how many there are. */
-static int split(const char *line, char *argv[MOST_WORDS]) {
+static int split_line(const char *line, char *argv[MOST_WORDS]) {
   static char copy[512];
   int argc = 1;
   argv[0] = "train";
@@ -63,9 +63,10 @@ static int split(const char *line, char *argv[MOST_WORDS]) {
   return argc;
 }
 
-static enum tool_asked parse(const char *line, train_options_t *options, char words[TRAIN_WORDS]) {
+static enum tool_asked parse_line(const char *line, train_options_t *options,
+                                  char words[TRAIN_WORDS]) {
   char *argv[MOST_WORDS];
-  const int argc = split(line, argv);
+  const int argc = split_line(line, argv);
   words[0] = '\0';
   return train_options_parse(&train_kind, options, argc, argv, words);
 }
@@ -109,7 +110,7 @@ Test(training_parts, options_that_are_wrong_are_named) {
   train_options_t options;
   char words[TRAIN_WORDS];
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    cr_expect_eq(parse(lines[i][0], &options, words), TOOL_WRONG, "%s: accepted", lines[i][0]);
+    cr_expect_eq(parse_line(lines[i][0], &options, words), TOOL_WRONG, "%s: accepted", lines[i][0]);
     cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
               lines[i][1]);
   }
@@ -118,16 +119,16 @@ Test(training_parts, options_that_are_wrong_are_named) {
 Test(training_parts, defaults_follow_other_options) {
   train_options_t options;
   char words[TRAIN_WORDS];
-  cr_expect_eq(parse("--steps 1000", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--steps 1000", &options, words), TOOL_RUN);
   cr_expect(options.freeze == 200 && options.rise == 101);
   cr_expect_eq(options.method, EFFICIENT_ADAM);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9);
-  cr_expect_eq(parse("--optimizer adam", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer adam", &options, words), TOOL_RUN);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
-  cr_expect_eq(parse("--optimizer momentum", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer momentum", &options, words), TOOL_RUN);
   cr_expect_eq(options.freeze, 0);
   cr_expect_gt(options.learning_rate, 1e-2f);
-  cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--freeze-step auto --steps=7", &options, words), TOOL_RUN);
   cr_expect(options.freeze == FREEZE_AUTOMATIC && options.steps == 7);
 }
 
@@ -136,31 +137,32 @@ Test(training_parts, defaults_follow_other_options) {
 Test(training_parts, programs_say_what_came_of_it) {
   const char *small = "--ranks 2 --steps 6 --freeze-step 3 --batch 2";
   const char *said = program(0, "examples/train_images --drawn 60 --side 12 --json %s", small);
-  expect_said(said, "2 ranks; 60 drawn digits of 12 x 12 pixels, 12 of them held out, 10 classes");
-  expect_said(said, "Efficient-Adam, ");
-  expect_said(said, "of 12 held-out images");
-  expect_said(said, "parameters: the same bits on all 2 ranks, checksum ");
-  expect_said(said, "in all: 6 steps in ");
-  expect_said(said, "the warm-up's bits: 6, one bit: 0, nothing: 0");
-  expect_said(said, "\n{\"training\":\"images\",\"name\":\"Efficient-Adam\","
-                    "\"optimizer\":\"efficient-adam\",");
+  expect_output(said,
+                "2 ranks; 60 drawn digits of 12 x 12 pixels, 12 of them held out, 10 classes");
+  expect_output(said, "Efficient-Adam, ");
+  expect_output(said, "of 12 held-out images");
+  expect_output(said, "parameters: the same bits on all 2 ranks, checksum ");
+  expect_output(said, "in all: 6 steps in ");
+  expect_output(said, "the warm-up's bits: 6, one bit: 0, nothing: 0");
+  expect_output(said, "\n{\"training\":\"images\",\"name\":\"Efficient-Adam\","
+                      "\"optimizer\":\"efficient-adam\",");
   said = program(0, "examples/train_images --drawn 60 --side 12 --optimizer adam --json %s", small);
-  expect_said(said, "1-bit Adam, ");
-  expect_said(said, "full precision: 3, one bit: 3, nothing: 0");
-  expect_said(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
+  expect_output(said, "1-bit Adam, ");
+  expect_output(said, "full precision: 3, one bit: 3, nothing: 0");
+  expect_output(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare %s", small);
-  expect_said(said, "* of Efficient-Adam in its warm-up, which has not ended");
+  expect_output(said, "* of Efficient-Adam in its warm-up, which has not ended");
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare --outer 2 %s", small);
-  expect_said(said, "local Adam, ");
-  expect_said(said, "outer step: every 2 steps; mean, rate 1, momentum 0; 1 bits; 1 fragments");
-  expect_said(said, " of float32 in every step");
+  expect_output(said, "local Adam, ");
+  expect_output(said, "outer step: every 2 steps; mean, rate 1, momentum 0; 1 bits; 1 fragments");
+  expect_output(said, " of float32 in every step");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--optimizer momentum --compare %s",
                  small);
-  expect_said(said, "dense SGD, ");
-  expect_said(said, "validation loss   ");
-  expect_said(said, "* of 1-bit SGD in its compressed stage, after 3 steps of warm-up");
+  expect_output(said, "dense SGD, ");
+  expect_output(said, "validation loss   ");
+  expect_output(said, "* of 1-bit SGD in its compressed stage, after 3 steps of warm-up");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--optimizer lion --quiet --json %s 2>/dev/null", /* the library's advice */
@@ -170,13 +172,13 @@ Test(training_parts, programs_say_what_came_of_it) {
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--held-out 50 %s",
                  small);
-  expect_said(said, " over 56 bytes of held-out text");
+  expect_output(said, " over 56 bytes of held-out text");
   said = program(0, "examples/train_words --data README.md --width 8 --vocabulary 100 --json %s",
                  small);
-  expect_said(said, " words, of 100 kinds");
-  expect_said(said, "Efficient-Adam, 1956 parameters in 4 tensors");
-  expect_said(said, " held-out words");
-  expect_said(said, "\n{\"training\":\"words\",\"name\":\"Efficient-Adam\",");
+  expect_output(said, " words, of 100 kinds");
+  expect_output(said, "Efficient-Adam, 1956 parameters in 4 tensors");
+  expect_output(said, " held-out words");
+  expect_output(said, "\n{\"training\":\"words\",\"name\":\"Efficient-Adam\",");
 }
 
 /*
@@ -206,7 +208,8 @@ static void remove_file(void) {
 TestSuite(images, .fini = remove_file);
 
 /* Checks that a file of these bytes is refused, with a message that contains the part. */
-static void refused(const void *bytes, size_t count, size_t dimensions, const char *part) {
+static void check_file_refused(const void *bytes, size_t count, size_t dimensions,
+                               const char *part) {
   idx_t idx;
   char words[IDX_WORDS] = "";
   write_file(bytes, count);
@@ -232,26 +235,26 @@ Test(images, files_are_read) {
 Test(images, files_that_end_too_early_or_too_late_are_refused) {
   unsigned char longer[PLAIN + 1] = {0};
   memcpy(longer, plain, PLAIN);
-  refused(longer, sizeof longer, 3, "more bytes than its header announces");
+  check_file_refused(longer, sizeof longer, 3, "more bytes than its header announces");
   for (size_t count = HEADER; count < PLAIN; count++)
-    refused(plain, count, 3, "its header announces 24 bytes");
+    check_file_refused(plain, count, 3, "its header announces 24 bytes");
   for (size_t count = 4; count < HEADER; count++)
-    refused(plain, count, 3, "cut short within its header");
-  refused(plain, 3, 3, "begins with 00 00 08 00");
-  refused(plain, 0, 3, "begins with 00 00 00 00");
+    check_file_refused(plain, count, 3, "cut short within its header");
+  check_file_refused(plain, 3, 3, "begins with 00 00 08 00");
+  check_file_refused(plain, 0, 3, "begins with 00 00 00 00");
 }
 
 Test(images, files_of_another_kind_are_refused) {
   unsigned char other[PLAIN];
   memcpy(other, plain, PLAIN);
-  refused(plain, PLAIN, 1, "begins with 00 00 08 03, not 00 00 08 01");
+  check_file_refused(plain, PLAIN, 1, "begins with 00 00 08 03, not 00 00 08 01");
   other[2] = 0x0d;
-  refused(other, PLAIN, 3, "begins with 00 00 0d 03");
+  check_file_refused(other, PLAIN, 3, "begins with 00 00 0d 03");
   memcpy(other, plain, PLAIN);
   other[4] = 0xff; /* 4,278,190,082 images */
-  refused(other, PLAIN, 3, "more than a gigabyte");
-  refused("\x1f\x8b\b", 3, 3, "is compressed; gunzip it");
-  refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
+  check_file_refused(other, PLAIN, 3, "more than a gigabyte");
+  check_file_refused("\x1f\x8b\b", 3, 3, "is compressed; gunzip it");
+  check_file_refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
   strcpy(path, "/nowhere/images");
   idx_t idx;
   char words[IDX_WORDS] = "";
@@ -295,37 +298,37 @@ Test(images, images_and_labels_must_go_together) {
 
 /* --- Drawn ones --------------------------------------------------------------------------------*/
 
-static images_t draw(size_t count) {
+static images_t draw_digits(size_t count) {
   images_t images;
   char words[IMAGE_WORDS];
   cr_assert_eq(images_draw(&images, count, 16, words), 0);
   return images;
 }
 
-static uint64_t sum_of(const images_t *images, size_t image) {
+static uint64_t image_hash(const images_t *images, size_t image) {
   uint64_t sum = images->label[image];
   for (size_t i = 0; i < 256; i++)
     sum = sum * 1099511628211u + images->pixel[image * 256 + i];
   return sum;
 }
 
-static int ascending(const void *a, const void *b) {
+static int compare_numbers(const void *a, const void *b) {
   const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
   return x < y ? -1 : x > y;
 }
 
 Test(images, drawn_digits_are_the_same_every_time_and_all_different) {
   enum { COUNT = 500 };
-  images_t a = draw(COUNT), b = draw(COUNT);
+  images_t a = draw_digits(COUNT), b = draw_digits(COUNT);
   uint64_t sums[COUNT];
   size_t of_class[DIGITS] = {0};
   cr_expect_arr_eq(a.pixel, b.pixel, COUNT * 256);
   cr_expect_arr_eq(a.label, b.label, COUNT);
   for (size_t i = 0; i < COUNT; i++) {
-    sums[i] = sum_of(&a, i);
+    sums[i] = image_hash(&a, i);
     of_class[a.label[i]]++;
   }
-  qsort(sums, COUNT, sizeof *sums, ascending);
+  qsort(sums, COUNT, sizeof *sums, compare_numbers);
   for (size_t i = 1; i < COUNT; i++)
     cr_expect_neq(sums[i], sums[i - 1]);
   for (size_t k = 0; k < DIGITS; k++)
@@ -336,20 +339,20 @@ Test(images, drawn_digits_are_the_same_every_time_and_all_different) {
 
 Test(images, splitting_keeps_every_image_with_its_label) {
   enum { COUNT = 300 };
-  images_t images = draw(COUNT);
+  images_t images = draw_digits(COUNT);
   uint64_t before[COUNT], after[COUNT];
   size_t moved = 0;
   for (size_t i = 0; i < COUNT; i++)
-    before[i] = sum_of(&images, i);
+    before[i] = image_hash(&images, i);
   images_split(&images, 60);
   for (size_t i = 0; i < COUNT; i++) {
-    after[i] = sum_of(&images, i);
+    after[i] = image_hash(&images, i);
     moved += before[i] != after[i];
   }
   cr_expect_eq(images.training, 240);
   cr_expect_gt(moved, 280);
-  qsort(before, COUNT, sizeof *before, ascending);
-  qsort(after, COUNT, sizeof *after, ascending);
+  qsort(before, COUNT, sizeof *before, compare_numbers);
+  qsort(after, COUNT, sizeof *after, compare_numbers);
   cr_expect_arr_eq(before, after, COUNT);
   images_free(&images);
 }

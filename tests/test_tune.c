@@ -5,10 +5,10 @@
 #include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
-static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
-TestSuite(tune, .init = begin, .timeout = 60);
+static void ignore_tuning_file(void) { setenv("ONEBIT_TUNING", "none", 1); }
+TestSuite(tune, .init = ignore_tuning_file, .timeout = 60);
 
-static struct ob_costs some_costs(void) {
+static struct ob_costs default_costs(void) {
   struct ob_costs costs;
   ob_costs_default("avx2", &costs);
   return costs;
@@ -24,7 +24,7 @@ static const struct tune_training some_training = {.parameters = 3.4e8,
 /* --- Training */
 
 Test(tune, break_even_is_where_the_gain_is_small) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   for (int m = TUNE_HALF; m < TUNE_METHODS; m++) {
     enum tune_method method = (enum tune_method)m;
     double even = tune_break_even(&costs, &some_training, method);
@@ -44,10 +44,10 @@ Test(tune, break_even_is_where_the_gain_is_small) {
 }
 
 Test(tune, break_even_knows_never_and_always) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   costs.compress = 10; /* a codec slower than any link */
   cr_expect_eq(tune_break_even(&costs, &some_training, TUNE_FLAT), 0);
-  costs = some_costs();
+  costs = default_costs();
   costs.compress = costs.reduce = costs.reduce_stream = costs.apply = 0;
   costs.between.message = costs.inside.message = costs.inside.byte = costs.between.byte = 0;
   struct tune_training nothing_else = some_training;
@@ -56,7 +56,7 @@ Test(tune, break_even_knows_never_and_always) {
 }
 
 Test(tune, overlap_never_costs_and_never_hides_all) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   for (int m = 0; m < TUNE_METHODS; m++) {
     enum tune_method method = (enum tune_method)m;
     double step = tune_step_seconds(&costs, &some_training, method, false);
@@ -72,7 +72,7 @@ Test(tune, shared_cores_multiply_the_computation) {
     double cores_per_host, cores_shared, sharing;
   } rows[] = {{0, 0, 1}, {8, 0, 1}, {2, 0, 4}, {0, 32, 4}, {0, 256, 1}, {4, 16, 8}};
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
-    struct ob_costs costs = some_costs();
+    struct ob_costs costs = default_costs();
     costs.cores_per_host = rows[k].cores_per_host;
     costs.cores_shared = rows[k].cores_shared;
     const struct tune_exchange exchange = tune_exchange(&costs, &some_training, TUNE_DENSE);
@@ -95,7 +95,7 @@ Test(tune, the_work_of_a_core_is_not_hidden) {
   training.ranks_per_host = 1;
   training.steps = 1e15;
   for (double cores = 1; cores <= 4; cores *= 2) {
-    struct ob_costs costs = some_costs();
+    struct ob_costs costs = default_costs();
     const double n = training.parameters;
     costs.cores_per_host = cores;
     costs.add = costs.mpi_call = costs.call = costs.between.message = costs.reduce = 0;
@@ -117,7 +117,7 @@ Test(tune, the_work_of_a_core_is_not_hidden) {
 }
 
 Test(tune, a_run_is_the_mean_of_its_steps) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   for (int overlap = 0; overlap < 2; overlap++) {
     double step[TUNE_METHODS];
     for (int m = 0; m < TUNE_METHODS; m++)
@@ -132,7 +132,7 @@ Test(tune, a_run_is_the_mean_of_its_steps) {
 
 /* A run as long as the warm-up sends 8 bits an element, one twice as long their mean with one. */
 Test(tune, a_short_run_is_the_warm_up) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   struct tune_training training = some_training;
   const double one = tune_exchange_bits(&costs, &training, 1).host_bytes;
   const double eight = tune_exchange_bits(&costs, &training, 8).host_bytes;
@@ -161,7 +161,7 @@ Test(tune, policy_is_the_optimizers) {
 }
 
 Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   double dense = tune_exchange(&costs, &some_training, TUNE_DENSE).host_bytes;
   double half = tune_exchange(&costs, &some_training, TUNE_HALF).host_bytes;
   double levels = tune_exchange(&costs, &some_training, TUNE_HIERARCHICAL).host_bytes;
@@ -181,7 +181,7 @@ static const struct tune_training slow_training = {
     .parameters = 1.25e8, .compute = 1, .steps = 99991, .hosts = 4, .ranks_per_host = 1};
 
 static struct ob_costs slow_costs(double bits_a_second) {
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   costs.between.latency = costs.mpi_round = 0.04;
   costs.between.bandwidth = bits_a_second / 8;
   return costs;
@@ -206,7 +206,7 @@ Test(tune, a_run_sends_what_its_rounds_send) {
                900 * tune_whole(&costs, &slow_training, &one).host_bytes);
 }
 
-/* Dense and compressed steps, in their shares. */
+/* A run costs the mean of its dense and compressed steps, weighted by their numbers. */
 Test(tune, a_warm_up_costs_its_share) {
   struct ob_costs costs = slow_costs(1e8);
   const struct tune_way dense = {"", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0};
@@ -280,7 +280,7 @@ Test(tune, ways_are_what_is_asked_for) {
 
 /* --- The fit: from other numbers back to those that made the measurements. */
 
-static void add_points(const struct ob_costs *truth, struct tune_points *points) {
+static void add_measurements(const struct ob_costs *truth, struct tune_points *points) {
   for (size_t elements = 1; elements <= (size_t)1 << 24; elements *= 16)
     for (int mpi = 0; mpi < 2; mpi++) {
       struct tune_point point = {.mpi = mpi,
@@ -297,7 +297,7 @@ static void add_points(const struct ob_costs *truth, struct tune_points *points)
 }
 
 Test(tune, fit_finds_what_made_the_measurements) {
-  struct ob_costs truth = some_costs(), costs = some_costs();
+  struct ob_costs truth = default_costs(), costs = default_costs();
   struct tune_points points = {.count = 0};
   truth.exchange_efficiency = 0.6;
   truth.between.message = 9e-6;
@@ -305,7 +305,7 @@ Test(tune, fit_finds_what_made_the_measurements) {
   truth.mpi_call = 40e-6;
   truth.mpi_efficiency = 0.6;
   truth.mpi_byte = 0;
-  add_points(&truth, &points);
+  add_measurements(&truth, &points);
   tune_fit(&costs, &points);
   cr_expect_lt(costs.residual, 0.05);
   cr_expect_float_eq(costs.mpi_efficiency, 0.6, 0.03);
@@ -314,9 +314,9 @@ Test(tune, fit_finds_what_made_the_measurements) {
 }
 
 Test(tune, fit_bears_one_wild_measurement) {
-  struct ob_costs truth = some_costs(), costs = some_costs();
+  struct ob_costs truth = default_costs(), costs = default_costs();
   struct tune_points points = {.count = 0};
-  add_points(&truth, &points);
+  add_measurements(&truth, &points);
   points.point[4].measured *= 30;
   tune_fit(&costs, &points);
   cr_expect_float_eq(
@@ -327,7 +327,7 @@ Test(tune, fit_bears_one_wild_measurement) {
 
 /* --- GPUs */
 
-static struct tune_card some_card(double link) {
+static struct tune_card card_with_link(double link) {
   struct tune_card card = tune_card_default;
   card.link = link;
   return card;
@@ -336,7 +336,7 @@ static struct tune_card some_card(double link) {
 /* Nothing but the memory: 1-bit Adam's step among 8 ranks moves 12.26 + 12.13 and an eighth of
  * reduce's 9.15 bytes a parameter, a fused dense one 28 (docs/cuda.md). */
 Test(tune, kernels_take_what_their_bytes_take) {
-  struct tune_card card = some_card(0);
+  struct tune_card card = card_with_link(0);
   const struct tune_training host = {.parameters = 1e9, .hosts = 1, .ranks_per_host = 8};
   card.launch = card.group = 0;
   double bits = tune_card_update(&card, &host, TUNE_FLAT).kernels * card.copy / host.parameters;
@@ -347,7 +347,7 @@ Test(tune, kernels_take_what_their_bytes_take) {
 
 /* Chunks are counted as cuda/device.c cuts them, 7 kernels in each, or 4. */
 Test(tune, small_tensors_cost_launches) {
-  struct tune_card card = some_card(0);
+  struct tune_card card = card_with_link(0);
   struct tune_training host = {.parameters = 1000, .hosts = 1, .ranks_per_host = 8};
   struct tune_update update = tune_card_update(&card, &host, TUNE_FLAT);
   cr_expect_eq(update.launches, 5);
@@ -361,7 +361,7 @@ Test(tune, small_tensors_cost_launches) {
 }
 
 Test(tune, a_slow_link_takes_what_its_bytes_take) {
-  struct tune_card card = some_card(1e8);
+  struct tune_card card = card_with_link(1e8);
   static const struct tune_training hosts = {
       .parameters = 1e9, .steps = 1e5, .hosts = 2, .ranks_per_host = 8};
   static const double bits = 1.0 / 8 + 4.0 / 2048;
@@ -384,7 +384,7 @@ Test(tune, writes_a_file_and_its_directories) {
   static const char *const hosts[] = {"node1"};
   static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI", hosts, 1};
   static const struct ob_tuning_here here = {"node1", "avx2"};
-  struct ob_costs costs = some_costs(), read;
+  struct ob_costs costs = default_costs(), read;
   cr_assert(mkdtemp(directory));
   costs.hosts = 1;
   snprintf(path, sizeof path, "%s/a/b/tuning", directory);
@@ -405,22 +405,22 @@ Test(tune, writes_a_file_and_its_directories) {
 Test(tune, predicts) {
   const char *said = program(0, PREDICT "--compute 0.250 --bandwidth 1gbit --latency 50us");
   for (int m = 0; m < TUNE_METHODS; m++)
-    expect_said(said, tune_method_names[m]);
-  expect_said(said, "941 Mbit/s of payload");
+    expect_output(said, tune_method_names[m]);
+  expect_output(said, "941 Mbit/s of payload");
   said = program(0, "onebit-tune --predict --parameters 340M --hosts 16 --compute 0.250 "
                     "--bandwidth 2000gbit --latency 20us --tuning none");
-  expect_said(said, "1.88 Tbit/s of payload");
-  expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
+  expect_output(said, "1.88 Tbit/s of payload");
+  expect_output(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
   /* Open MPI's best algorithm took this long on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
-  expect_said(said, "reaches 0.93 of the link");
+  expect_output(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
-  expect_said(said, "each rank has one to itself");
-  expect_said(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
+  expect_output(said, "each rank has one to itself");
+  expect_output(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
   said = program(0, PREDICT "--compute 1 --shared-cores 32");
-  expect_said(said, "32 that all hosts share, being one machine");
-  expect_said(said, "take 4.00 times as long");
-  expect_said(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
+  expect_output(said, "32 that all hosts share, being one machine");
+  expect_output(said, "take 4.00 times as long");
+  expect_output(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }
 
 /* Without a link it prints all usual links, with one all ways; and each option has its effect. */
@@ -428,20 +428,20 @@ Test(tune, predicts_a_whole_run) {
   const char *said = program(0, PREDICT "--compute 0.5 --latency 40ms --whole-run");
   static const char *const links[] = {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s"};
   for (size_t k = 0; k < sizeof links / sizeof links[0]; k++)
-    expect_said(said, links[k]);
-  expect_said(said, "outer step");
+    expect_output(said, links[k]);
+  expect_output(said, "outer step");
   said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --local-steps 50 "
                             "--bits 2 --fragments 5 --delay 10");
-  expect_said(said, "   50        2   5     10");
-  expect_said(said, "<- chosen");
-  expect_said(said, "SparseLoCo");
-  expect_said(said, "40 steps are Efficient-Adam's warm-up");
+  expect_output(said, "   50        2   5     10");
+  expect_output(said, "<- chosen");
+  expect_output(said, "SparseLoCo");
+  expect_output(said, "40 steps are Efficient-Adam's warm-up");
   said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --bits sparse --json");
-  expect_said(said, "\"bits\": \"sparse\"");
+  expect_output(said, "\"bits\": \"sparse\"");
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
   said = program(2, PREDICT "--compute 1 --whole-run --local-steps 10 --fragments 4 --delay 3");
-  expect_said(said, "exchanges would pile up");
-  expect_said(program(2, PREDICT "--compute 1 --whole-run --bits 3"), "--bits=3: expected");
+  expect_output(said, "exchanges would pile up");
+  expect_output(program(2, PREDICT "--compute 1 --whole-run --bits 3"), "--bits=3: expected");
 }
 
 #define PREDICT_CARDS "onebit-tune --predict --device cuda --parameters 340M --compute 0.1 "
@@ -450,20 +450,20 @@ Test(tune, predicts_a_whole_run) {
 Test(tune, predicts_for_gpus) {
   const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
   for (int m = 0; m < TUNE_CARD_METHODS; m++)
-    expect_said(said, tune_method_names[m]);
-  expect_said(said, "Counted from the source, not measured");
-  expect_said(said, "One host, 8 GPUs");
-  expect_said(said, "does not pay here");
-  expect_said(said, "links of 9.41 Gbit/s");
-  expect_said(said, "Compression pays: ");
-  expect_said(said, "links of 94.1 Gbit/s");
+    expect_output(said, tune_method_names[m]);
+  expect_output(said, "Counted from the source, not measured");
+  expect_output(said, "One host, 8 GPUs");
+  expect_output(said, "does not pay here");
+  expect_output(said, "links of 9.41 Gbit/s");
+  expect_output(said, "Compression pays: ");
+  expect_output(said, "links of 94.1 Gbit/s");
   said = program(0, PREDICT_CARDS "--hosts 2 --bandwidth 1gbit --latency 1ms --json");
-  expect_said(said, "\"hosts\": 2, \"payload_bits_per_s\": 941");
+  expect_output(said, "\"hosts\": 2, \"payload_bits_per_s\": 941");
   cr_expect(!strstr(said, "\"hosts\": 1,"), "a host of one GPU: %s", said);
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
   said = program(0, PREDICT_CARDS "--hosts 1 --nvlink-rate 64G --copy-rate 1500G");
-  expect_said(said, "1.5 TB/s");
-  expect_said(said, "64 GB/s");
+  expect_output(said, "1.5 TB/s");
+  expect_output(said, "64 GB/s");
 }
 
 /* The hosts, ranks and link are those of the file, but a prediction is the model's all the same. */
@@ -471,7 +471,7 @@ Test(tune, predicts_without_corrections) {
   char path[] = "/tmp/onebit-tune-XXXXXX", command[256], plain[4096];
   static const char *const hosts[] = {"node1"};
   static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI", hosts, 1};
-  struct ob_costs costs = some_costs();
+  struct ob_costs costs = default_costs();
   close(mkstemp(path));
   costs.hosts = 16;
   costs.ranks_per_host = 8;
@@ -488,17 +488,17 @@ Test(tune, predicts_without_corrections) {
 #define PREDICT_ONE "--predict --parameters 3M --hosts 2 --compute 1 "
 
 Test(tune, says_what_is_wrong_in_a_command_line) {
-  expect_said(program(0, "onebit-tune --help"), "usage: mpirun");
-  expect_said(program(2, "onebit-tune --predict"), "--predict needs --parameters");
-  expect_said(program(2, PREDICT), "--predict needs --compute");
-  expect_said(program(2, PREDICT "--compute soon"), "--compute=soon: expected a time such as");
-  expect_said(program(2, PREDICT "--compute 1 --bandwidth 5"),
-              "--bandwidth=5: expected a rate such as");
-  expect_said(program(2, PREDICT "--compute 1 --hosts 2.5"),
-              "--hosts=2.5: expected an integer from 1 to 1000000");
-  expect_said(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts=0: expected an integer");
-  expect_said(program(2, PREDICT "--compute"), "--compute: needs a value");
-  expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
+  expect_output(program(0, "onebit-tune --help"), "usage: mpirun");
+  expect_output(program(2, "onebit-tune --predict"), "--predict needs --parameters");
+  expect_output(program(2, PREDICT), "--predict needs --compute");
+  expect_output(program(2, PREDICT "--compute soon"), "--compute=soon: expected a time such as");
+  expect_output(program(2, PREDICT "--compute 1 --bandwidth 5"),
+                "--bandwidth=5: expected a rate such as");
+  expect_output(program(2, PREDICT "--compute 1 --hosts 2.5"),
+                "--hosts=2.5: expected an integer from 1 to 1000000");
+  expect_output(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts=0: expected an integer");
+  expect_output(program(2, PREDICT "--compute"), "--compute: needs a value");
+  expect_output(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
 }
 
 /* An option that the selected mode would not use is refused, whatever its value and position. */
@@ -517,5 +517,5 @@ Test(tune, refuses_options_of_another_mode) {
       {PREDICT_ONE "--device cuda --shared-cores 4", "is for --predict, not for --device cuda"},
       {PREDICT_ONE "--whole-run --device cuda", "is for --predict, not for --device cuda"}};
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
-    expect_said(program(2, "onebit-tune %s", rows[k][0]), rows[k][1]);
+    expect_output(program(2, "onebit-tune %s", rows[k][0]), rows[k][1]);
 }

@@ -5,7 +5,7 @@
 
 static const struct ob_tuning_here here = {"node2", "avx2"};
 
-static struct ob_costs odd_costs(void) {
+static struct ob_costs make_odd_costs(void) {
   struct ob_costs costs;
   ob_costs_default("avx2", &costs);
   for (size_t k = 0; k < OB_TUNING_KEYS; k++) {
@@ -24,11 +24,11 @@ static struct ob_costs odd_costs(void) {
   return costs;
 }
 
-/* A good file; the caller frees it. */
-static char *good_file(void) {
+/* Returns the text of a good file; the caller frees it. */
+static char *make_good_file(void) {
   static const char *const hosts[] = {"node1", "node2", "4th#host"};
   static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI 4.1", hosts, 3};
-  struct ob_costs costs = odd_costs();
+  struct ob_costs costs = make_odd_costs();
   char *text;
   size_t length;
   FILE *file = open_memstream(&text, &length);
@@ -37,8 +37,8 @@ static char *good_file(void) {
   return text;
 }
 
-static enum ob_tuning_state parse(const char *text, size_t length,
-                                  const struct ob_tuning_here *whose, struct ob_costs *costs) {
+static enum ob_tuning_state parse_text(const char *text, size_t length,
+                                       const struct ob_tuning_here *whose, struct ob_costs *costs) {
   FILE *file = fmemopen((void *)(uintptr_t)text, length ? length : 1, "r");
   if (!length)
     getc(file);
@@ -47,14 +47,15 @@ static enum ob_tuning_state parse(const char *text, size_t length,
   return state;
 }
 
-/* The good file with the first `old` replaced. */
-static enum ob_tuning_state damaged(const char *old, const char *fresh, struct ob_costs *costs) {
-  char *good = good_file(), *at = strstr(good, old);
+/* Parses the good file with the first `old` replaced. */
+static enum ob_tuning_state parse_damaged_file(const char *old, const char *fresh,
+                                               struct ob_costs *costs) {
+  char *good = make_good_file(), *at = strstr(good, old);
   cr_assert(at, "%s", old);
   size_t before = (size_t)(at - good), room = strlen(good) + strlen(fresh) + 1;
   char *text = malloc(room);
   int length = snprintf(text, room, "%.*s%s%s", (int)before, good, fresh, at + strlen(old));
-  enum ob_tuning_state state = parse(text, (size_t)length, &here, costs);
+  enum ob_tuning_state state = parse_text(text, (size_t)length, &here, costs);
   free(text);
   free(good);
   return state;
@@ -77,9 +78,9 @@ static void expect_same_numbers(const struct ob_costs *a, const struct ob_costs 
 }
 
 Test(tuning, reads_what_it_wrote) {
-  struct ob_costs costs, wanted = odd_costs();
-  char *text = good_file();
-  cr_assert_eq(parse(text, strlen(text), &here, &costs), OB_TUNING_READ, "%s", costs.source);
+  struct ob_costs costs, wanted = make_odd_costs();
+  char *text = make_good_file();
+  cr_assert_eq(parse_text(text, strlen(text), &here, &costs), OB_TUNING_READ, "%s", costs.source);
   expect_same_numbers(&costs, &wanted);
   cr_expect_str_eq(costs.codec, "avx2");
   cr_expect(memcmp(&costs.measured, &wanted.measured, sizeof costs.measured) == 0);
@@ -147,7 +148,8 @@ Test(tuning, names_the_damaged_line) {
   };
   struct ob_costs costs;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-    cr_expect_eq(damaged(cases[k].old, cases[k].fresh, &costs), OB_TUNING_DAMAGED, "case %zu", k);
+    cr_expect_eq(parse_damaged_file(cases[k].old, cases[k].fresh, &costs), OB_TUNING_DAMAGED,
+                 "case %zu", k);
     expect_defaults(&costs, cases[k].words);
     expect_defaults(&costs, "damaged: line ");
   }
@@ -155,39 +157,40 @@ Test(tuning, names_the_damaged_line) {
 
 Test(tuning, takes_comments_and_spaces) {
   struct ob_costs costs;
-  cr_expect_eq(damaged("hosts 3.0", "\n \n  # x\nhosts \t 3.0", &costs), OB_TUNING_READ);
-  cr_expect_eq(damaged("hosts 3.0", "hosts 3#\n# 3.0", &costs), OB_TUNING_READ, "%s", costs.source);
-  cr_expect_eq(damaged("codec avx2\n", "codec avx2 \r\n", &costs), OB_TUNING_READ, "%s",
+  cr_expect_eq(parse_damaged_file("hosts 3.0", "\n \n  # x\nhosts \t 3.0", &costs), OB_TUNING_READ);
+  cr_expect_eq(parse_damaged_file("hosts 3.0", "hosts 3#\n# 3.0", &costs), OB_TUNING_READ, "%s",
+               costs.source);
+  cr_expect_eq(parse_damaged_file("codec avx2\n", "codec avx2 \r\n", &costs), OB_TUNING_READ, "%s",
                costs.source);
 }
 
 Test(tuning, needs_no_corrections) {
   struct ob_costs costs;
-  cr_expect_eq(damaged("chunk 4194304 131072\nchunk 16777216 262144\n", "", &costs), OB_TUNING_READ,
-               "%s", costs.source);
+  cr_expect_eq(parse_damaged_file("chunk 4194304 131072\nchunk 16777216 262144\n", "", &costs),
+               OB_TUNING_READ, "%s", costs.source);
   cr_expect_eq(costs.measured.chunk.count, 0);
-  cr_expect_eq(damaged("bits 1024 0.750", "\tbits  1024 0.5 # note", &costs), OB_TUNING_READ, "%s",
-               costs.source);
+  cr_expect_eq(parse_damaged_file("bits 1024 0.750", "\tbits  1024 0.5 # note", &costs),
+               OB_TUNING_READ, "%s", costs.source);
   cr_expect_eq(costs.measured.factor[1].point[0].value, 0.5);
 }
 
 Test(tuning, leaves_a_newer_version_alone) {
   struct ob_costs costs;
-  cr_expect_eq(damaged("onebit tuning 1", "onebit tuning 2", &costs), OB_TUNING_NEWER);
+  cr_expect_eq(parse_damaged_file("onebit tuning 1", "onebit tuning 2", &costs), OB_TUNING_NEWER);
   expect_defaults(&costs, "is of a newer version than 1");
 }
 
 Test(tuning, does_not_take_another_machines) {
   struct ob_costs costs;
-  char *text = good_file();
+  char *text = make_good_file();
   struct ob_tuning_here other = {"node3", "avx2"};
-  cr_expect_eq(parse(text, strlen(text), &other, &costs), OB_TUNING_STALE);
+  cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
   expect_defaults(&costs, "is of other hosts: node3 is not among them");
   other = (struct ob_tuning_here){"4th#host", "scalar"};
-  cr_expect_eq(parse(text, strlen(text), &other, &costs), OB_TUNING_STALE);
+  cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
   cr_expect(strstr(costs.source, "is of codec avx2, here it is scalar"), "%s", costs.source);
   other = (struct ob_tuning_here){NULL, NULL};
-  cr_expect_eq(parse(text, strlen(text), &other, &costs), OB_TUNING_READ);
+  cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_READ);
   free(text);
 }
 
@@ -196,11 +199,11 @@ Test(tuning, bounds_what_it_reads) {
   char *text = malloc(length);
   struct ob_costs costs;
   memset(text, 'a', length);
-  cr_expect_eq(parse(text, length, &here, &costs), OB_TUNING_DAMAGED);
+  cr_expect_eq(parse_text(text, length, &here, &costs), OB_TUNING_DAMAGED);
   expect_defaults(&costs, "line 1 is too long, or no text");
   memset(text, '\n', length);
   memcpy(text, "onebit tuning 1", 15);
-  cr_expect_eq(parse(text, length, &here, &costs), OB_TUNING_DAMAGED);
+  cr_expect_eq(parse_text(text, length, &here, &costs), OB_TUNING_DAMAGED);
   expect_defaults(&costs, "is one too many");
   free(text);
 }

@@ -1,5 +1,5 @@
 /*
- * A compressed warm-up: what it comes to beside a dense one, replicas that are equal to the bit,
+ * A compressed warm-up: its loss compared with a dense one's, replicas that are equal to the bit,
  * bytes, edge counts, and checkpoints with other bits.
  */
 #include "optimizers/optimizer.h"
@@ -12,11 +12,13 @@
 enum { RANKS = 4, UNKNOWNS = 1500 };
 
 static float curvature(size_t i) { return 0.55f + 0.45f * uniform_value(i); }
-static float target(int rank, size_t i) {
+static float target_of_rank(int rank, size_t i) {
   return uniform_value(10000 + i) + 3.0f * uniform_value(20000 + (size_t)rank * 10000 + i);
 }
 
-static float slope(float w, int rank, size_t i) { return curvature(i) * (w - target(rank, i)); }
+static float loss_slope(float w, int rank, size_t i) {
+  return curvature(i) * (w - target_of_rank(rank, i));
+}
 
 /* The mean loss above its minimum: sum of curvature / 2 (w - mean target)^2. */
 static double excess_at(const float w[UNKNOWNS]) {
@@ -24,7 +26,7 @@ static double excess_at(const float w[UNKNOWNS]) {
   for (size_t i = 0; i < UNKNOWNS; i++) {
     double best = 0.0;
     for (int r = 0; r < RANKS; r++)
-      best += (double)target(r, i) / RANKS;
+      best += (double)target_of_rank(r, i) / RANKS;
     sum += 0.5 * (double)curvature(i) * ((double)w[i] - best) * ((double)w[i] - best);
   }
   return sum;
@@ -61,7 +63,7 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(any_create(&options, comm, tensors, 2, &optimizer), ONEBIT_OK);
   for (int step = 0; step < run->steps; step++) {
     for (size_t i = 0; i < count; i++)
-      gradients[i] = slope(parameters[i], rank, i);
+      gradients[i] = loss_slope(parameters[i], rank, i);
     const size_t at = (size_t)step % (count + 1);
     const float sound = gradients[at];
     if (run->skips && rank == step % RANKS)
@@ -78,7 +80,7 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
 }
 
 /* All ranks must get the same bits; rank 0's are returned, and the caller frees them. */
-static float *run_of(struct run *run) {
+static float *run_on_all_ranks(struct run *run) {
   const size_t count = run->counts[0] + run->counts[1];
   for (int rank = 0; rank < RANKS; rank++)
     run->parameters[rank] = allocate(count + 1, sizeof(float));
@@ -91,14 +93,14 @@ static float *run_of(struct run *run) {
   return run->parameters[0];
 }
 
-static double excess_of(struct any_case made, int bits, size_t bucket_size, int steps) {
+static double excess_after_run(struct any_case made, int bits, size_t bucket_size, int steps) {
   struct run run = {.made = made,
                     .common = ONEBIT_OPTIMIZER_OPTIONS_INIT,
                     .counts = {UNKNOWNS / 3, UNKNOWNS - UNKNOWNS / 3},
                     .steps = steps};
   run.common.warmup_bits = bits;
   run.common.bucket_size = bucket_size;
-  float *end = run_of(&run);
+  float *end = run_on_all_ranks(&run);
   double excess = excess_at(end);
   free(end);
   return excess;
@@ -107,12 +109,12 @@ static double excess_of(struct any_case made, int bits, size_t bucket_size, int 
 /* Just before the freeze all that differs is the warm-up. In 4 bits, and without noise in the
  * gradients, what the residual holds back is seen there. */
 Test(warmup, comes_to_what_a_dense_one_does) {
-  const double start = excess_of(methods[0], 0, 0, 0);
+  const double start = excess_after_run(methods[0], 0, 0, 0);
   for (size_t k = 0; k < METHODS; k++) {
-    const double dense = excess_of(methods[k], 0, 0, 60);
+    const double dense = excess_after_run(methods[k], 0, 0, 60);
     for (int bits = 4; bits <= 8; bits += 4)
       for (size_t bucket_size = 0; bucket_size < 2; bucket_size++) {
-        const double excess = excess_of(methods[k], bits, bucket_size, 60);
+        const double excess = excess_after_run(methods[k], bits, bucket_size, 60);
         cr_log_info("%s, %d bits: from %g to %g, dense %g", methods[k].method->name, bits, start,
                     excess, dense);
         cr_expect_leq(fabs(excess - dense), bits == 8 ? 0.005 * dense : 0.01 * start,
@@ -127,13 +129,13 @@ Test(warmup, of_momentum_is_forty_steps_in_eight_bits) {
   const struct any_case given = {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_STEPS)};
   const struct any_case own = {ANY(momentum, .warmup_steps = 0)},
                         none = {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_NONE)};
-  const double wanted = excess_of(given, 8, 0, 60);
-  cr_expect_eq(excess_of(own, 0, 0, 60), wanted);
-  cr_expect_neq(excess_of(own, 4, 0, 60), wanted, "4 bits are not heard");
-  cr_expect_neq(excess_of(none, 0, 0, 60), wanted, "there is a warm-up without one");
+  const double wanted = excess_after_run(given, 8, 0, 60);
+  cr_expect_eq(excess_after_run(own, 0, 0, 60), wanted);
+  cr_expect_neq(excess_after_run(own, 4, 0, 60), wanted, "4 bits are not heard");
+  cr_expect_neq(excess_after_run(none, 0, 0, 60), wanted, "there is a warm-up without one");
 }
 
-/* The largest residual of the warm-up's exchange. */
+/* Returns the largest residual of the warm-up's exchange. */
 static float warmup_residual(onebit_optimizer_t optimizer) {
   const onebit_plan_t plan = optimizer->buckets[0].dense;
   const onebit_plan_info_t info = plan_info(plan);
@@ -158,7 +160,7 @@ static void freeze_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(any_create(&options, comm, &tensor, 1, &optimizer), ONEBIT_OK);
   for (int step = 1; step <= 5; step++) {
     for (size_t i = 0; i < 100; i++)
-      gradients[i] = slope(parameters[i], onebit_comm_rank(comm), i);
+      gradients[i] = loss_slope(parameters[i], onebit_comm_rank(comm), i);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
     const float residual = warmup_residual(optimizer);
     CHECK((residual > 0) == (step < 5), "%s, step %d: %g", what->method->name, step,
@@ -190,9 +192,9 @@ Test(warmup, skips_leave_no_trace) {
                         .steps = 12};
       run.common.warmup_bits = k % 2 ? 8 : 4;
       run.common.bucket_size = bucket_size;
-      float *without = run_of(&run);
+      float *without = run_on_all_ranks(&run);
       run.skips = true;
-      float *with = run_of(&run);
+      float *with = run_on_all_ranks(&run);
       CHECK_BITS(cases[k].method->name, with, without, 2100, ONEBIT_FLOAT32);
       free(without);
       free(with);
@@ -204,11 +206,11 @@ Test(warmup, sends_bits) {
   for (size_t k = 0; k < METHODS; k++) {
     struct run run = {
         .made = methods[k], .common = ONEBIT_OPTIMIZER_OPTIONS_INIT, .counts = {1 << 20, 0}};
-    free(run_of(&run));
+    free(run_on_all_ranks(&run));
     const double dense = (double)run.bytes[0];
     for (int bits = 4; bits <= 8; bits += 4) {
       run.common.warmup_bits = bits;
-      free(run_of(&run));
+      free(run_on_all_ranks(&run));
       cr_expect_float_eq((double)run.bytes[0] / dense, (bits + 1.0 / 64) / 32, 0.01 * bits / 32,
                          "%d bits: %llu bytes of %g", bits, (unsigned long long)run.bytes[0],
                          dense);
@@ -230,7 +232,7 @@ Test(warmup, any_count) {
         run.common.bucket_size = bucket_size;
         run.common.block_size = 32;
         run.common.dense_below = c == 4 ? 33 : 0;
-        float *end = run_of(&run);
+        float *end = run_on_all_ranks(&run);
         for (size_t i = 0; i < counts[c][0] + counts[c][1]; i++)
           cr_expect(isfinite(end[i]) && end[i] != 0, "element %zu of %zu is %g", i,
                     counts[c][0] + counts[c][1], (double)end[i]);
@@ -242,11 +244,11 @@ Test(warmup, any_count) {
 
 enum { COUNT = 777 };
 
-static void some_steps(onebit_optimizer_t optimizer, const float *parameters, float *gradients,
-                       int rank) {
+static void make_twenty_steps(onebit_optimizer_t optimizer, const float *parameters,
+                              float *gradients, int rank) {
   for (int step = 0; step < 20; step++) {
     for (size_t i = 0; i < COUNT; i++)
-      gradients[i] = slope(parameters[i], rank, i);
+      gradients[i] = loss_slope(parameters[i], rank, i);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
   }
 }
@@ -263,12 +265,12 @@ static void load_on_rank(onebit_comm_t comm, void *context) {
         .size = sizeof options, .freeze_step = 90, .common.warmup_bits = bits[k]};
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizers[k]), ONEBIT_OK);
   }
-  some_steps(optimizers[0], parameters[0], gradients, onebit_comm_rank(comm));
+  make_twenty_steps(optimizers[0], parameters[0], gradients, onebit_comm_rank(comm));
   for (int k = 1; k < 3; k++) {
     CHECK_STATUS(onebit_optimizer_save_files(optimizers[k - 1], context), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_load_files(optimizers[k], context), ONEBIT_OK);
     CHECK_BITS("parameters", parameters[k - 1], parameters[k], COUNT, ONEBIT_FLOAT32);
-    some_steps(optimizers[k], parameters[k], gradients, onebit_comm_rank(comm));
+    make_twenty_steps(optimizers[k], parameters[k], gradients, onebit_comm_rank(comm));
     CHECK_STATUS(onebit_optimizer_compare(optimizers[k]), ONEBIT_OK);
   }
   for (int k = 0; k < 3; k++)
@@ -294,11 +296,11 @@ static void load_compressed(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizers[k]),
                  ONEBIT_OK);
   }
-  some_steps(optimizers[0], parameters[0], gradients, rank);
+  make_twenty_steps(optimizers[0], parameters[0], gradients, rank);
   CHECK_STATUS(onebit_optimizer_save_files(optimizers[0], context), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_load_files(optimizers[1], context), ONEBIT_OK);
   for (int k = 0; k < 2; k++) {
-    some_steps(optimizers[k], parameters[k], gradients, rank);
+    make_twenty_steps(optimizers[k], parameters[k], gradients, rank);
     const onebit_optimizer_info_t info = optimizer_info(optimizers[k]);
     CHECK(info.stage == ONEBIT_STAGE_COMPRESSED && info.exchanges[0] == 0, "optimizer %d: %llu", k,
           (unsigned long long)info.exchanges[0]);
@@ -344,7 +346,8 @@ static void run_quiet(onebit_comm_t comm, void *context) {
   for (size_t step = 0; step < run->quiet + DIVIDED; step++) {
     const bool quiet = step < run->quiet, late = step < run->quiet + 9;
     for (size_t i = 0; i < 3 * COUNT; i++)
-      gradients[i] = quiet || (late && i < COUNT) ? 0 : slope(parameters[i], rank, i % UNKNOWNS);
+      gradients[i] =
+          quiet || (late && i < COUNT) ? 0 : loss_slope(parameters[i], rank, i % UNKNOWNS);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
     CHECK((info.stage == ONEBIT_STAGE_WARMUP) == (step + 1 < run->quiet + ONEBIT_WARMUP_STEPS),

@@ -8,10 +8,10 @@
 
 /*
  * Wrong calls of every public function: an error with a message that names the argument and the
- * value, and no crash. A function of include/onebit that no call is made of fails the test.
+ * value, and no crash. A function of include/onebit without a wrong call fails the test.
  */
 
-static void make_all(void) {
+static void make_all_wrong_calls(void) {
   struct wrong_scene scene;
 #if defined(__SANITIZE_THREAD__)
   cr_skip_test("this allocator gives the address of a destroyed communicator to the next object");
@@ -22,17 +22,17 @@ static void make_all(void) {
   wrong_collectives(&scene);
   wrong_creations(&scene);
   wrong_steps(&scene);
-  wrong_looks(&scene);
+  wrong_queries(&scene);
   wrong_checkpoints(&scene);
   wrong_outers(&scene);
   wrong_scene_end(&scene);
 }
 
 Test(wrong_calls, are_errors_with_a_message) {
-  make_all();
-  cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
-  cr_expect_geq(wrong_made(), 120);
-  fprintf(stderr, "%zu wrong calls\n", wrong_made());
+  make_all_wrong_calls();
+  cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
+  cr_expect_geq(wrong_calls_made(), 120);
+  fprintf(stderr, "%zu wrong calls\n", wrong_calls_made());
 }
 
 /* Functions of mpi.h and mpi_calls.h are in mpi_wrong_calls.c, those of method.h in test_method.c,
@@ -41,7 +41,7 @@ Test(wrong_calls, are_made_of_every_function) {
   static const char elsewhere[] = " mpi mpi_calls method cuda nccl ";
   size_t found = 0;
   glob_t headers;
-  make_all();
+  make_all_wrong_calls();
   cr_assert_eq(glob("include/onebit/*.h", 0, NULL, &headers), 0);
   for (size_t k = 0; k < headers.gl_pathc; k++) {
     const char *name = strrchr(headers.gl_pathv[k], '/') + 1;
@@ -52,7 +52,7 @@ Test(wrong_calls, are_made_of_every_function) {
   }
   globfree(&headers);
   cr_expect_geq(found, 49, "%zu functions were found", found);
-  cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
+  cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
 }
 
 /* ---- One rank of several ---- */
@@ -60,7 +60,7 @@ Test(wrong_calls, are_made_of_every_function) {
 /* Makes wrong calls that the scenarios of disagreement have not: a handle that is none, or one of
  * another kind. The own call is refused where it stands; the others wait until it makes the right
  * one. */
-static void one_wrong_call(onebit_comm_t comm, void *context) {
+static void make_one_wrong_call(onebit_comm_t comm, void *context) {
   float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
   const int rank = onebit_comm_rank(comm);
   onebit_plan_t plan = NULL;
@@ -81,15 +81,15 @@ static void one_wrong_call(onebit_comm_t comm, void *context) {
 }
 
 Test(wrong_calls, of_one_rank_are_told_to_the_others) {
-  on_ranks(2, one_wrong_call, NULL);
-  on_hosts(4, 2, one_wrong_call, NULL);
-  cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
-  fprintf(stderr, "%zu calls of which one rank's is wrong\n", wrong_made());
+  on_ranks(2, make_one_wrong_call, NULL);
+  on_hosts(4, 2, make_one_wrong_call, NULL);
+  cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
+  fprintf(stderr, "%zu calls of which one rank's is wrong\n", wrong_calls_made());
 }
 
 /*
- * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function
- * wrong once, does not have: the environment, counts beyond memory, types of two bytes.
+ * Wrong arguments that support_wrong_calls.c does not have, which tests each argument of each
+ * public function once: the environment, counts beyond memory, types of two bytes.
  * Here on one rank; the scenarios of disagreement have what other ranks see.
  */
 
@@ -251,7 +251,7 @@ Test(arguments, tensors_of_two_bytes) {
 /* One rank is wrong, or asks for something else: all ranks get an error. Ranks are threads. */
 
 /* Every rank of groups of `smallest` to 4 is the culprit once. */
-static void everyone_once(rank_body *scenario, struct culprit culprit, int smallest) {
+static void try_each_culprit(rank_body *scenario, struct culprit culprit, int smallest) {
   for (int size = smallest; size <= 4; size++)
     for (culprit.rank = 0; culprit.rank < size; culprit.rank++)
       if (!culprit.shards || test_wanted((size_t)size - 1))
@@ -259,7 +259,7 @@ static void everyone_once(rank_body *scenario, struct culprit culprit, int small
 }
 
 /* Does the same in the other schedules. */
-static void everyone_once_on_hosts(rank_body *scenario, struct culprit culprit) {
+static void try_each_culprit_on_hosts(rank_body *scenario, struct culprit culprit) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {2, 1}};
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++)
     for (culprit.rank = 0; culprit.rank < splits[k][0]; culprit.rank++)
@@ -267,7 +267,7 @@ static void everyone_once_on_hosts(rank_body *scenario, struct culprit culprit) 
 }
 
 #define EVERYONE_ONCE(scenario)                                                                    \
-  Test(disagreement, scenario) { everyone_once(scenario, (struct culprit){0}, 2); }
+  Test(disagreement, scenario) { try_each_culprit(scenario, (struct culprit){0}, 2); }
 EVERYONE_ONCE(wrong_buffers_on_one_rank)
 EVERYONE_ONCE(wrong_operation_on_one_rank)
 EVERYONE_ONCE(wrong_plan_on_one_rank)
@@ -278,10 +278,10 @@ EVERYONE_ONCE(plan_here_and_optimizer_there)
 EVERYONE_ONCE(other_threads_on_one_rank)
 
 Test(disagreement, wrong_buffers_in_other_schedules) {
-  everyone_once_on_hosts(wrong_buffers_on_one_rank,
-                         (struct culprit){.schedule = ONEBIT_SCHEDULE_ALLGATHER});
-  everyone_once_on_hosts(wrong_buffers_on_one_rank,
-                         (struct culprit){.schedule = ONEBIT_SCHEDULE_HIERARCHICAL});
+  try_each_culprit_on_hosts(wrong_buffers_on_one_rank,
+                            (struct culprit){.schedule = ONEBIT_SCHEDULE_ALLGATHER});
+  try_each_culprit_on_hosts(wrong_buffers_on_one_rank,
+                            (struct culprit){.schedule = ONEBIT_SCHEDULE_HIERARCHICAL});
 }
 
 /* --- Steps of an optimizer: also clipped, where there is one exchange more, and in shards. */
@@ -291,18 +291,18 @@ static const struct culprit steps[] = {{.rank = 0},
                                        {.shards = ONEBIT_SHARDS_STEP},
                                        {.shards = ONEBIT_SHARDS_PARAMETERS}};
 
-static void in_all_steps(rank_body *scenario, int smallest) {
+static void run_in_all_steps(rank_body *scenario, int smallest) {
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++)
-    everyone_once(scenario, steps[k], smallest);
+    try_each_culprit(scenario, steps[k], smallest);
   for (size_t k = 0; k < 2; k++) {
     struct culprit culprit = steps[k];
     culprit.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-    everyone_once_on_hosts(scenario, culprit);
+    try_each_culprit_on_hosts(scenario, culprit);
   }
 }
 
 Test(disagreement, wrong_learning_rate_on_one_rank) {
-  in_all_steps(wrong_learning_rate_on_one_rank, 2);
+  run_in_all_steps(wrong_learning_rate_on_one_rank, 2);
 }
-Test(disagreement, mistakes_in_an_open_step) { in_all_steps(mistakes_in_an_open_step, 1); }
-Test(disagreement, destroyed_in_an_open_step) { in_all_steps(destroyed_in_an_open_step, 1); }
+Test(disagreement, mistakes_in_an_open_step) { run_in_all_steps(mistakes_in_an_open_step, 1); }
+Test(disagreement, destroyed_in_an_open_step) { run_in_all_steps(destroyed_in_an_open_step, 1); }

@@ -149,15 +149,17 @@ Test(zero_one, in_any_combination) {
  * its options.
  */
 
-static struct ob_zero_one_schedule schedule_of(size_t freeze_step, size_t update_scaler,
-                                               size_t step_scaler, size_t clipper, bool deepspeed) {
+static struct ob_zero_one_schedule make_schedule(size_t freeze_step, size_t update_scaler,
+                                                 size_t step_scaler, size_t clipper,
+                                                 bool deepspeed) {
   return ob_zero_one_resolve(
       &(struct ob_zero_one_schedule){freeze_step, update_scaler, step_scaler, clipper, deepspeed});
 }
 
 /* Walks step by step, with the sums over all steps so far. */
-static void walk(size_t freeze_step, size_t update_scaler, size_t step_scaler, size_t clipper,
-                 bool deepspeed, size_t steps) {
+static void check_schedule_step_by_step(size_t freeze_step, size_t update_scaler,
+                                        size_t step_scaler, size_t clipper, bool deepspeed,
+                                        size_t steps) {
   onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   options.variance_freeze_step = freeze_step;
   options.variance_update_scaler = update_scaler;
@@ -165,7 +167,7 @@ static void walk(size_t freeze_step, size_t update_scaler, size_t step_scaler, s
   options.local_step_clipper = clipper;
   struct oracle_zero_one_clock clock = oracle_zero_one_clock_of(&options, deepspeed);
   struct ob_zero_one_schedule schedule =
-      schedule_of(freeze_step, update_scaler, step_scaler, clipper, deepspeed);
+      make_schedule(freeze_step, update_scaler, step_scaler, clipper, deepspeed);
   uint64_t wanted[3] = {0}, counts[3];
   check_case("freeze %zu, scalers %zu %zu, clipper %zu, deepspeed %d", freeze_step, update_scaler,
              step_scaler, clipper, deepspeed);
@@ -194,17 +196,18 @@ Test(zero_one_schedule, follows_the_counters) {
       for (size_t l = 0; l < sizeof scalers / sizeof scalers[0]; l++)
         for (size_t c = 0; c < sizeof clippers / sizeof clippers[0]; c++)
           for (int deepspeed = 0; deepspeed < 2; deepspeed++)
-            walk(freeze_steps[f], scalers[u], 5 * scalers[l] - 4, clippers[c], deepspeed, 500);
+            check_schedule_step_by_step(freeze_steps[f], scalers[u], 5 * scalers[l] - 4,
+                                        clippers[c], deepspeed, 500);
 }
 
 Test(zero_one_schedule, defaults) {
-  walk(0, 0, 0, 0, false, 200000);
-  walk(0, 0, 0, 0, true, 200000);
+  check_schedule_step_by_step(0, 0, 0, 0, false, 200000);
+  check_schedule_step_by_step(0, 0, 0, 0, true, 200000);
 }
 
 /* The engine's flags in a run of DeepSpeed's code: F, gradients were averaged before the step. */
 Test(zero_one_schedule, is_deepspeeds) {
-  struct ob_zero_one_schedule schedule = schedule_of(8, 2, 2, 4, true);
+  struct ob_zero_one_schedule schedule = make_schedule(8, 2, 2, 4, true);
   const char wanted[] = "FFFLFLFLLLLLLLLLLLLL";
   for (uint64_t step = 1; step < sizeof wanted; step++)
     cr_expect_eq(ob_zero_one_exchange(&schedule, step) == OB_EXCHANGE_DENSE,
@@ -212,8 +215,8 @@ Test(zero_one_schedule, is_deepspeeds) {
   /* The schedules of two recorded runs: 1, averaged. */
   const char *const recorded[] = {"111110101010001000100010000000000000000000000000000000000000",
                                   "111010101010001000100000000000000000000000000000000000000000"};
-  const struct ob_zero_one_schedule theirs[] = {schedule_of(24, 4, 8, 4, true),
-                                                schedule_of(20, 3, 6, 8, true)};
+  const struct ob_zero_one_schedule theirs[] = {make_schedule(24, 4, 8, 4, true),
+                                                make_schedule(20, 3, 6, 8, true)};
   for (size_t k = 0; k < 2; k++)
     for (uint64_t step = 1; step <= 60; step++)
       cr_expect_eq(ob_zero_one_exchange(&theirs[k], step) == OB_EXCHANGE_DENSE,
@@ -230,7 +233,7 @@ Test(zero_one_schedule, volumes_of_bert) {
               {12500, 152000, {153, 74168, 77678}},
               {200000, 152000, {211, 151788, 0}}};
   for (size_t k = 0; k < sizeof runs / sizeof runs[0]; k++) {
-    struct ob_zero_one_schedule schedule = schedule_of(runs[k].freeze_step, 16, 32678, 16, true);
+    struct ob_zero_one_schedule schedule = make_schedule(runs[k].freeze_step, 16, 32678, 16, true);
     uint64_t counts[3];
     ob_zero_one_count(&schedule, runs[k].calls - 1, counts);
     for (int e = 0; e < 3; e++)
@@ -241,13 +244,13 @@ Test(zero_one_schedule, volumes_of_bert) {
 
 /* Numbers larger than any run reaches. */
 Test(zero_one_schedule, has_no_end) {
-  struct ob_zero_one_schedule schedule = schedule_of((size_t)-1, 1, 1, (size_t)-1, false);
+  struct ob_zero_one_schedule schedule = make_schedule((size_t)-1, 1, 1, (size_t)-1, false);
   uint64_t counts[3], far = (uint64_t)1 << 62;
   cr_expect_eq(ob_zero_one_exchange(&schedule, far), OB_EXCHANGE_DENSE);
   cr_expect_eq(ob_zero_one_exchange(&schedule, far + 1), OB_EXCHANGE_BITS);
   ob_zero_one_count(&schedule, far, counts);
   cr_expect_eq(counts[OB_EXCHANGE_DENSE], 63);
-  schedule = schedule_of(1, 1, 1, (size_t)-1, false);
+  schedule = make_schedule(1, 1, 1, (size_t)-1, false);
   cr_expect_eq(ob_zero_one_exchange(&schedule, far + 1), OB_EXCHANGE_NONE);
   ob_zero_one_count(&schedule, far, counts);
   cr_expect_eq(counts[OB_EXCHANGE_DENSE], 1);
@@ -290,7 +293,7 @@ static void compare_printed(const float *parameters, int rank, int step) {
     }
 }
 
-static void repeat_printed(onebit_comm_t comm, void *context) {
+static void repeat_printed_run(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float parameters[20], gradients[20];
   onebit_tensor_t tensor = {parameters, gradients, 20, 0.01f, 0, 0};
@@ -313,4 +316,4 @@ static void repeat_printed(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-Test(zero_one_schedule, repeats_what_deepspeed_printed) { on_ranks(2, repeat_printed, NULL); }
+Test(zero_one_schedule, repeats_what_deepspeed_printed) { on_ranks(2, repeat_printed_run, NULL); }

@@ -1,7 +1,7 @@
 /*
  * 0/1 Adam between two synchronisations: ranks that go on alone, each with parameters of its own,
- * and what may go wrong there. That they are the same again whenever they have met is in
- * test_zero_one.c.
+ * and the errors of such steps. test_zero_one.c checks that all ranks have the same parameters
+ * after each synchronisation.
  */
 #include "base/hash.h"
 #include "tests/support_zero_one.h"
@@ -43,21 +43,21 @@ static void find_gradients(struct learner *learner, int rank, int step) {
     learner->gradients[i] = i == STILL ? 0.0f : input_value(i, rank, step);
 }
 
-static onebit_status_t learn(struct learner *learner, int rank, int step, float rate) {
+static onebit_status_t make_step(struct learner *learner, int rank, int step, float rate) {
   find_gradients(learner, rank, step);
   return onebit_optimizer_step(learner->optimizer, rate);
 }
 
-static uint64_t hash_of(const struct learner *learner) {
+static uint64_t hash_parameters(const struct learner *learner) {
   return ob_hash(OB_HASH_START, learner->parameters, COUNT * sizeof *learner->parameters);
 }
 
-static uint64_t hashes[MOST_RANKS]; /* of the parameters when they have met */
+static uint64_t hashes[MOST_RANKS]; /* of the parameters after a synchronisation */
 
 /* --- Alone */
 
-/* Freezes after three steps, and meets in every fourth. */
-static onebit_zero_one_adam_options_t every_fourth(void) {
+/* Returns options that freeze after three steps and synchronise in every fourth. */
+static onebit_zero_one_adam_options_t fourth_step_options(void) {
   onebit_zero_one_adam_options_t options = zero_one_options(3);
   options.local_step_scaler = 1;
   return options;
@@ -67,59 +67,59 @@ static onebit_zero_one_adam_options_t every_fourth(void) {
 #define BEFORE_SILENCE 8
 #define SILENT_STEPS   3
 
-static struct learner *come_to_silence(onebit_comm_t comm, int rank,
-                                       const onebit_zero_one_adam_options_t *options) {
+static struct learner *train_to_local_steps(onebit_comm_t comm, int rank,
+                                            const onebit_zero_one_adam_options_t *options) {
   struct learner *learner = begin_learning(comm, options);
   for (int step = 0; step < BEFORE_SILENCE; step++)
-    CHECK_STATUS(learn(learner, rank, step, 1e-3f), ONEBIT_OK);
+    CHECK_STATUS(make_step(learner, rank, step, 1e-3f), ONEBIT_OK);
   CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
   return learner;
 }
 
-/* The meeting that ends it. */
-static void meet_again(struct learner *learner, int rank) {
-  CHECK_STATUS(learn(learner, rank, 50, 1e-3f), ONEBIT_OK);
+/* Makes the synchronisation step that ends the local steps. */
+static void end_local_steps(struct learner *learner, int rank) {
+  CHECK_STATUS(make_step(learner, rank, 50, 1e-3f), ONEBIT_OK);
   CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
-  hashes[rank] = hash_of(learner);
+  hashes[rank] = hash_parameters(learner);
 }
 
-static void check_met(int ranks) {
+static void check_synchronized(int ranks) {
   for (int r = 1; r < ranks; r++)
     cr_assert_eq(hashes[r], hashes[0], "rank %d has met with other parameters", r);
 }
 
 static pthread_barrier_t everyone;
 
-/* The others begin with their silent steps when rank 0 is through with its own. */
-static void go_first(onebit_comm_t comm, void *context) {
+/* The other ranks begin their local steps when rank 0 has made its own. */
+static void let_rank_0_go_first(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
+  struct learner *learner = train_to_local_steps(comm, rank, context);
   pthread_barrier_wait(&everyone);
   if (rank > 0)
     pthread_barrier_wait(&everyone);
   for (int step = 0; step < SILENT_STEPS; step++) {
-    CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
+    CHECK_STATUS(make_step(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
     CHECK(!optimizer_info(learner->optimizer).synchronized, "still together in step %d", step);
   }
   if (rank == 0)
     pthread_barrier_wait(&everyone);
-  meet_again(learner, rank);
+  end_local_steps(learner, rank);
   CHECK(optimizer_info(learner->optimizer).exchanges[2] >= SILENT_STEPS, "only %llu local steps",
         (unsigned long long)optimizer_info(learner->optimizer).exchanges[2]);
   end_learning(learner);
 }
 
 Test(zero_one_alone, silent_steps_need_nobody_else) {
-  onebit_zero_one_adam_options_t options = every_fourth();
+  onebit_zero_one_adam_options_t options = fourth_step_options();
   pthread_barrier_init(&everyone, NULL, 3);
-  on_ranks(3, go_first, &options);
+  on_ranks(3, let_rank_0_go_first, &options);
   pthread_barrier_destroy(&everyone);
-  check_met(3);
+  check_synchronized(3);
 }
 
 /* --- Gradients that are not finite */
 
-static void spoil(struct learner *learner, int rank, int step, float value) {
+static void spoil_gradients(struct learner *learner, int rank, int step, float value) {
   for (size_t i = 0; i < COUNT; i++)
     learner->gradients[i] = rank == 1 ? value : input_value(i, rank, step);
 }
@@ -127,19 +127,19 @@ static void spoil(struct learner *learner, int rank, int step, float value) {
 /* All gradients of rank 1 are NaN: first in local steps, then in a synchronisation step. */
 static void lose_gradients(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
+  struct learner *learner = train_to_local_steps(comm, rank, context);
   double scale, first;
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &first), ONEBIT_OK);
   for (int step = 0; step < SILENT_STEPS; step++) {
-    uint64_t before = hash_of(learner);
+    uint64_t before = hash_parameters(learner);
     double momentum = optimizer_info(learner->optimizer).momentum_norm;
     bool lost = rank == 1 && step != 1;
-    spoil(learner, rank, step, step == 1 ? 1.0f : step == 0 ? NAN : 1e30f);
+    spoil_gradients(learner, rank, step, step == 1 ? 1.0f : step == 0 ? NAN : 1e30f);
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
                  lost ? ONEBIT_SKIPPED : ONEBIT_OK);
     if (lost)
       CHECK_WORDS("this rank alone");
-    bool same = hash_of(learner) == before &&
+    bool same = hash_parameters(learner) == before &&
                 !(optimizer_info(learner->optimizer).momentum_norm != momentum);
     CHECK(same == lost, "step %d: the parameters %s", step, same ? "stay" : "change");
     CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step) &&
@@ -149,29 +149,29 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
   CHECK(scale == (rank == 1 && first > 1 ? first / 4 : first), "the scale is %g, and was %g", scale,
         first);
-  uint64_t before = hash_of(learner);
-  spoil(learner, rank, 20, NAN);
+  uint64_t before = hash_parameters(learner);
+  spoil_gradients(learner, rank, 20, NAN);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
   /* This element does not move, whatever its gradient is. */
   find_gradients(learner, rank, 20);
   learner->gradients[STILL] = rank == 1 ? NAN : 0.0f;
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
-  CHECK(hash_of(learner) == before && optimizer_info(learner->optimizer).skipped == 2 &&
+  CHECK(hash_parameters(learner) == before && optimizer_info(learner->optimizer).skipped == 2 &&
             !optimizer_info(learner->optimizer).synchronized,
         "a synchronisation that is skipped changed something");
-  meet_again(learner, rank);
+  end_local_steps(learner, rank);
   end_learning(learner);
 }
 
 /* Clipping also finds NaN in gradients. */
 Test(zero_one_alone, gradients_of_nan) {
-  onebit_zero_one_adam_options_t options = every_fourth();
+  onebit_zero_one_adam_options_t options = fourth_step_options();
   for (int k = 0; k < 4; k++) {
     const int size = k == 3 ? 2 : 3;
     options.common.clip_norm = k / 2;
     options.common.initial_loss_scale = k % 2 * 1024;
     on_ranks(size, lose_gradients, &options);
-    check_met(size);
+    check_synchronized(size);
   }
 }
 
@@ -193,7 +193,7 @@ static struct learner *train_to_local_step(onebit_comm_t comm,
 
 /* A rank that clips to half of its gradients' norm does the same as one with half the gradients. */
 static void clip_alone(onebit_comm_t comm, void *context) {
-  onebit_zero_one_adam_options_t options = every_fourth();
+  onebit_zero_one_adam_options_t options = fourth_step_options();
   (void)context;
   options.common.clip_norm = 1e6;
   struct learner *halved = train_to_local_step(comm, &options, 0.5f);
@@ -225,95 +225,96 @@ static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
  * move. */
 static void make_mistake(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
-  uint64_t before = hash_of(learner);
+  struct learner *learner = train_to_local_steps(comm, rank, context);
+  uint64_t before = hash_parameters(learner);
   CHECK_STATUS(step_telling_twice(learner, rank), rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
-  CHECK((hash_of(learner) == before) == (rank == 1), "a mistake, and parameters that change");
+  CHECK((hash_parameters(learner) == before) == (rank == 1),
+        "a mistake, and parameters that change");
   CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE + 1, "the step is not counted");
   for (int step = 1; step < SILENT_STEPS; step++)
-    CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
-  meet_again(learner, rank);
+    CHECK_STATUS(make_step(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
+  end_local_steps(learner, rank);
   end_learning(learner);
 }
 
 Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
-  onebit_zero_one_adam_options_t options = every_fourth();
+  onebit_zero_one_adam_options_t options = fourth_step_options();
   on_ranks(3, make_mistake, &options);
-  check_met(3);
+  check_synchronized(3);
 }
 
 /* With a tensor that is exchanged uncompressed a message can report the mistake. It waits for the
  * end of the step although its tensor is ready: no rank makes the step. */
 static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
-  uint64_t before = hash_of(learner);
+  struct learner *learner = train_to_local_steps(comm, rank, context);
+  uint64_t before = hash_parameters(learner);
   CHECK_STATUS(step_telling_twice(learner, rank),
                rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
-  CHECK(hash_of(learner) == before, "a mistake, and parameters that change");
+  CHECK(hash_parameters(learner) == before, "a mistake, and parameters that change");
   CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE, "the step is counted");
   end_learning(learner);
 }
 
 Test(zero_one_alone, mistakes_travel_with_uncompressed_tensors) {
-  onebit_zero_one_adam_options_t options = every_fourth();
+  onebit_zero_one_adam_options_t options = fourth_step_options();
   options.common.dense_below = 1001; /* the first of the two */
   on_ranks(3, make_mistake_with_messages, &options);
 }
 
 /* Rates that differ are found in the synchronisation step. */
-static void differ_in_rate(onebit_comm_t comm, void *context) {
+static void pass_different_rates(onebit_comm_t comm, void *context) {
   static const float rates[] = {2e-3f, NAN, -1.0f};
   int rank = onebit_comm_rank(comm);
   for (size_t k = 0; k < sizeof rates / sizeof rates[0]; k++) {
-    struct learner *learner = come_to_silence(comm, rank, context);
+    struct learner *learner = train_to_local_steps(comm, rank, context);
     for (int step = 0; step < SILENT_STEPS; step++) {
       bool other = rank == 1 && step == 1;
-      CHECK_STATUS(learn(learner, rank, 10 + step, other ? rates[k] : 1e-3f),
+      CHECK_STATUS(make_step(learner, rank, 10 + step, other ? rates[k] : 1e-3f),
                    other && k > 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
       CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step),
             "not counted");
     }
-    uint64_t before = hash_of(learner);
-    onebit_status_t status = learn(learner, rank, 20, 1e-3f);
+    uint64_t before = hash_parameters(learner);
+    onebit_status_t status = make_step(learner, rank, 20, 1e-3f);
     CHECK(status == ONEBIT_ERROR_MISMATCH, "status %d: %s", (int)status, onebit_last_error());
     CHECK_WORDS("the sum of learning_rate since the last synchronisation");
-    CHECK(hash_of(learner) == before, "parameters have changed");
+    CHECK(hash_parameters(learner) == before, "parameters have changed");
     end_learning(learner);
   }
 }
 
 Test(zero_one_alone, rates_that_differ_are_found_when_the_ranks_meet) {
-  onebit_zero_one_adam_options_t options = every_fourth();
-  on_ranks(2, differ_in_rate, &options);
+  onebit_zero_one_adam_options_t options = fourth_step_options();
+  on_ranks(2, pass_different_rates, &options);
 }
 
-static void leave_open(onebit_comm_t comm, void *context) {
-  struct learner *learner = come_to_silence(comm, onebit_comm_rank(comm), context);
+static void destroy_in_open_step(onebit_comm_t comm, void *context) {
+  struct learner *learner = train_to_local_steps(comm, onebit_comm_rank(comm), context);
   CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 1), ONEBIT_OK);
   end_learning(learner);
-  meet(comm);
+  synchronize_ranks(comm);
 }
 
 Test(zero_one_alone, destroyed_while_a_silent_step_is_open) {
-  onebit_zero_one_adam_options_t options = every_fourth();
-  on_ranks(3, leave_open, &options);
+  onebit_zero_one_adam_options_t options = fourth_step_options();
+  on_ranks(3, destroy_in_open_step, &options);
 }
 
 /* --- Rates of zero */
 
 /* With a learning rate of 0 there is no movement from which to compute a momentum: it is zero, not
  * a quotient by zero. */
-static void stand_still(onebit_comm_t comm, void *context) {
+static void train_with_zero_rate(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
+  struct learner *learner = train_to_local_steps(comm, rank, context);
   for (int step = 0; step <= SILENT_STEPS; step++)
-    CHECK_STATUS(learn(learner, rank, 10 + step, 0), ONEBIT_OK);
+    CHECK_STATUS(make_step(learner, rank, 10 + step, 0), ONEBIT_OK);
   onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.synchronized && info.momentum_norm == 0, "momentum of %g", info.momentum_norm);
   for (int step = 0; step < 9; step++)
-    CHECK_STATUS(learn(learner, rank, 20 + step, 1e-3f), ONEBIT_OK);
+    CHECK_STATUS(make_step(learner, rank, 20 + step, 1e-3f), ONEBIT_OK);
   for (size_t i = 0; i < COUNT; i++)
     CHECK(isfinite(learner->parameters[i]), "parameter %zu is %g", i,
           (double)learner->parameters[i]);
@@ -321,6 +322,6 @@ static void stand_still(onebit_comm_t comm, void *context) {
 }
 
 Test(zero_one_alone, rates_of_zero) {
-  onebit_zero_one_adam_options_t options = every_fourth();
-  on_ranks(2, stand_still, &options);
+  onebit_zero_one_adam_options_t options = fourth_step_options();
+  on_ranks(2, train_with_zero_rate, &options);
 }

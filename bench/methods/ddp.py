@@ -7,15 +7,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 
-def make(hook, model, optimizer, short):
+def make_ddp(hook, model, optimizer, short):
     model = DistributedDataParallel(model)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model, optimizer, None
 
 
-def make_power(rank, model, optimizer, short):
-    # The hook makes several exchanges a bucket, over gloo in any order of buckets: of one they have one.
+def make_power_sgd(rank, model, optimizer, short):
+    # The hook makes several exchanges a bucket, and gloo runs those of several buckets in any
+    # order: one bucket avoids mixing them.
     model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=rank, start_powerSGD_iter=short(10)
@@ -25,9 +26,9 @@ def make_power(rank, model, optimizer, short):
 
 
 METHODS = {
-    "DDP, float32": functools.partial(make, None),
-    "DDP, fp16 hook": functools.partial(make, default_hooks.fp16_compress_hook),
-    "DDP, bf16 hook": functools.partial(make, default_hooks.bf16_compress_hook),
-    "PowerSGD, rank 2": functools.partial(make_power, 2),
-    "PowerSGD, rank 8": functools.partial(make_power, 8),
+    "DDP, float32": functools.partial(make_ddp, None),
+    "DDP, fp16 hook": functools.partial(make_ddp, default_hooks.fp16_compress_hook),
+    "DDP, bf16 hook": functools.partial(make_ddp, default_hooks.bf16_compress_hook),
+    "PowerSGD, rank 2": functools.partial(make_power_sgd, 2),
+    "PowerSGD, rank 8": functools.partial(make_power_sgd, 8),
 }

@@ -35,7 +35,7 @@ def make_dense(model, optimizer, short):
     return model, optimizer, None
 
 
-def make(outer, model, optimizer, short):
+def make_compressed(outer, model, optimizer, short):
     if outer is not None:
         outer = outer([torch.zeros(1, requires_grad=True)])
     local = onebit.torch.DiLoCo(model, optimizer, sync_every=short(20), outer=outer)
@@ -43,5 +43,5 @@ def make(outer, model, optimizer, short):
     return model, optimizer, local.close
 
 
-METHODS = {"DiLoCo, float32": make_dense, "onebit DiLoCo, 4 bits": functools.partial(make, NESTEROV),
-           "onebit DiLoCo, mean, 1 bit": functools.partial(make, None)}  # fmt: skip
+METHODS = {"DiLoCo, float32": make_dense, "onebit DiLoCo, 4 bits": functools.partial(make_compressed, NESTEROV),
+           "onebit DiLoCo, mean, 1 bit": functools.partial(make_compressed, None)}  # fmt: skip

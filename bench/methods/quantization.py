@@ -5,11 +5,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 
-def make(model, optimizer, short):
-    # The hook waits in a thread of gloo for its own exchange: with several buckets it hangs.
+def make_quantized(model, optimizer, short):
+    # The hook waits in a gloo thread for its own exchange: with several buckets it would hang.
     model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
     return model, optimizer, None
 
 
-METHODS = {"torch's quantization hook": make}
+METHODS = {"torch's quantization hook": make_quantized}

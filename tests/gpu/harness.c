@@ -30,15 +30,15 @@ static bool skipped;
 static char skip_words[256];
 static _Thread_local char case_words[256];
 
-static void checks_begin(void) {
+static void reset_checks(void) {
   failed = 0;
   skipped = false;
   case_words[0] = 0;
 }
 
-size_t checks_failed(void) { return failed; }
+size_t failure_count(void) { return failed; }
 
-const char *checks_skipped(void) { return skipped ? skip_words : NULL; }
+const char *skip_reason(void) { return skipped ? skip_words : NULL; }
 
 void check_case(const char *format, ...) {
   va_list arguments;
@@ -132,7 +132,7 @@ static bool is_wanted(const char *name, const struct options *options) {
          fnmatch(options->filter, name, 0) == 0;
 }
 
-static bool device_is_here(void) {
+static bool has_device(void) {
   int devices = 0;
   cudaError_t error = cudaGetDeviceCount(&devices);
   return CHECK(error == cudaSuccess && devices > 0, "no CUDA device: %s",
@@ -141,23 +141,23 @@ static bool device_is_here(void) {
 
 static void run_test(const struct gpu_test *test, const char *name, const char *program) {
   double start = ob_seconds();
-  checks_begin();
-  gpu_ranks_begin(program, name);
-  if (test->without_device || device_is_here())
+  reset_checks();
+  gpu_begin_test(program, name);
+  if (test->without_device || has_device())
     test->run();
-  gpu_ranks_end();
+  gpu_end_test();
   const char *outcome = "passed";
-  if (checks_failed())
+  if (failure_count())
     tally.failed++, outcome = "FAILED";
-  else if (checks_skipped())
+  else if (skip_reason())
     tally.skipped++, outcome = "skipped";
   else
     tally.passed++;
-  printf("%-8s %-50s %8.2f s%s%s\n", outcome, name, ob_seconds() - start,
-         checks_skipped() ? "  " : "", checks_skipped() ? checks_skipped() : "");
+  printf("%-8s %-50s %8.2f s%s%s\n", outcome, name, ob_seconds() - start, skip_reason() ? "  " : "",
+         skip_reason() ? skip_reason() : "");
 }
 
-static void walk(const struct options *options) {
+static void run_selected_tests(const struct options *options) {
   for (const struct gpu_suite *suite = suites; suite; suite = suite->next)
     for (size_t i = 0; i < suite->count; i++) {
       char name[128];
@@ -215,7 +215,7 @@ static int describe_device(void) {
   return 0;
 }
 
-static int sum_up(void) {
+static int print_summary(void) {
   size_t walked = tally.passed + tally.failed + tally.skipped + tally.left;
   if (!walked)
     puts("no test has such a name");
@@ -237,12 +237,12 @@ int main(int count, char **arguments) {
   setvbuf(stdout, NULL, _IOLBF, 0);
   if (options.device)
     return describe_device();
-  if (options.rank && !gpu_seat_take(options.rank, options.size, options.group))
+  if (options.rank && !gpu_parse_rank(options.rank, options.size, options.group))
     return 2;
-  walk(&options);
-  if (gpu_seat.taken) {
+  run_selected_tests(&options);
+  if (gpu_rank_process.taken) {
     puts("the test has ended before the call that wants this rank");
     return 1;
   }
-  return options.list ? 0 : sum_up();
+  return options.list ? 0 : print_summary();
 }

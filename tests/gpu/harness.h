@@ -76,7 +76,7 @@ void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct gpu_rank {
   int rank, size;
-  onebit_comm_t comm;         /* gpu_threads: of this rank, over loopback; else NULL */
+  onebit_comm_t comm;         /* gpu_run_loopback: of this rank, over loopback; else NULL */
   int from_first, *to_others; /* pipes: rank 0 writes to_others[r], rank r reads from_first */
 };
 
@@ -88,19 +88,19 @@ typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
  *
  * Such a process is this program anew, which runs the test from its start up to this call: what a
  * test does before it must be the same each time, and quick. `context` is rebuilt that way. */
-bool gpu_ranks(int size, gpu_rank_body *body, void *context);
+bool gpu_run_ranks(int size, gpu_rank_body *body, void *context);
 
 /* Runs it on ranks that are threads of this process, with communicators over loopback. */
-bool gpu_threads(int size, gpu_rank_body *body, void *context);
+bool gpu_run_loopback(int size, gpu_rank_body *body, void *context);
 
 /* Sends rank 0's bytes to all, for data that NCCL needs by other means, such as its unique id. */
 void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
 
 /* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */
-void *gpu_area(size_t bytes);
+void *gpu_allocate_area(size_t bytes);
 
 /* A new directory, which goes when the test ends. */
 enum { GPU_PATH = 64 };
-void gpu_directory(char path[GPU_PATH]);
+void gpu_make_directory(char path[GPU_PATH]);
 
 #endif

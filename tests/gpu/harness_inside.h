@@ -6,15 +6,15 @@
 
 /* ---- Checks, of the test that runs ---- */
 
-size_t checks_failed(void);
-const char *checks_skipped(void); /* the reason for a skip, or NULL */
+size_t failure_count(void);
+const char *skip_reason(void); /* the reason for a skip, or NULL */
 
 /* ---- Ranks ---- */
 
 #define MOST_RANKS 64
 #define MOST_AREAS 16
 
-/* The arguments of a process that runs one rank: the call of gpu_ranks that started it, and its
+/* The arguments of a process that runs one rank: the call of gpu_run_ranks that started it, and its
  * files. */
 struct seat {
   bool taken;
@@ -24,27 +24,27 @@ struct seat {
   int areas[MOST_AREAS];
   size_t area_count;
 };
-extern struct seat gpu_seat;
+extern struct seat gpu_rank_process;
 
 /* Reads from the command line which rank this process is; false if that makes no sense. */
-bool gpu_seat_take(const char *rank, const char *size, const char *group);
+bool gpu_parse_rank(const char *rank, const char *size, const char *group);
 
 /* The test that runs, and the program. */
 struct running {
   const char *program, *test;
-  unsigned calls; /* of gpu_ranks, so far */
+  unsigned calls; /* of gpu_run_ranks, so far */
 };
 extern struct running gpu_running;
 
-void gpu_ranks_begin(const char *program, const char *test);
-void gpu_ranks_end(void);
+void gpu_begin_test(const char *program, const char *test);
+void gpu_end_test(void);
 
 /* Lists the files of the areas that the test has allocated so far. */
-size_t gpu_area_files(int files[MOST_AREAS]);
+size_t gpu_list_area_files(int files[MOST_AREAS]);
 
 /* The seconds after which ranks are ended, so that ranks which wait for each other for ever do not
  * keep the tests from ending. */
-int gpu_limit(void);
+int gpu_time_limit(void);
 
 bool gpu_size_is_usable(int size);
 void gpu_give_up(const char *what) __attribute__((noreturn));

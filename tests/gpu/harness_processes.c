@@ -23,13 +23,13 @@
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-bool gpu_seat_take(const char *rank, const char *size, const char *group) {
+bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   fprintf(stderr, "rank %s of %s (%s): on the emulated device ranks are threads\n", rank, size,
           group);
   return false;
 }
 
-bool gpu_ranks(int size, gpu_rank_body *body, void *context) {
+bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
   return gpu_size_is_usable(size) && gpu_run_threads(size, NULL, body, context);
 }
 
@@ -48,15 +48,15 @@ struct rank_process {
 };
 
 /* CALL:PIPE,PIPE,...:AREA,AREA,... Numbers of files, which are inherited. */
-static void tell_group(char *text, size_t room, int rank, int size, const int *read_ends,
-                       const int *write_ends) {
+static void write_group(char *text, size_t room, int rank, int size, const int *read_ends,
+                        const int *write_ends) {
   size_t at = (size_t)snprintf(text, room, "%u:", gpu_running.calls);
   for (int r = 1; r < size; r++)
     if (rank == 0 || r == rank)
       at += (size_t)snprintf(text + at, room - at, "%d,", rank == 0 ? write_ends[r] : read_ends[r]);
   at += (size_t)snprintf(text + at, room - at, ":");
   int areas[MOST_AREAS];
-  size_t count = gpu_area_files(areas);
+  size_t count = gpu_list_area_files(areas);
   for (size_t i = 0; i < count; i++)
     at += (size_t)snprintf(text + at, room - at, "%d,", areas[i]);
 }
@@ -72,32 +72,34 @@ static size_t read_numbers(const char **text, int *numbers, size_t most) {
 }
 
 /* A rank must end with the test that waits for it. */
-bool gpu_seat_take(const char *rank, const char *size, const char *group) {
+bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)
     return false;
-  gpu_seat.taken = true;
-  gpu_seat.rank = (int)strtol(rank, NULL, 10);
-  gpu_seat.size = (int)strtol(size, NULL, 10);
-  gpu_seat.call = (unsigned)strtoul(group, &rest, 10);
+  gpu_rank_process.taken = true;
+  gpu_rank_process.rank = (int)strtol(rank, NULL, 10);
+  gpu_rank_process.size = (int)strtol(size, NULL, 10);
+  gpu_rank_process.call = (unsigned)strtoul(group, &rest, 10);
   const char *at = rest + (*rest == ':');
-  int first =
-      gpu_seat.rank == 0 ? 1 : 0; /* rank r's pipe of rank 0 is pipes[r], of itself pipes[0] */
-  read_numbers(&at, gpu_seat.pipes + first, MOST_RANKS - 1);
+  int first = gpu_rank_process.rank == 0
+                  ? 1
+                  : 0; /* rank r's pipe of rank 0 is pipes[r], of itself pipes[0] */
+  read_numbers(&at, gpu_rank_process.pipes + first, MOST_RANKS - 1);
   at += *at == ':';
-  gpu_seat.area_count = read_numbers(&at, gpu_seat.areas, MOST_AREAS);
+  gpu_rank_process.area_count = read_numbers(&at, gpu_rank_process.areas, MOST_AREAS);
   signal(SIGPIPE, SIG_IGN);
-  return gpu_size_is_usable(gpu_seat.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+  return gpu_size_is_usable(gpu_rank_process.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
 /* Runs the rank's part, in the process that is this rank. */
-static void sit(gpu_rank_body *body, void *context) {
-  struct gpu_rank self = {gpu_seat.rank, gpu_seat.size, NULL, gpu_seat.pipes[0], gpu_seat.pipes};
+static void run_as_rank(gpu_rank_body *body, void *context) {
+  struct gpu_rank self = {gpu_rank_process.rank, gpu_rank_process.size, NULL,
+                          gpu_rank_process.pipes[0], gpu_rank_process.pipes};
   check_case("rank %d of %d", self.rank, self.size);
   body(&self, context);
-  if (checks_skipped())
-    puts(checks_skipped());
-  exit(checks_failed() ? 1 : checks_skipped() ? SKIPPED : 0);
+  if (skip_reason())
+    puts(skip_reason());
+  exit(failure_count() ? 1 : skip_reason() ? SKIPPED : 0);
 }
 
 /* The environment of one rank: alone on its host, over sockets. */
@@ -119,8 +121,8 @@ static char **rank_environment(int rank) {
 }
 
 /* To duplicate a file onto itself lets the new process inherit it. */
-static void inherit(posix_spawn_file_actions_t *actions, int rank, int size, const int *read_ends,
-                    const int *write_ends, int words) {
+static void add_inherited_files(posix_spawn_file_actions_t *actions, int rank, int size,
+                                const int *read_ends, const int *write_ends, int words) {
   posix_spawn_file_actions_adddup2(actions, words, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(actions, words, STDERR_FILENO);
   for (int r = 1; r < size; r++)
@@ -129,7 +131,7 @@ static void inherit(posix_spawn_file_actions_t *actions, int rank, int size, con
       posix_spawn_file_actions_adddup2(actions, end, end);
     }
   int areas[MOST_AREAS];
-  size_t count = gpu_area_files(areas);
+  size_t count = gpu_list_area_files(areas);
   for (size_t i = 0; i < count; i++)
     posix_spawn_file_actions_adddup2(actions, areas[i], areas[i]);
 }
@@ -142,8 +144,8 @@ static void start_process(struct rank_process *process, int rank, int size, cons
   if (!process->words || posix_spawn_file_actions_init(&actions))
     gpu_give_up("process");
   fcntl(fileno(process->words), F_SETFD, FD_CLOEXEC);
-  inherit(&actions, rank, size, read_ends, write_ends, fileno(process->words));
-  tell_group(group, sizeof group, rank, size, read_ends, write_ends);
+  add_inherited_files(&actions, rank, size, read_ends, write_ends, fileno(process->words));
+  write_group(group, sizeof group, rank, size, read_ends, write_ends);
   snprintf(rank_text, sizeof rank_text, "%d", rank);
   snprintf(size_text, sizeof size_text, "%d", size);
   char *arguments[] = {(char *)gpu_running.program,
@@ -172,21 +174,21 @@ static void end_process(struct rank_process *process) {
   process->ended = true;
 }
 
-static bool went_well(const struct rank_process *process) {
+static bool has_succeeded(const struct rank_process *process) {
   return WIFEXITED(process->status) &&
          (WEXITSTATUS(process->status) == 0 || WEXITSTATUS(process->status) == SKIPPED);
 }
 
 /* Waits until all have ended; when one has failed, the others get a few seconds to notice. */
-static void await(struct rank_process *processes, int size) {
-  long left = gpu_limit() * 100L;
+static void await_processes(struct rank_process *processes, int size) {
+  long left = gpu_time_limit() * 100L;
   for (int running = size; running > 0 && left > 0; left--) {
     running = 0;
     for (int r = 0; r < size; r++) {
       struct rank_process *process = &processes[r];
       if (!process->ended && waitpid(process->pid, &process->status, WNOHANG) == process->pid) {
         process->ended = true;
-        if (!went_well(process) && left > 500)
+        if (!has_succeeded(process) && left > 500)
           left = 500;
       }
       running += !process->ended;
@@ -195,19 +197,19 @@ static void await(struct rank_process *processes, int size) {
   }
 }
 
-static void show_words(const struct rank_process *process, int rank) {
+static void print_output(const struct rank_process *process, int rank) {
   char line[1024];
   rewind(process->words);
   while (fgets(line, sizeof line, process->words))
     printf("  [rank %d] %s%s", rank, line, strchr(line, '\n') ? "" : "\n");
 }
 
-static bool judge(struct rank_process *process, int rank, int size) {
+static bool check_process(struct rank_process *process, int rank, int size) {
   bool in_time = process->ended;
   end_process(process);
-  bool well = in_time && went_well(process);
+  bool well = in_time && has_succeeded(process);
   if (!well)
-    show_words(process, rank);
+    print_output(process, rank);
   if (!in_time)
     CHECK(false, "rank %d of %d had to be ended", rank, size);
   else if (WIFSIGNALED(process->status))
@@ -226,13 +228,13 @@ static bool judge(struct rank_process *process, int rank, int size) {
   return well;
 }
 
-bool gpu_ranks(int size, gpu_rank_body *body, void *context) {
+bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
   struct rank_process processes[MOST_RANKS];
   int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
   gpu_running.calls++;
-  if (gpu_seat.taken && gpu_running.calls == gpu_seat.call)
-    sit(body, context);
-  if (gpu_seat.taken)
+  if (gpu_rank_process.taken && gpu_running.calls == gpu_rank_process.call)
+    run_as_rank(body, context);
+  if (gpu_rank_process.taken)
     return true; /* it is wanted further on */
   if (!gpu_size_is_usable(size))
     return false;
@@ -240,10 +242,10 @@ bool gpu_ranks(int size, gpu_rank_body *body, void *context) {
   for (int r = 0; r < size; r++)
     start_process(&processes[r], r, size, read_ends, write_ends);
   gpu_close_pipes(size, read_ends, write_ends);
-  await(processes, size);
+  await_processes(processes, size);
   bool well = true;
   for (int r = 0; r < size; r++)
-    well &= judge(&processes[r], r, size);
+    well &= check_process(&processes[r], r, size);
   return well;
 }
 

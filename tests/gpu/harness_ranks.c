@@ -14,7 +14,7 @@
 
 #include "tests/gpu/harness_inside.h"
 
-struct seat gpu_seat;
+struct seat gpu_rank_process;
 struct running gpu_running;
 
 static struct {
@@ -29,24 +29,24 @@ static struct {
   unsigned count;
 } directories;
 
-int gpu_limit(void) {
+int gpu_time_limit(void) {
   const char *text = getenv("ONEBIT_TEST_LIMIT");
   long seconds = text ? strtol(text, NULL, 10) : 0;
   return seconds > 0 ? (int)seconds : 120;
 }
 
-void gpu_ranks_begin(const char *program, const char *test) {
+void gpu_begin_test(const char *program, const char *test) {
   gpu_running = (struct running){program, test, 0};
 }
 
-static int remove_one(const char *path, const struct stat *facts, int type, struct FTW *place) {
+static int remove_file(const char *path, const struct stat *facts, int type, struct FTW *place) {
   (void)facts, (void)type, (void)place;
   return remove(path);
 }
 
-void gpu_ranks_end(void) {
+void gpu_end_test(void) {
   if (directories.root[0])
-    CHECK(nftw(directories.root, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "%s is left",
+    CHECK(nftw(directories.root, remove_file, 8, FTW_DEPTH | FTW_PHYS) == 0, "%s is left",
           directories.root);
   directories.root[0] = 0;
   for (size_t i = 0; i < area_count; i++) {
@@ -63,14 +63,16 @@ void gpu_give_up(const char *what) {
   exit(2);
 }
 
-void *gpu_area(size_t bytes) {
-  if (area_count == MOST_AREAS || (gpu_seat.taken && area_count == gpu_seat.area_count)) {
+void *gpu_allocate_area(size_t bytes) {
+  if (area_count == MOST_AREAS ||
+      (gpu_rank_process.taken && area_count == gpu_rank_process.area_count)) {
     fprintf(stderr, "%s: an area more than there can be\n", gpu_running.test);
     exit(2);
   }
-  int file = gpu_seat.taken ? gpu_seat.areas[area_count] : memfd_create("ranks", MFD_CLOEXEC);
+  int file = gpu_rank_process.taken ? gpu_rank_process.areas[area_count]
+                                    : memfd_create("ranks", MFD_CLOEXEC);
   bytes = bytes ? bytes : 1;
-  if (file < 0 || (!gpu_seat.taken && ftruncate(file, (off_t)bytes)))
+  if (file < 0 || (!gpu_rank_process.taken && ftruncate(file, (off_t)bytes)))
     gpu_give_up("shared memory");
   void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED)
@@ -81,7 +83,7 @@ void *gpu_area(size_t bytes) {
   return memory;
 }
 
-void gpu_directory(char path[GPU_PATH]) {
+void gpu_make_directory(char path[GPU_PATH]) {
   if (!directories.root[0]) {
     strcpy(directories.root, "/tmp/onebit-gpu-XXXXXX");
     CHECK(mkdtemp(directories.root), "no directory can be made");
@@ -90,13 +92,13 @@ void gpu_directory(char path[GPU_PATH]) {
   CHECK(mkdir(path, 0700) == 0, "%s cannot be made", path);
 }
 
-size_t gpu_area_files(int files[MOST_AREAS]) {
+size_t gpu_list_area_files(int files[MOST_AREAS]) {
   for (size_t i = 0; i < area_count; i++)
     files[i] = areas[i].file;
   return area_count;
 }
 
-static bool move_bytes(int file, char *data, size_t size, bool out) {
+static bool transfer_bytes(int file, char *data, size_t size, bool out) {
   while (size) {
     ssize_t moved = out ? write(file, data, size) : read(file, data, size);
     if (moved < 0 && errno == EINTR)
@@ -111,10 +113,10 @@ static bool move_bytes(int file, char *data, size_t size, bool out) {
 
 void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size) {
   if (self->rank > 0)
-    CHECK(move_bytes(self->from_first, data, size, false), "rank %d hears nothing from rank 0",
+    CHECK(transfer_bytes(self->from_first, data, size, false), "rank %d hears nothing from rank 0",
           self->rank);
   for (int r = 1; self->rank == 0 && r < self->size; r++)
-    CHECK(move_bytes(self->to_others[r], data, size, true), "rank 0 cannot reach rank %d", r);
+    CHECK(transfer_bytes(self->to_others[r], data, size, true), "rank 0 cannot reach rank %d", r);
 }
 
 /* --- Threads */
@@ -126,7 +128,7 @@ struct rank_thread {
   pthread_t thread;
 };
 
-static void *thread_main(void *argument) {
+static void *run_thread(void *argument) {
   struct rank_thread *thread = argument;
   check_case("rank %d of %d", thread->self.rank, thread->self.size);
   thread->body(&thread->self, thread->context);
@@ -152,11 +154,11 @@ void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]) {
 }
 
 /* A thread that does not end can only be left behind with the whole program. */
-static void join(const struct rank_thread *thread, const struct timespec *until) {
+static void join_thread(const struct rank_thread *thread, const struct timespec *until) {
   if (pthread_timedjoin_np(thread->thread, NULL, until) == 0)
     return;
   printf("FAILED   %s: rank %d of %d has not ended after %d s\n\n0 passed, 1 failed\n",
-         gpu_running.test, thread->self.rank, thread->self.size, gpu_limit());
+         gpu_running.test, thread->self.rank, thread->self.size, gpu_time_limit());
   fflush(stdout);
   _exit(1);
 }
@@ -165,29 +167,29 @@ bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, 
   struct rank_thread threads[MOST_RANKS];
   int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
   struct timespec until;
-  size_t failed = checks_failed();
+  size_t failed = failure_count();
   gpu_open_pipes(size, read_ends, write_ends);
   clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += gpu_limit();
+  until.tv_sec += gpu_time_limit();
   for (int r = 0; r < size; r++) {
     threads[r] = (struct rank_thread){
         {r, size, comms ? comms[r] : NULL, read_ends[r], write_ends}, body, context, 0};
-    if (pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]))
+    if (pthread_create(&threads[r].thread, NULL, run_thread, &threads[r]))
       gpu_give_up("thread");
   }
   for (int r = 0; r < size; r++)
-    join(&threads[r], &until);
+    join_thread(&threads[r], &until);
   gpu_close_pipes(size, read_ends, write_ends);
-  return checks_failed() == failed && !checks_skipped();
+  return failure_count() == failed && !skip_reason();
 }
 
 bool gpu_size_is_usable(int size) {
   return CHECK(size > 0 && size <= MOST_RANKS, "a group of %d ranks", size);
 }
 
-bool gpu_threads(int size, gpu_rank_body *body, void *context) {
+bool gpu_run_loopback(int size, gpu_rank_body *body, void *context) {
   onebit_comm_t comms[MOST_RANKS];
-  if (gpu_seat.taken)
+  if (gpu_rank_process.taken)
     return true; /* this process is wanted further on */
   if (!gpu_size_is_usable(size) ||
       !CHECK_STATUS(onebit_comm_create_loopback(size, comms), ONEBIT_OK))

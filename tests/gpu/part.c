@@ -14,7 +14,7 @@
 /* A pattern that no element has, so that places where nothing was stored show. */
 enum { UNTOUCHED = 0x5a };
 
-static void *take(bool device, size_t bytes) {
+static void *allocate_buffer(bool device, size_t bytes) {
   void *memory = NULL;
   if (!device)
     return memset(gpu_allocate(bytes, 1), UNTOUCHED, bytes);
@@ -23,14 +23,14 @@ static void *take(bool device, size_t bytes) {
   return memory;
 }
 
-static void give_back(bool device, void *memory) {
+static void free_buffer(bool device, void *memory) {
   if (device)
     CHECK_CUDA(cudaFree(memory));
   else
     free(memory);
 }
 
-static void *take_pinned(size_t bytes) {
+static void *allocate_pinned(size_t bytes) {
   void *memory = NULL;
   CHECK_CUDA(cudaHostAlloc(&memory, bytes + 1, cudaHostAllocDefault));
   return memory;
@@ -43,8 +43,10 @@ static void place_buffers(struct part *part) {
   const size_t own = part->what.count * element * (size_t)part->rank;
   const onebit_operation_t operation = part->what.options.operation;
   const bool apart = !part->what.in_place;
-  part->memory[0] = take(part->device, offset + part->sent_bytes + part->received_bytes + 1);
-  part->memory[1] = apart ? take(part->device, 3 * offset + part->received_bytes + 1) : NULL;
+  part->memory[0] =
+      allocate_buffer(part->device, offset + part->sent_bytes + part->received_bytes + 1);
+  part->memory[1] =
+      apart ? allocate_buffer(part->device, 3 * offset + part->received_bytes + 1) : NULL;
   char *both = (char *)part->memory[0] + offset;
   part->in = both + (!apart && operation == ONEBIT_ALLGATHER ? own : 0);
   part->out = apart ? (char *)part->memory[1] + 3 * offset
@@ -63,8 +65,8 @@ bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *
   if (!CHECK_STATUS(onebit_plan_create(comm, what->count, &options, &part->plan), ONEBIT_OK))
     return false;
   CHECK_STATUS(onebit_plan_get_info(part->plan, &part->info), ONEBIT_OK);
-  part->sent = take_pinned(part->sent_bytes);
-  part->received = take_pinned(part->received_bytes);
+  part->sent = allocate_pinned(part->sent_bytes);
+  part->received = allocate_pinned(part->received_bytes);
   place_buffers(part);
   return true;
 }
@@ -74,8 +76,8 @@ void part_destroy(struct part *part) {
     return;
   if (part->plan) /* a test may have destroyed it */
     CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
-  give_back(part->device, part->memory[0]);
-  give_back(part->device, part->memory[1]);
+  free_buffer(part->device, part->memory[0]);
+  free_buffer(part->device, part->memory[1]);
   CHECK_CUDA(cudaFreeHost(part->sent));
   CHECK_CUDA(cudaFreeHost(part->received));
   part->plan = NULL;
@@ -84,7 +86,7 @@ void part_destroy(struct part *part) {
 
 /* --- Input and result */
 
-void part_make(struct part *part, unsigned step, bool spoilt) {
+void part_write_input(struct part *part, unsigned step, bool spoilt) {
   const onebit_dtype_t dtype = part->what.options.dtype;
   const size_t count = part->sent_bytes / ob_dtype_size(dtype);
   const uint32_t salt = part->what.salt + 977u * (uint32_t)part->rank + 7919u * step;
@@ -142,7 +144,7 @@ onebit_status_t part_start(struct part *part, onebit_request_t *request) {
   }
 }
 
-onebit_status_t part_put(struct part *part, cudaStream_t stream) {
+onebit_status_t part_enqueue(struct part *part, cudaStream_t stream) {
   switch (part->what.options.operation) {
   case ONEBIT_ALLGATHER:
     return onebit_allgather_stream(part->in, part->out, part->plan, stream);
@@ -153,8 +155,8 @@ onebit_status_t part_put(struct part *part, cudaStream_t stream) {
   }
 }
 
-onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream) {
-  onebit_status_t put = part_put(part, stream);
+onebit_status_t part_enqueue_and_wait(struct part *part, cudaStream_t stream) {
+  onebit_status_t put = part_enqueue(part, stream);
   onebit_status_t ended = onebit_plan_synchronize(part->plan);
   return put != ONEBIT_OK ? put : ended;
 }
@@ -163,7 +165,7 @@ cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream) {
   cudaGraph_t graph = NULL;
   cudaGraphExec_t runs = NULL;
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, stream), ONEBIT_OK);
   if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
     CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
   if (graph)
@@ -173,7 +175,7 @@ cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream) {
 
 /* --- Calls that are left behind */
 
-uint64_t digest(const void *bytes, size_t count) {
+uint64_t hash_bytes(const void *bytes, size_t count) {
   uint64_t number = OB_HASH_START, word = 0;
   const char *at = bytes;
   for (; count >= sizeof word; count -= sizeof word, at += sizeof word) {
@@ -184,21 +186,21 @@ uint64_t digest(const void *bytes, size_t count) {
   return ob_hash(number, at, count);
 }
 
-static float *floats(size_t count) { return gpu_allocate(count, sizeof(float)); }
+static float *allocate_floats(size_t count) { return gpu_allocate(count, sizeof(float)); }
 
-struct traces part_traces(struct part *part) {
+struct traces part_hash_traces(struct part *part) {
   const size_t workers = part->info.worker_residual_count,
                servers = part->info.server_residual_count;
-  float *worker = floats(workers), *server = floats(servers);
+  float *worker = allocate_floats(workers), *server = allocate_floats(servers);
   CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
   part_fetch(part);
-  struct traces traces = {.result = digest(part->received, part->received_bytes),
-                          .worker = digest(worker, workers * sizeof *worker),
-                          .server = digest(server, servers * sizeof *server)};
+  struct traces traces = {.result = hash_bytes(part->received, part->received_bytes),
+                          .worker = hash_bytes(worker, workers * sizeof *worker),
+                          .server = hash_bytes(server, servers * sizeof *server)};
   if (!part->what.in_place) {
     if (part->device)
       CHECK_CUDA(cudaMemcpy(part->sent, part->in, part->sent_bytes, cudaMemcpyDeviceToHost));
-    traces.input = digest(part->device ? part->sent : part->in, part->sent_bytes);
+    traces.input = hash_bytes(part->device ? part->sent : part->in, part->sent_bytes);
   }
   free(worker);
   free(server);
@@ -212,7 +214,7 @@ bool traces_equal(const struct traces *a, const struct traces *b) {
 void part_scale_errors(struct part *part, float factor) {
   const size_t workers = part->info.worker_residual_count,
                servers = part->info.server_residual_count;
-  float *worker = floats(workers), *server = floats(servers);
+  float *worker = allocate_floats(workers), *server = allocate_floats(servers);
   CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
   for (size_t i = 0; i < workers; i++)
     worker[i] *= factor;
@@ -225,7 +227,7 @@ void part_scale_errors(struct part *part, float factor) {
 
 /* Leaves out fields that depend on the plan's device, bytes of messages that a rank passes on for
  * others, and the number of messages if the plan chose it. */
-uint64_t part_account(const struct part *part) {
+uint64_t part_hash_info(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;
   const bool cut = part->what.options.chunk_size != 0;
@@ -239,5 +241,5 @@ uint64_t part_account(const struct part *part) {
                               info->schedule,
                               info->wire,
                               cut ? info->chunk_size : 0};
-  return digest(numbers, sizeof numbers);
+  return hash_bytes(numbers, sizeof numbers);
 }

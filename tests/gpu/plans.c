@@ -62,13 +62,13 @@ static const int forgets[] = {0, 1};
 
 #define PLACEMENTS 3 /* apart, misaligned, in place */
 
-static size_t digit(size_t *index, size_t radix) {
+static size_t take_digit(size_t *index, size_t radix) {
   size_t value = *index % radix;
   *index /= radix;
   return value;
 }
 
-struct sample plan_cases_sample(const char *name, size_t thinner) {
+struct sample sample_plan_cases(const char *name, size_t thinner) {
   const size_t sizes[] = {COUNT(kinds),  COUNT(counts), COUNT(blocks),  COUNT(scales),
                           COUNT(dtypes), COUNT(chunks), COUNT(forgets), PLACEMENTS};
   return sample_product(name, thinner, sizes, COUNT(sizes));
@@ -76,7 +76,7 @@ struct sample plan_cases_sample(const char *name, size_t thinner) {
 
 /* Makes large cases cheaper: messages of 64 elements each would be thousands of launches; and where
  * the emulator runs threads one by one, seven of eight large cases get fewer elements. */
-static void lessen(struct plan_case *what) {
+static void shrink_case(struct plan_case *what) {
   const size_t many = counts[COUNT(counts) - 1];
   if (what->count == many && what->options.chunk_size == chunks[1])
     what->options.chunk_size = chunks[2];
@@ -89,14 +89,14 @@ static void lessen(struct plan_case *what) {
 struct plan_case plan_case_at(size_t index) {
   struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .salt = (uint32_t)index};
   onebit_plan_options_t *options = &what.options;
-  const struct kind *kind = &kinds[digit(&index, COUNT(kinds))];
-  what.count = counts[digit(&index, COUNT(counts))];
-  options->block_size = blocks[digit(&index, COUNT(blocks))];
-  options->scale = scales[digit(&index, COUNT(scales))];
-  options->dtype = dtypes[digit(&index, COUNT(dtypes))];
-  options->chunk_size = chunks[digit(&index, COUNT(chunks))];
-  options->no_error_feedback = forgets[digit(&index, COUNT(forgets))];
-  const size_t placement = digit(&index, PLACEMENTS);
+  const struct kind *kind = &kinds[take_digit(&index, COUNT(kinds))];
+  what.count = counts[take_digit(&index, COUNT(counts))];
+  options->block_size = blocks[take_digit(&index, COUNT(blocks))];
+  options->scale = scales[take_digit(&index, COUNT(scales))];
+  options->dtype = dtypes[take_digit(&index, COUNT(dtypes))];
+  options->chunk_size = chunks[take_digit(&index, COUNT(chunks))];
+  options->no_error_feedback = forgets[take_digit(&index, COUNT(forgets))];
+  const size_t placement = take_digit(&index, PLACEMENTS);
   what.offset = placement != 0;
   what.in_place = placement == 2;
   options->operation = kind->operation;
@@ -114,7 +114,7 @@ struct plan_case plan_case_at(size_t index) {
     options->block_size = 0;
     options->scale = ONEBIT_SCALE_RMS;
   }
-  lessen(&what);
+  shrink_case(&what);
   return what;
 }
 
@@ -127,7 +127,7 @@ static const char *kind_name(const onebit_plan_options_t *options) {
   return "a plan";
 }
 
-const char *plan_case_words(const struct plan_case *what, char *text, size_t room) {
+const char *describe_plan_case(const struct plan_case *what, char *text, size_t room) {
   const onebit_plan_options_t *options = &what->options;
   snprintf(text, room, "%s of %zu, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
            kind_name(options), what->count, (int)options->dtype, (int)options->scale,
@@ -137,7 +137,7 @@ const char *plan_case_words(const struct plan_case *what, char *text, size_t roo
   return text;
 }
 
-struct plan_case plan_case_simple(onebit_operation_t operation, size_t count) {
+struct plan_case default_plan_case(onebit_operation_t operation, size_t count) {
   struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .count = count};
   what.options.operation = operation;
   return what;
@@ -154,9 +154,9 @@ struct body {
 
 static _Thread_local ncclComm_t own;
 
-ncclComm_t ranks_nccl_comm(void) { return own; }
+ncclComm_t rank_nccl_comm(void) { return own; }
 
-void ranks_nccl_gone(void) { own = NULL; }
+void forget_nccl_comm(void) { own = NULL; }
 
 static bool check_nccl(ncclResult_t result, const char *call) {
   return CHECK(result == ncclSuccess, "%s: %s", call, ncclGetErrorString(result));
@@ -164,7 +164,7 @@ static bool check_nccl(ncclResult_t result, const char *call) {
 
 /* Ranks that are threads have a device each: on a shared device a wait for the whole device (as in
  * cudaFree) would also wait for another rank's messages. */
-static void nccl_body(const struct gpu_rank *self, void *context) {
+static void run_nccl_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   struct gpu_rank here = *self;
   ncclUniqueId id;
@@ -184,14 +184,14 @@ static void nccl_body(const struct gpu_rank *self, void *context) {
 }
 
 /* Runs the ranks on the emulated device, with a device for each rank. */
-bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
+bool run_ranks_nccl(int size, gpu_rank_body *run, void *context) {
   struct body body = {run, context};
 #ifdef ONEBIT_EMULATED_CUDA
   char devices[16];
   snprintf(devices, sizeof devices, "%d", size);
   setenv("EMULATED_DEVICES", devices, 1);
 #endif
-  bool well = gpu_ranks(size, nccl_body, &body);
+  bool well = gpu_run_ranks(size, run_nccl_rank, &body);
 #ifdef ONEBIT_EMULATED_CUDA
   unsetenv("EMULATED_DEVICES");
 #endif
@@ -200,7 +200,7 @@ bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
 
 #else
 
-bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
+bool run_ranks_nccl(int size, gpu_rank_body *run, void *context) {
   (void)size, (void)run, (void)context;
   check_skip("this build is without NCCL");
   return false;
@@ -208,7 +208,7 @@ bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
 
 #endif
 
-static void self_body(const struct gpu_rank *self, void *context) {
+static void run_self_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   struct gpu_rank here = *self;
   if (CHECK_STATUS(onebit_comm_create_self(&here.comm), ONEBIT_OK))
@@ -216,41 +216,42 @@ static void self_body(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(here.comm);
 }
 
-bool ranks_self(int size, gpu_rank_body *run, void *context) {
+bool run_ranks_self(int size, gpu_rank_body *run, void *context) {
   struct body body = {run, context};
-  return CHECK(size == 1, "%d ranks with themselves", size) && gpu_ranks(1, self_body, &body);
+  return CHECK(size == 1, "%d ranks with themselves", size) &&
+         gpu_run_ranks(1, run_self_rank, &body);
 }
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-static bool yes(void) { return true; }
+static bool takes_device_memory(void) { return true; }
 
-void ranks_make_aware(onebit_comm_t comm) {
+void make_transport_aware(onebit_comm_t comm) {
   static _Thread_local struct ob_transport aware;
   aware = *comm->transport;
-  aware.device_messages = yes;
+  aware.device_messages = takes_device_memory;
   comm->transport = &aware;
 }
 
-static void aware_body(const struct gpu_rank *self, void *context) {
+static void run_aware_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   const struct ob_transport *before = self->comm->transport;
-  ranks_make_aware(self->comm);
+  make_transport_aware(self->comm);
   body->run(self, body->context);
   self->comm->transport = before;
 }
 
-bool ranks_aware(int size, gpu_rank_body *run, void *context) {
+bool run_ranks_aware(int size, gpu_rank_body *run, void *context) {
   struct body body = {run, context};
-  return gpu_threads(size, aware_body, &body);
+  return gpu_run_loopback(size, run_aware_rank, &body);
 }
 
 #endif
 
-void plan_ranks_both(int size, gpu_rank_body *run, void *context) {
-  gpu_threads(size, run, context);
+void run_ranks_both(int size, gpu_rank_body *run, void *context) {
+  gpu_run_loopback(size, run, context);
 #ifdef ONEBIT_HAVE_NCCL
-  ranks_nccl(size, run, context);
+  run_ranks_nccl(size, run, context);
 #endif
 }
 
@@ -265,7 +266,7 @@ struct run {
   void *context;
 };
 
-static void tell_hosts(onebit_comm_t comm, const struct hosts_split *split) {
+static void set_hosts(onebit_comm_t comm, const struct hosts_split *split) {
   int host_of[HOSTS_MOST_RANKS];
   for (int r = 0; r < comm->size; r++)
     host_of[r] = split->in_turns ? r % split->hosts : r / split->each;
@@ -273,32 +274,35 @@ static void tell_hosts(onebit_comm_t comm, const struct hosts_split *split) {
   CHECK_STATUS(ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size), ONEBIT_OK);
 }
 
-static void run_here(const struct gpu_rank *self, const struct run *run, enum hosts_place place) {
+static void run_body_at(const struct gpu_rank *self, const struct run *run,
+                        enum hosts_place place) {
   static const char *const words[] = {"on the processor", "staged", "NCCL"};
   check_case("%d hosts of %d%s, rank %d, %s", run->split->hosts, run->split->each,
              run->split->in_turns ? " in turns" : "", self->rank, words[place]);
-  tell_hosts(self->comm, run->split);
+  set_hosts(self->comm, run->split);
   run->body(self, run->split, place, run->context);
 }
 
-static void on_processor(const struct gpu_rank *self, void *context) {
-  run_here(self, context, ON_PROCESSOR);
+static void run_on_processor(const struct gpu_rank *self, void *context) {
+  run_body_at(self, context, ON_PROCESSOR);
 }
 
-static void staged(const struct gpu_rank *self, void *context) { run_here(self, context, STAGED); }
+static void run_staged(const struct gpu_rank *self, void *context) {
+  run_body_at(self, context, STAGED);
+}
 
 #ifdef ONEBIT_HAVE_NCCL
-static void over_nccl(const struct gpu_rank *self, void *context) {
-  run_here(self, context, OVER_NCCL);
+static void run_over_nccl(const struct gpu_rank *self, void *context) {
+  run_body_at(self, context, OVER_NCCL);
 }
 #endif
 
-void hosts_run(const struct hosts_split *split, hosts_body *body, void *context) {
+void run_on_hosts(const struct hosts_split *split, hosts_body *body, void *context) {
   struct run run = {split, body, context};
   int size = split->hosts * split->each;
-  if (!gpu_threads(size, on_processor, &run) || !gpu_threads(size, staged, &run))
+  if (!gpu_run_loopback(size, run_on_processor, &run) || !gpu_run_loopback(size, run_staged, &run))
     return;
 #ifdef ONEBIT_HAVE_NCCL
-  ranks_nccl(size, over_nccl, &run);
+  run_ranks_nccl(size, run_over_nccl, &run);
 #endif
 }

@@ -41,7 +41,7 @@ void part_destroy(struct part *part);
 
 /* Writes the input of a step to part->sent, and copies it to the plan's memory, on the stream if
  * one is given. With `spoilt` one value is not-a-number. */
-void part_make(struct part *part, unsigned step, bool spoilt);
+void part_write_input(struct part *part, unsigned step, bool spoilt);
 void part_load(struct part *part);
 void part_load_on(struct part *part, cudaStream_t stream);
 
@@ -53,8 +53,8 @@ void part_fetch_on(struct part *part, cudaStream_t stream);
  * followed by a wait. */
 onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
-onebit_status_t part_put(struct part *part, cudaStream_t stream);
-onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream);
+onebit_status_t part_enqueue(struct part *part, cudaStream_t stream);
+onebit_status_t part_enqueue_and_wait(struct part *part, cudaStream_t stream);
 /* The operation in a graph, which the caller destroys. */
 cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream);
 
@@ -62,17 +62,17 @@ cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream);
 struct traces {
   uint64_t result, input, worker, server;
 };
-struct traces part_traces(struct part *part);
+struct traces part_hash_traces(struct part *part);
 bool traces_equal(const struct traces *a, const struct traces *b);
 
 /* Gives the plan `factor` times its residuals. */
 void part_scale_errors(struct part *part, float factor);
 
 /* Returns a number for the fields of the info that are equal in two plans of the same case. */
-uint64_t part_account(const struct part *part);
+uint64_t part_hash_info(const struct part *part);
 
 /* A hash of `count` bytes. */
-uint64_t digest(const void *bytes, size_t count);
+uint64_t hash_bytes(const void *bytes, size_t count);
 
 /*
  * ---- Cases (plans.c) ----
@@ -83,36 +83,36 @@ uint64_t digest(const void *bytes, size_t count);
 
 /* The product of all options, and case `index` of it. */
 /* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
-struct sample plan_cases_sample(const char *name, size_t thinner);
+struct sample sample_plan_cases(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
 /* Describes a case, for check_case. */
-const char *plan_case_words(const struct plan_case *what, char *text, size_t room);
+const char *describe_plan_case(const struct plan_case *what, char *text, size_t room);
 
 /* A case with the default options. */
-struct plan_case plan_case_simple(onebit_operation_t operation, size_t count);
+struct plan_case default_plan_case(onebit_operation_t operation, size_t count);
 
 /* Ranks in groups, each with self->comm: over loopback; over NCCL; a single one with itself. */
 typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
-plan_ranks ranks_nccl, ranks_self;
+plan_ranks run_ranks_nccl, run_ranks_self;
 
 #ifdef ONEBIT_EMULATED_CUDA
 /* Runs ranks over loopback that moves messages in memory of the device, as a CUDA-aware MPI does:
  * threads can where that device is emulated. */
-plan_ranks ranks_aware;
-void ranks_make_aware(onebit_comm_t comm);
+plan_ranks run_ranks_aware;
+void make_transport_aware(onebit_comm_t comm);
 #endif
 
 /* Runs the body on `size` ranks, over loopback and then over NCCL. */
-void plan_ranks_both(int size, gpu_rank_body *body, void *context);
+void run_ranks_both(int size, gpu_rank_body *body, void *context);
 
 #ifdef ONEBIT_HAVE_NCCL
 #include <nccl.h>
 
-/* Returns this rank's NCCL communicator, in ranks_nccl; the other function records that it was
+/* Returns this rank's NCCL communicator, in run_ranks_nccl; the other function records that it was
  * aborted, and is gone. */
-ncclComm_t ranks_nccl_comm(void);
-void ranks_nccl_gone(void);
+ncclComm_t rank_nccl_comm(void);
+void forget_nccl_comm(void);
 #endif
 
 /*
@@ -140,8 +140,8 @@ typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *s
                         enum hosts_place place, void *context);
 
 /* Runs the body on all ranks: on the processor over loopback, on the device over loopback, and over
- * NCCL, with the rank's self->comm. Later runs find in a gpu_area the data that the first left
- * there. */
-void hosts_run(const struct hosts_split *split, hosts_body *body, void *context);
+ * NCCL, with the rank's self->comm. Later runs find the data that the first left in a
+ * gpu_allocate_area. */
+void run_on_hosts(const struct hosts_split *split, hosts_body *body, void *context);
 
 #endif

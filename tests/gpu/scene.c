@@ -37,7 +37,7 @@ static bool is_rotated(const struct scene_case *what) {
 static bool is_gathered(const struct scene_case *what) { return what->mode >= SCENE_GATHERED; }
 
 /* Returns the number of real elements: two thirds of a padded buffer. */
-static size_t valid_of(const struct scene_case *what, size_t piece) {
+static size_t count_valid(const struct scene_case *what, size_t piece) {
   if (what->mode != SCENE_PADDED)
     return what->counts[piece];
   size_t total = what->pieces * what->counts[0], real = total - total / 3;
@@ -50,7 +50,7 @@ static void set_up_layout(struct scene *scene) {
   const struct scene_case *what = scene->what;
   size_t valid[SCENE_PIECES];
   for (size_t k = 0; k < what->pieces; k++)
-    valid[k] = valid_of(what, k);
+    valid[k] = count_valid(what, k);
   if (ob_layout_create(&scene->host.geometry.layout, what->block, what->pieces, what->counts,
                        valid))
     abort();
@@ -97,21 +97,21 @@ static void set_up_work(struct scene *scene) {
   plan->views = gpu_allocate(scene->what->members, sizeof *plan->views);
 }
 
-static size_t first_word_of(const struct scene *scene, size_t share) {
+static size_t find_first_word(const struct scene *scene, size_t share) {
   const struct onebit_plan *plan = &scene->host;
   if (scene->what->mode == SCENE_PADDED || scene->what->mode == SCENE_SCATTER)
     return plan->geometry.layout.piece[share].first_word;
   return plan->geometry.layout.words * share / plan->geometry.segments;
 }
 
-static void cut(struct scene *scene) {
+static void cut_into_chunks(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  plan->geometry.bounds = twin_take(scene->twin, "bounds",
-                                    (plan->geometry.segments * plan->geometry.chunks + 1) *
-                                        sizeof *plan->geometry.bounds,
-                                    TWIN_BYTES, 0);
+  plan->geometry.bounds = twin_allocate(scene->twin, "bounds",
+                                        (plan->geometry.segments * plan->geometry.chunks + 1) *
+                                            sizeof *plan->geometry.bounds,
+                                        TWIN_BYTES, 0);
   for (size_t share = 0; share < plan->geometry.segments; share++) {
-    size_t first = first_word_of(scene, share), end = first_word_of(scene, share + 1);
+    size_t first = find_first_word(scene, share), end = find_first_word(scene, share + 1);
     for (size_t i = 0; i < plan->geometry.chunks; i++)
       plan->geometry.bounds[share * plan->geometry.chunks + i] = ob_layout_block_from(
           &plan->geometry.layout, first + (end - first) * i / plan->geometry.chunks);
@@ -120,7 +120,7 @@ static void cut(struct scene *scene) {
       plan->geometry.layout.blocks;
 }
 
-static void measure(struct scene *scene) {
+static void set_strides(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   for (size_t share = 0; share < plan->geometry.segments; share++)
     for (size_t i = 0; i < plan->geometry.chunks; i++) {
@@ -135,26 +135,27 @@ static void measure(struct scene *scene) {
                                    : plan->geometry.slots * plan->geometry.stride + OB_ALIGNMENT;
 }
 
-static void *take(struct scene *scene, const char *name, size_t count, size_t size,
-                  enum twin_content content) {
-  return twin_take(scene->twin, name, count * size, content, 0);
+static void *allocate_array(struct scene *scene, const char *name, size_t count, size_t size,
+                            enum twin_content content) {
+  return twin_allocate(scene->twin, name, count * size, content, 0);
 }
 
-static void take_messages(struct scene *scene) {
+static void allocate_messages(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   bool whole = plan->geometry.whole, dense = scene->what->dense;
   enum twin_content content = dense ? TWIN_FLOAT32 : TWIN_BYTES;
   size_t members = plan->geometry.members, each = plan->geometry.peer_stride;
-  plan->geometry.outgoing = take(scene, "outgoing", whole ? dense : members, each, content);
-  plan->geometry.incoming = take(scene, "incoming", whole ? 0 : members, each, content);
+  plan->geometry.outgoing =
+      allocate_array(scene, "outgoing", whole ? dense : members, each, content);
+  plan->geometry.incoming = allocate_array(scene, "incoming", whole ? 0 : members, each, content);
   plan->geometry.results[0] = plan->geometry.results[1] =
-      take(scene, "results", members, each, content);
+      allocate_array(scene, "results", members, each, content);
   if (plan->momentum)
-    plan->geometry.results[1] = take(scene, "results[1]", members, each, content);
+    plan->geometry.results[1] = allocate_array(scene, "results[1]", members, each, content);
 }
 
-static void take_residual(struct scene *scene, struct ob_residual *residual, size_t first,
-                          size_t end) {
+static void allocate_residual(struct scene *scene, struct ob_residual *residual, size_t first,
+                              size_t end) {
   const struct ob_layout *layout = &scene->host.geometry.layout;
   size_t word = ob_layout_word(layout, first);
   *residual = (struct ob_residual){.first = first,
@@ -165,37 +166,39 @@ static void take_residual(struct scene *scene, struct ob_residual *residual, siz
                                    .memory = &ob_memory_host,
                                    .now = (int)scene->what->now};
   for (int copy = 0; copy < 2; copy++) {
-    residual->values[copy] = take(scene, copy ? "residual[1]" : "residual[0]", residual->words,
-                                  OB_LANES * sizeof(float), TWIN_FLOAT32);
+    residual->values[copy] =
+        allocate_array(scene, copy ? "residual[1]" : "residual[0]", residual->words,
+                       OB_LANES * sizeof(float), TWIN_FLOAT32);
     residual->scales[copy] =
-        take(scene, copy ? "kept scales[1]" : "kept scales[0]",
-             residual->one_scale ? 1 : residual->blocks, sizeof(float), TWIN_FLOAT32);
+        allocate_array(scene, copy ? "kept scales[1]" : "kept scales[0]",
+                       residual->one_scale ? 1 : residual->blocks, sizeof(float), TWIN_FLOAT32);
     if (scene->what->moments)
-      residual->moments[copy] = take(scene, copy ? "moments[1]" : "moments[0]", residual->words,
-                                     OB_LANES * sizeof(uint16_t), TWIN_BFLOAT16);
+      residual->moments[copy] =
+          allocate_array(scene, copy ? "moments[1]" : "moments[0]", residual->words,
+                         OB_LANES * sizeof(uint16_t), TWIN_BFLOAT16);
   }
 }
 
-static void take_all_residual(struct scene *scene) {
+static void allocate_residuals(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   const size_t *own = plan->geometry.bounds + plan->geometry.first_segment * plan->geometry.chunks;
   bool shifted = scene->what->mode == SCENE_SHIFTED;
-  take_residual(scene, &plan->state->worker, shifted ? own[0] : 0,
-                shifted ? own[plan->geometry.members * plan->geometry.chunks]
-                        : plan->geometry.layout.blocks);
+  allocate_residual(scene, &plan->state->worker, shifted ? own[0] : 0,
+                    shifted ? own[plan->geometry.members * plan->geometry.chunks]
+                            : plan->geometry.layout.blocks);
   own += plan->geometry.member * plan->geometry.chunks;
   bool serves = !plan->geometry.whole;
-  take_residual(scene, &plan->state->server, serves ? own[0] : 0,
-                serves ? own[plan->geometry.chunks] : 0);
+  allocate_residual(scene, &plan->state->server, serves ? own[0] : 0,
+                    serves ? own[plan->geometry.chunks] : 0);
   plan->state->worker.result_dtype =
       is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
   plan->state->server.result_dtype = scene->what->output_dtype;
   if (scene->what->lion)
     plan->state->server.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.97f, 0.03f}};
-  plan->state->worker_sums =
-      take(scene, "worker sums", plan->state->worker.blocks, sizeof(double), TWIN_FLOAT64);
-  plan->state->server_sums =
-      take(scene, "server sums", plan->state->server.blocks, sizeof(double), TWIN_FLOAT64);
+  plan->state->worker_sums = allocate_array(scene, "worker sums", plan->state->worker.blocks,
+                                            sizeof(double), TWIN_FLOAT64);
+  plan->state->server_sums = allocate_array(scene, "server sums", plan->state->server.blocks,
+                                            sizeof(double), TWIN_FLOAT64);
 }
 
 static struct ob_cuda_residual residual_on_device(const struct scene *scene,
@@ -221,7 +224,7 @@ static struct ob_cuda_residual residual_on_device(const struct scene *scene,
 static struct ob_layout layout_on_device(struct scene *scene) {
   struct ob_layout layout = scene->host.geometry.layout;
   size_t bytes = (layout.pieces + 1) * sizeof *layout.piece;
-  void *pieces = twin_take(scene->twin, "pieces", bytes, TWIN_BYTES, 0);
+  void *pieces = twin_allocate(scene->twin, "pieces", bytes, TWIN_BYTES, 0);
   memcpy(pieces, layout.piece, bytes);
   layout.piece = ON_DEVICE(scene, pieces);
   return layout;
@@ -232,7 +235,7 @@ static unsigned char *messages_on_device(struct scene *scene, unsigned char *mes
 }
 
 /* Describes the plan for the kernels. */
-static void tell_device(struct scene *scene) {
+static void describe_to_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   size_t max_blocks = scene->device.max_blocks;
   struct ob_geometry geometry = plan->geometry;
@@ -257,22 +260,26 @@ static void tell_device(struct scene *scene) {
   };
 }
 
-static void run(struct scene *scene, enum ob_step_kind kind, size_t chunk) {
+static void run_step(struct scene *scene, enum ob_step_kind kind, size_t chunk) {
   ob_executor_host.run[kind](&scene->host, chunk, true);
 }
 
 void scene_compress(struct scene *scene, size_t chunk) {
-  run(scene, is_whole(scene->what) ? OB_STEP_COMPRESS_WHOLE : OB_STEP_COMPRESS, chunk);
+  run_step(scene, is_whole(scene->what) ? OB_STEP_COMPRESS_WHOLE : OB_STEP_COMPRESS, chunk);
 }
 
 void scene_reduce(struct scene *scene, size_t chunk) {
-  run(scene, is_whole(scene->what) ? OB_STEP_REDUCE_WHOLE : OB_STEP_REDUCE, chunk);
+  run_step(scene, is_whole(scene->what) ? OB_STEP_REDUCE_WHOLE : OB_STEP_REDUCE, chunk);
 }
 
 void scene_apply(struct scene *scene, size_t chunk) {
   bool scatter = scene->what->mode == SCENE_SCATTER;
   bool mean = is_whole(scene->what) && !is_gathered(scene->what);
-  run(scene, scatter ? OB_STEP_APPLY_SEGMENT : mean ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY, chunk);
+  run_step(scene,
+           scatter ? OB_STEP_APPLY_SEGMENT
+           : mean  ? OB_STEP_APPLY_WHOLE
+                   : OB_STEP_APPLY,
+           chunk);
 }
 
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what) {
@@ -283,12 +290,12 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
   set_up_layout(scene);
   set_up_decisions(scene);
   set_up_work(scene);
-  cut(scene);
-  measure(scene);
-  take_messages(scene);
-  take_all_residual(scene);
-  scene->state = take(scene, "state", 1, sizeof *scene->state, TWIN_BYTES);
-  tell_device(scene);
+  cut_into_chunks(scene);
+  set_strides(scene);
+  allocate_messages(scene);
+  allocate_residuals(scene);
+  scene->state = allocate_array(scene, "state", 1, sizeof *scene->state, TWIN_BYTES);
+  describe_to_device(scene);
   bool all = what->slots == what->chunks;
   scene->first_chunk = all ? 0 : what->chunks / 2;
   scene->end_chunk = all ? what->chunks : scene->first_chunk + 1;

@@ -46,16 +46,16 @@ void twin_destroy(struct twin *twin);
 void twin_clear(struct twin *twin);
 
 /* An array on the host, full of the pattern. It begins `skew` bytes after a multiple of 256. */
-void *twin_take(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
-                size_t skew);
+void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
+                    size_t skew);
 
 /* Return the address on the device, and in the fetched copy, for an address of the host's memory;
  * NULL for NULL. */
 void *twin_on_device(const struct twin *twin, const void *host);
-void *twin_in_back(const struct twin *twin, const void *host);
+void *twin_in_copy(const struct twin *twin, const void *host);
 
-bool twin_send(struct twin *twin);
-bool twin_fetch(struct twin *twin); /* after all that was launched */
+bool twin_copy_to_device(struct twin *twin);
+bool twin_copy_back(struct twin *twin); /* after all that was launched */
 
 /* Compares; the failure tells the array and the place. */
 bool twin_check(const struct twin *twin, const char *file, int line);

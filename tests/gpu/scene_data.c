@@ -44,8 +44,8 @@ void twin_clear(struct twin *twin) {
 }
 
 /* Both memories have only their allocators' alignment: what counts is the device's address. */
-void *twin_take(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
-                size_t skew) {
+void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
+                    size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;
   size_t end = at + bytes + TWIN_GAP;
   if (twin->count == TWIN_ARRAYS || end > twin->room) {
@@ -62,18 +62,20 @@ void *twin_on_device(const struct twin *twin, const void *host) {
   return host ? twin->device + ((const unsigned char *)host - twin->host) : NULL;
 }
 
-void *twin_in_back(const struct twin *twin, const void *host) {
+void *twin_in_copy(const struct twin *twin, const void *host) {
   return host ? twin->back + ((const unsigned char *)host - twin->host) : NULL;
 }
 
-bool twin_send(struct twin *twin) { return gpu_copy(twin->device, twin->host, twin->used); }
+bool twin_copy_to_device(struct twin *twin) {
+  return gpu_copy(twin->device, twin->host, twin->used);
+}
 
-bool twin_fetch(struct twin *twin) {
+bool twin_copy_back(struct twin *twin) {
   return CHECK_CUDA(cudaDeviceSynchronize()) &&
          CHECK_CUDA(cudaMemcpy(twin->back, twin->device, twin->used, cudaMemcpyDeviceToHost));
 }
 
-static size_t unit_of(enum twin_content content) {
+static size_t unit_bytes(enum twin_content content) {
   static const size_t units[] = {1, 4, 2, 2, 8};
   return units[content];
 }
@@ -100,14 +102,15 @@ static double number_at(const unsigned char *bytes, enum twin_content content) {
 
 static bool is_same(const struct twin *twin, size_t at, enum twin_content content) {
   const unsigned char *host = twin->host + at, *device = twin->back + at;
-  return memcmp(host, device, unit_of(content)) == 0 ||
+  return memcmp(host, device, unit_bytes(content)) == 0 ||
          (content != TWIN_BYTES && isnan(number_at(host, content)) &&
           isnan(number_at(device, content)));
 }
 
 static bool check_array(const struct twin *twin, const struct twin_array *array, const char *file,
                         int line) {
-  size_t unit = unit_of(array->content), count = array->bytes / unit, first = count, differing = 0;
+  size_t unit = unit_bytes(array->content), count = array->bytes / unit, first = count,
+         differing = 0;
   if (memcmp(twin->host + array->at, twin->back + array->at, array->bytes) == 0)
     return true;
   for (size_t i = count; i-- > 0;)
@@ -257,8 +260,8 @@ void scene_fill_plan(struct scene *scene) {
 
 /* The pieces of a buffer, `each` anywhere or one `step` after another. Empty ones are NULL where
  * they can be, and so are some inputs. */
-static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, void **host,
-                                         size_t pieces, size_t step, onebit_dtype_t dtype) {
+static struct ob_cuda_pieces allocate_pieces(struct scene *scene, const char *name, void **host,
+                                             size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;
   const struct ob_layout *layout = &scene->host.geometry.layout;
   const bool inputs = host == (void **)scene->host.inputs;
@@ -268,18 +271,18 @@ static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, 
                                                          : TWIN_FLOAT16;
   if (!what->each) {
     size_t last = pieces == layout->pieces ? layout->piece[pieces - 1].valid : step;
-    char *base = twin_take(scene->twin, name, (step ? (pieces - 1) * step + last : last) * size,
-                           content, what->skew * size);
+    char *base = twin_allocate(scene->twin, name, (step ? (pieces - 1) * step + last : last) * size,
+                               content, what->skew * size);
     for (size_t k = 0; k < pieces; k++)
       host[k] = base + k * step * size;
     return (struct ob_cuda_pieces){NULL, ON_DEVICE(scene, base), step * size};
   }
-  void **table = twin_take(scene->twin, "pointers", pieces * sizeof *table, TWIN_BYTES, 0);
+  void **table = twin_allocate(scene->twin, "pointers", pieces * sizeof *table, TWIN_BYTES, 0);
   for (size_t k = 0; k < pieces; k++) {
     size_t valid = layout->piece[pieces == layout->pieces ? k : 0].valid;
-    host[k] = valid && !(inputs && k % 5 == 3)
-                  ? twin_take(scene->twin, name, valid * size, content, (what->skew + k) % 8 * size)
-                  : NULL;
+    host[k] = valid && !(inputs && k % 5 == 3) ? twin_allocate(scene->twin, name, valid * size,
+                                                               content, (what->skew + k) % 8 * size)
+                                               : NULL;
     table[k] = ON_DEVICE(scene, host[k]);
   }
   return (struct ob_cuda_pieces){ON_DEVICE(scene, table), NULL, 0};
@@ -299,7 +302,7 @@ static void fill_inputs(struct scene *scene) {
   void **inputs = gpu_allocate(what->pieces, sizeof *inputs);
   scene->host.inputs = (const void **)inputs;
   scene->source.inputs =
-      take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene), dtype);
+      allocate_pieces(scene, "input", inputs, what->pieces, longest_piece(scene), dtype);
   for (size_t k = 0; k < what->pieces; k++)
     for (size_t i = 0; inputs[k] && i < layout->piece[k].valid; i++)
       ob_store(inputs[k], i, dtype, value_at(i, 50 + (uint32_t)k, what->values));
@@ -307,44 +310,44 @@ static void fill_inputs(struct scene *scene) {
     return;
   scene->source.step = ob_plan_longest_message(&scene->host);
   size_t elements = scene->host.geometry.members * scene->source.step;
-  float *values = twin_take(scene->twin, "values", elements * sizeof *values, TWIN_FLOAT32, 0);
+  float *values = twin_allocate(scene->twin, "values", elements * sizeof *values, TWIN_FLOAT32, 0);
   for (size_t i = 0; i < elements; i++)
     values[i] = value_at(i, 70, what->values);
   scene->input_values = values;
   scene->source.values = ON_DEVICE(scene, values);
 }
 
-static void take_outputs(struct scene *scene) {
+static void allocate_outputs(struct scene *scene) {
   const struct scene_case *what = scene->what;
   bool gathered = what->mode >= SCENE_GATHERED;
   size_t count = gathered ? what->members : what->pieces;
   scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
   /* The outputs of a reduce-scatter's pieces would all be the same buffer. */
   scene->outputs =
-      take_pieces(scene, "output", scene->host.outputs, count,
-                  what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);
+      allocate_pieces(scene, "output", scene->host.outputs, count,
+                      what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);
 }
 
-static float *take_floats(struct scene *scene, const char *name, size_t count, uint32_t salt) {
-  float *floats = twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, 0);
+static float *allocate_floats(struct scene *scene, const char *name, size_t count, uint32_t salt) {
+  float *floats = twin_allocate(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, 0);
   for (size_t i = 0; i < count; i++)
     floats[i] = value_at(i, salt, finite_values(scene));
   return floats;
 }
 
-static float *take_scalings(struct scene *scene) {
+static float *allocate_scalings(struct scene *scene) {
   size_t pieces = scene->what->pieces;
-  float *scalings = take_floats(scene, "scalings", pieces, 96);
+  float *scalings = allocate_floats(scene, "scalings", pieces, 96);
   for (size_t k = 0; k < pieces; k++)
     scalings[k] = k % 4 == 2 ? 0 : 1.3f / (float)(k + 1);
   return scalings;
 }
 
-static void weigh(struct scene *scene) {
+static void add_scalings(struct scene *scene) {
   struct ob_source *source = &scene->host.flight->call.source;
-  float *scalings = take_scalings(scene);
+  float *scalings = allocate_scalings(scene);
   float *reciprocals =
-      take_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 97);
+      allocate_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 97);
   source->scalings = scalings;
   source->reciprocals = reciprocals;
   scene->source.scalings = ON_DEVICE(scene, scalings);
@@ -361,7 +364,7 @@ static void add_moments(struct scene *scene) {
                                               .now = 0.11f,
                                               .before = 0.33f,
                                               .fresh = 0.44f};
-  float *floors = take_scalings(scene);
+  float *floors = allocate_scalings(scene);
   source->floors = floors;
   const struct ob_residual *worker = &scene->host.state->worker;
   source->own = scene->source.own =
@@ -377,7 +380,7 @@ static void add_moments(struct scene *scene) {
 
 void scene_fill_buffers(struct scene *scene) {
   fill_inputs(scene);
-  take_outputs(scene);
+  allocate_outputs(scene);
   struct ob_source *source = &scene->host.flight->call.source;
   source->inputs = scene->host.inputs;
   source->factor = scene->source.factor = 0.7f;
@@ -386,7 +389,7 @@ void scene_fill_buffers(struct scene *scene) {
   source->decay = scene->source.decay = 0.9f;
   source->weight = scene->source.weight = scene->what->momentum ? 0.1f : 1;
   if (scene->what->weighed)
-    weigh(scene);
+    add_scalings(scene);
   if (scene->what->moments)
     add_moments(scene);
   scene->host.flight->call.outputs = scene->host.outputs;

@@ -21,11 +21,11 @@ struct play {
   scenario *scenario;
 };
 
-static void over_loopback(const struct gpu_rank *self, void *context) {
+static void run_over_loopback(const struct gpu_rank *self, void *context) {
   ((struct play *)context)->scenario(self->comm, self->rank, self->size);
 }
 
-static void over_nccl(const struct gpu_rank *self, void *context) {
+static void run_over_nccl(const struct gpu_rank *self, void *context) {
   struct training_nccl group;
   if (training_nccl_open(&group, self)) {
     check_case("over NCCL, rank %d of %d", self->rank, self->size);
@@ -34,15 +34,15 @@ static void over_nccl(const struct gpu_rank *self, void *context) {
   training_nccl_close(&group);
 }
 
-static void on_both(scenario *what) {
+static void run_on_both(scenario *what) {
   struct play play = {what};
   for (int size = 1; size <= 3; size++) {
-    gpu_threads(size, over_loopback, &play);
-    gpu_ranks(size, over_nccl, &play);
+    gpu_run_loopback(size, run_over_loopback, &play);
+    gpu_run_ranks(size, run_over_nccl, &play);
   }
 }
 
-static bool words_say(const char *part) {
+static bool error_contains(const char *part) {
   return CHECK(strstr(onebit_last_error(), part), "the words \"%s\" do not say \"%s\"",
                onebit_last_error(), part);
 }
@@ -60,10 +60,10 @@ static void check_refused(onebit_comm_t comm, int rank, int size, float *paramet
                rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(!optimizer, "a failed creation left an optimizer");
   if (rank == size - 1)
-    words_say(part);
+    error_contains(part);
 }
 
-static void arrays_elsewhere(onebit_comm_t comm, int rank, int size) {
+static void check_arrays_elsewhere(onebit_comm_t comm, int rank, int size) {
   float host[128], *device, *there;
   const bool guilty = rank == size - 1;
   int now = 0, count = 0;
@@ -85,7 +85,7 @@ static void arrays_elsewhere(onebit_comm_t comm, int rank, int size) {
   CHECK_CUDA(cudaFree(device));
 }
 
-static void arrays_of_a_device(onebit_comm_t comm, int rank, int size) {
+static void check_arrays_of_another_device(onebit_comm_t comm, int rank, int size) {
   float host[128], *device;
   CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
   check_refused(comm, rank, size, rank == size - 1 ? device : host, host + 64, ONEBIT_DEVICE_HOST,
@@ -94,10 +94,10 @@ static void arrays_of_a_device(onebit_comm_t comm, int rank, int size) {
 }
 
 static void arrays_must_be_there(void) {
-  struct play play = {arrays_of_a_device};
-  on_both(arrays_elsewhere);
+  struct play play = {check_arrays_of_another_device};
+  run_on_both(check_arrays_elsewhere);
   for (int size = 1; size <= 3; size++)
-    gpu_threads(size, over_loopback, &play);
+    gpu_run_loopback(size, run_over_loopback, &play);
 }
 
 /* --- Steps */
@@ -112,15 +112,15 @@ static onebit_status_t step_on_stream(struct learner *learner, float rate) {
   return later;
 }
 
-static void fetch(struct learner *learner, int attempt) {
+static void fetch_parameters(struct learner *learner, int attempt) {
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   CHECK_CUDA(cudaMemcpy(learner_fetched(learner, attempt), learner->parameters,
                         TRAINING_ELEMENTS * sizeof(float), cudaMemcpyDefault));
 }
 
-static void good_step(struct learner *learner, int attempt) {
+static void check_good_step(struct learner *learner, int attempt) {
   learner_send_gradients(learner, attempt, learner->streams[0]);
-  CHECK_STATUS(step_on_stream(learner, training_rate(attempt)), ONEBIT_OK);
+  CHECK_STATUS(step_on_stream(learner, training_rate_of(attempt)), ONEBIT_OK);
 }
 
 /* Checks a step that must fail with these statuses, on a stream and without, and what it must not
@@ -130,20 +130,20 @@ static void check_step(struct learner *learner, float rate, onebit_status_t want
   const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
   onebit_optimizer_info_t before = {.size = sizeof before};
   CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &before), ONEBIT_OK);
-  fetch(learner, 0);
+  fetch_parameters(learner, 0);
   CHECK_STATUS(step_on_stream(learner, rate), wanted);
-  words_say(part);
+  error_contains(part);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, rate), wanted);
-  words_say(part);
+  error_contains(part);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
-  fetch(learner, 1);
+  fetch_parameters(learner, 1);
   CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
         "parameters changed");
   training_check_info(learner->optimizer, &before);
 }
 
-static void wrong_rates(struct learner *learner, int attempt) {
+static void check_wrong_rates(struct learner *learner, int attempt) {
   const bool guilty = learner->rank == learner->size - 1;
   learner_send_gradients(learner, attempt, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
@@ -154,7 +154,7 @@ static void wrong_rates(struct learner *learner, int attempt) {
 }
 
 /* Makes a mistake on the last rank in a step in parts, when some buckets have been sent. */
-static void wrong_part(struct learner *learner, bool streamed, bool mixed) {
+static void check_wrong_part(struct learner *learner, bool streamed, bool mixed) {
   onebit_optimizer_t optimizer = learner->optimizer;
   cudaStream_t stream = learner->streams[0];
   if (streamed)
@@ -170,29 +170,29 @@ static void wrong_part(struct learner *learner, bool streamed, bool mixed) {
   CHECK_STATUS(streamed == mixed ? onebit_optimizer_ready(optimizer, mixed ? 0 : 1)
                                  : onebit_optimizer_ready_stream(optimizer, mixed ? 0 : 1, stream),
                ONEBIT_ERROR_ARGUMENT);
-  words_say(!mixed     ? "tensor 1 is ready a second time"
-            : streamed ? "begun with a stream"
-                       : "begun without a stream");
+  error_contains(!mixed     ? "tensor 1 is ready a second time"
+                 : streamed ? "begun with a stream"
+                            : "begun without a stream");
 }
 
-static void steps_in_parts(struct learner *learner) {
+static void check_steps_in_parts(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   const onebit_status_t wanted = guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
   const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
-  fetch(learner, 0);
+  fetch_parameters(learner, 0);
   for (int k = 0; k < 4; k++) {
-    wrong_part(learner, k & 1, k & 2);
+    check_wrong_part(learner, k & 1, k & 2);
     if (k & 1)
       CHECK_STATUS(step_on_stream(learner, 0.5f), wanted);
     else
       CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.5f), wanted);
     CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
   }
-  fetch(learner, 1);
+  fetch_parameters(learner, 1);
   CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
         "parameters changed");
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
-  words_say("no step is open");
+  error_contains("no step is open");
 }
 
 /* The last rank's learning rate is one of these; the other ranks' is 0.5. */
@@ -206,7 +206,7 @@ static const struct {
 
 /* Sets wrong rates in memory of the device; if the host sends the messages, it refuses such a
  * rate. */
-static void wrong_rates_there(struct learner *learner) {
+static void check_wrong_device_rates(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   onebit_optimizer_t optimizer = learner->optimizer;
   const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
@@ -215,11 +215,11 @@ static void wrong_rates_there(struct learner *learner) {
   onebit_status_t status = onebit_optimizer_set_learning_rate_pointer(optimizer, rate);
   const bool refused = status == ONEBIT_ERROR_UNSUPPORTED;
   if (refused)
-    words_say("the host sends and updates with the rate");
+    error_contains("the host sends and updates with the rate");
   else
     CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, &host),
                  ONEBIT_ERROR_ARGUMENT);
-  fetch(learner, 0);
+  fetch_parameters(learner, 0);
   for (size_t k = 0; !refused && k < (learner->size > 1 ? 2 : 1); k++) {
     const float value = guilty ? rates_there[k].rate : 0.5f;
     CHECK_CUDA(
@@ -228,9 +228,9 @@ static void wrong_rates_there(struct learner *learner) {
     CHECK_STATUS(step_on_stream(learner, 0.5f),
                  guilty ? rates_there[k].guilty : rates_there[k].others);
     if (guilty)
-      words_say(rates_there[k].part);
+      error_contains(rates_there[k].part);
   }
-  fetch(learner, 1);
+  fetch_parameters(learner, 1);
   CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
         "parameters changed");
   CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, NULL), ONEBIT_OK);
@@ -238,7 +238,7 @@ static void wrong_rates_there(struct learner *learner) {
 }
 
 /* Makes wrong steps in the warm-up and after it, with one bucket and with several. */
-static void wrong_steps(onebit_comm_t comm, int rank, int size) {
+static void check_wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
     struct training_case what = plain;
     struct learner learner;
@@ -246,19 +246,19 @@ static void wrong_steps(onebit_comm_t comm, int rank, int size) {
     if (!learner_open(&learner, &what, comm, rank, size, true))
       return;
     for (int attempt = 0; attempt < 6; attempt++) {
-      wrong_rates(&learner, attempt);
-      steps_in_parts(&learner);
-      wrong_rates_there(&learner);
-      good_step(&learner, attempt);
+      check_wrong_rates(&learner, attempt);
+      check_steps_in_parts(&learner);
+      check_wrong_device_rates(&learner);
+      check_good_step(&learner, attempt);
     }
     learner_close(&learner);
   }
 }
 
-static void steps_must_be_right(void) { on_both(wrong_steps); }
+static void steps_must_be_right(void) { run_on_both(check_wrong_steps); }
 
 /* Passes a stream of another device: this rank notices it, and reports it to the others. */
-static void wrong_stream(onebit_comm_t comm, int rank, int size) {
+static void check_wrong_stream(onebit_comm_t comm, int rank, int size) {
   struct learner learner;
   cudaStream_t other;
   int now = 0, count = 0;
@@ -271,18 +271,18 @@ static void wrong_stream(onebit_comm_t comm, int rank, int size) {
   CHECK_CUDA(cudaSetDevice(now));
   if (learner_open(&learner, &plain, comm, rank, size, true)) {
     cudaStream_t own = learner.streams[0];
-    good_step(&learner, 0);
+    check_good_step(&learner, 0);
     learner.streams[0] = rank == size - 1 ? other : own;
     CHECK_STATUS(step_on_stream(&learner, 0.5f),
                  rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
     learner.streams[0] = own;
-    good_step(&learner, 1);
+    check_good_step(&learner, 1);
     learner_close(&learner);
   }
   CHECK_CUDA(cudaStreamDestroy(other));
 }
 
-static void streams_must_be_right(void) { on_both(wrong_stream); }
+static void streams_must_be_right(void) { run_on_both(check_wrong_stream); }
 
 /* --- Failures of the device and of memory */
 
@@ -318,7 +318,7 @@ struct shortage {
   bool done[TRAINING_RANKS];
 };
 
-static void run_short(const struct gpu_rank *self, void *context) {
+static void run_without_memory(const struct gpu_rank *self, void *context) {
   struct shortage *shortage = context;
   float *arrays = NULL;
   size_t before = 0, after = 0, total;
@@ -339,8 +339,8 @@ static void no_memory_reaches_all_ranks(void) {
     for (int which = 0; which < 2; which++) {
       struct shortage shortage = {.which = which};
       for (size_t k = 0; !shortage.done[0] && CHECK(shortage.n < 2000, "it never succeeds"); k++) {
-        shortage.n = 1 + (long)(size == 1 ? k : sample_turn(3 * k));
-        gpu_threads(size, run_short, &shortage);
+        shortage.n = 1 + (long)(size == 1 ? k : sample_entry(3 * k));
+        gpu_run_loopback(size, run_without_memory, &shortage);
         fail_at[which](0);
         for (int r = 1; r < size; r++)
           CHECK(shortage.done[r] == shortage.done[0], "allocation %ld: not all ranks fail",
@@ -361,7 +361,7 @@ static void fail_a_launch(onebit_comm_t comm, struct failing *failing) {
     return;
   for (int attempt = 0; attempt < 4; attempt++) {
     emulation_reset_counts();
-    good_step(&learner, attempt);
+    check_good_step(&learner, attempt);
     failing->launches = emulation_counts().kernels;
   }
   learner_send_gradients(&learner, 4, learner.streams[0]);
@@ -376,7 +376,7 @@ static void fail_over_loopback(const struct gpu_rank *self, void *context) {
   fail_a_launch(self->comm, context);
 }
 
-static void fail_alone(const struct gpu_rank *self, void *context) {
+static void fail_with_one_rank(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   (void)self;
   if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
@@ -384,13 +384,13 @@ static void fail_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void a_failed_launch_is_told(void) {
-  gpu_rank_body *const bodies[] = {fail_over_loopback, fail_alone};
+static void a_failed_launch_is_reported(void) {
+  gpu_rank_body *const bodies[] = {fail_over_loopback, fail_with_one_rank};
   for (size_t k = 0; k < 2; k++) {
     struct failing failing = {0};
     do {
       failing.n++;
-      gpu_threads(1, bodies[k], &failing);
+      gpu_run_loopback(1, bodies[k], &failing);
     } while (failing.n < failing.launches);
     CHECK(failing.launches > 4, "a step has %ld launches", failing.launches);
   }
@@ -406,7 +406,7 @@ static void fail_one_of_two(onebit_comm_t comm, int rank, int size) {
   if (!learner_open(&learner, &plain, comm, rank, size, true))
     return;
   for (int attempt = 0; attempt < 4; attempt++)
-    good_step(&learner, attempt);
+    check_good_step(&learner, attempt);
   learner_send_gradients(&learner, 4, learner.streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner.streams[0]));
   atomic_fetch_add(&ready, 1);
@@ -425,10 +425,10 @@ static void a_failed_launch_holds_nobody_up(void) {
   struct play play = {fail_one_of_two};
   for (the_launch = 1; the_launch < 24; the_launch++) {
     atomic_store(&ready, 0);
-    gpu_threads(2, over_loopback, &play);
+    gpu_run_loopback(2, run_over_loopback, &play);
     emulation_fail_launch(0);
     atomic_store(&ready, 0);
-    gpu_ranks(2, over_nccl, &play);
+    gpu_run_ranks(2, run_over_nccl, &play);
     emulation_fail_launch(0);
   }
 }
@@ -439,11 +439,11 @@ static void no_memory_reaches_all_ranks(void) {
   SKIP("no allocation of a real device fails when it is told to");
 }
 
-static void a_failed_launch_is_told(void) {
+static void a_failed_launch_is_reported(void) {
   SKIP("no launch on a real device fails when it is told to");
 }
 
-static void a_failed_launch_holds_nobody_up(void) { a_failed_launch_is_told(); }
+static void a_failed_launch_holds_nobody_up(void) { a_failed_launch_is_reported(); }
 
 #endif
 
@@ -452,7 +452,7 @@ static const struct gpu_test tests[] = {
     {"steps must be right", steps_must_be_right, false},
     {"streams must be right", streams_must_be_right, false},
     {"no memory reaches all ranks", no_memory_reaches_all_ranks, false},
-    {"a failed launch is told", a_failed_launch_is_told, false},
+    {"a failed launch is told", a_failed_launch_is_reported, false},
     {"a failed launch holds nobody up", a_failed_launch_holds_nobody_up, false},
 };
 GPU_SUITE("adam errors", tests)

@@ -16,11 +16,11 @@ enum { RANKS = 3 };
 static const size_t counts[] = {1, 31, 513, 1000, 4099};
 enum { COUNTS = sizeof counts / sizeof counts[0], DTYPES = 3, OPERATIONS = 3 };
 
-static size_t elements(const struct part *part) {
+static size_t count_elements(const struct part *part) {
   return part->received_bytes / ob_elements_size(part->what.options.dtype);
 }
 
-static float element(const struct part *part, size_t i) {
+static float read_element(const struct part *part, size_t i) {
   float value = 0;
   char wide[sizeof(float)] = {0};
   const size_t size = ob_elements_size(part->what.options.dtype);
@@ -38,13 +38,14 @@ static float element(const struct part *part, size_t i) {
 /* Makes a call and scales its result; expects the processor's product with `factor`. */
 static void scale_once(struct part *part, unsigned step, float factor) {
   void *wanted = gpu_allocate(part->received_bytes + 1, 1);
-  part_make(part, step, false);
+  part_write_input(part, step, false);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
-  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
-  ob_elements_multiply(part->what.options.dtype, wanted, part->received, elements(part), factor);
+  ob_elements_multiply(part->what.options.dtype, wanted, part->received, count_elements(part),
+                       factor);
   CHECK_STATUS(onebit_scale_result_stream(part->out, factor, part->plan, NULL), ONEBIT_OK);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
@@ -57,16 +58,16 @@ static void scale_once(struct part *part, unsigned step, float factor) {
 /* Makes one rank's input not finite; no rank waits before it reads the result. */
 static void spoil_once(struct part *part, unsigned step) {
   size_t numbers = 0;
-  part_make(part, step, part->rank == 0);
+  part_write_input(part, step, part->rank == 0);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
-  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(part->out, 1, part->plan, NULL), ONEBIT_OK);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
-  for (size_t i = 0; i < elements(part); i++)
-    numbers += isnan(element(part, i)) ? 0 : 1;
-  CHECK(numbers == 0, "%zu of %zu are numbers", numbers, elements(part));
+  for (size_t i = 0; i < count_elements(part); i++)
+    numbers += isnan(read_element(part, i)) ? 0 : 1;
+  CHECK(numbers == 0, "%zu of %zu are numbers", numbers, count_elements(part));
   CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
 
@@ -74,12 +75,12 @@ static void scale_results(const struct gpu_rank *self, void *context) {
   (void)context;
   for (size_t i = 0; i < COUNTS * DTYPES * OPERATIONS; i++) {
     struct plan_case what =
-        plan_case_simple((onebit_operation_t)(i / COUNTS / DTYPES), counts[i % COUNTS]);
+        default_plan_case((onebit_operation_t)(i / COUNTS / DTYPES), counts[i % COUNTS]);
     struct part part;
     char words[160];
     what.options.dtype = (onebit_dtype_t)(i / COUNTS % DTYPES);
     what.offset = i % 2;
-    check_case("rank %d, %s", self->rank, plan_case_words(&what, words, sizeof words));
+    check_case("rank %d, %s", self->rank, describe_plan_case(&what, words, sizeof words));
     if (!part_create(&part, self->comm, &what, true))
       return;
     scale_once(&part, 0, (float)self->size);
@@ -90,45 +91,46 @@ static void scale_results(const struct gpu_rank *self, void *context) {
 }
 
 /* A plan whose residuals were reset continues like a new plan. */
-static void forget(const struct gpu_rank *self, void *context) {
+static void reset_residuals(const struct gpu_rank *self, void *context) {
   struct part used, fresh;
   const struct plan_case *what = context;
   if (!part_create(&used, self->comm, what, true) || !part_create(&fresh, self->comm, what, true))
     return;
   for (unsigned step = 0; step < 3; step++) {
-    part_make(&used, step, step == 2 && self->rank == 0); /* also after a call that was skipped */
+    part_write_input(&used, step,
+                     step == 2 && self->rank == 0); /* also after a call that was skipped */
     part_load(&used);
     CHECK_CUDA(cudaStreamSynchronize(NULL));
-    CHECK_STATUS(part_put(&used, NULL), ONEBIT_OK);
+    CHECK_STATUS(part_enqueue(&used, NULL), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_plan_reset_residual_stream(used.plan, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_synchronize(used.plan), ONEBIT_SKIPPED);
   struct part *both[] = {&used, &fresh};
   struct traces traces[2];
   for (int i = 0; i < 2; i++) {
-    part_make(both[i], 3, false);
+    part_write_input(both[i], 3, false);
     part_load(both[i]);
     CHECK_CUDA(cudaStreamSynchronize(NULL));
-    CHECK_STATUS(part_put_and_wait(both[i], NULL), ONEBIT_OK);
-    traces[i] = part_traces(both[i]);
+    CHECK_STATUS(part_enqueue_and_wait(both[i], NULL), ONEBIT_OK);
+    traces[i] = part_hash_traces(both[i]);
   }
   CHECK(traces_equal(&traces[0], &traces[1]), "something is left of the errors");
   part_destroy(&used);
   part_destroy(&fresh);
 }
 
-static void forget_each(const struct gpu_rank *self, void *context) {
-  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 5000);
+static void reset_residuals_of_each(const struct gpu_rank *self, void *context) {
+  struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 5000);
   (void)context;
-  forget(self, &what);
+  reset_residuals(self, &what);
   what.options.block_size = ONEBIT_BLOCK_BUFFER;
-  forget(self, &what);
+  reset_residuals(self, &what);
 }
 
 /* --- Wrong arguments */
 
-static void refuse(const struct gpu_rank *self, void *context) {
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
+static void check_wrong_arguments(const struct gpu_rank *self, void *context) {
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 100);
   struct part part;
   float number;
   (void)context;
@@ -142,21 +144,21 @@ static void refuse(const struct gpu_rank *self, void *context) {
 
 /* Checks that nothing is multiplied if the call did not succeed, whatever recvbuf is; and that no
  * operation is accepted while a call is in flight. */
-static void nothing(const struct gpu_rank *self, void *context) {
-  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 0);
+static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) {
+  struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 0);
   struct part part;
   onebit_request_t request;
   (void)context;
   if (!part_create(&part, self->comm, &what, true))
     return;
-  CHECK_STATUS(part_put_and_wait(&part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue_and_wait(&part, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(NULL, 2, part.plan, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_reset_residual_stream(part.plan, NULL), ONEBIT_OK);
   part_destroy(&part);
   what.count = 100;
   if (!part_create(&part, self->comm, &what, true))
     return;
-  part_make(&part, 0, false);
+  part_write_input(&part, 0, false);
   part_load(&part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   CHECK_STATUS(part_start(&part, &request), ONEBIT_OK);
@@ -168,8 +170,8 @@ static void nothing(const struct gpu_rank *self, void *context) {
 
 /* Refuses these on plans whose steps the host makes; those without a device are in
  * test_wrong_calls.c. */
-static void refuse_others(const struct gpu_rank *self, void *context) {
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
+static void check_host_plans(const struct gpu_rank *self, void *context) {
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 100);
   struct part part;
   (void)context;
   if (!part_create(&part, self->comm, &what, true))
@@ -179,17 +181,17 @@ static void refuse_others(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void alone(void) {
-  ranks_self(1, scale_results, NULL);
-  ranks_self(1, forget_each, NULL);
-  ranks_self(1, refuse, NULL);
-  ranks_self(1, nothing, NULL);
-  gpu_threads(2, refuse_others, NULL);
+static void check_one_rank(void) {
+  run_ranks_self(1, scale_results, NULL);
+  run_ranks_self(1, reset_residuals_of_each, NULL);
+  run_ranks_self(1, check_wrong_arguments, NULL);
+  run_ranks_self(1, check_nothing_is_scaled, NULL);
+  gpu_run_loopback(2, check_host_plans, NULL);
 }
 
-static void results(void) { ranks_nccl(RANKS, scale_results, NULL); }
+static void results_are_scaled(void) { run_ranks_nccl(RANKS, scale_results, NULL); }
 
-static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
+static void residuals_are_reset(void) { run_ranks_nccl(RANKS, reset_residuals_of_each, NULL); }
 
 /* --- The device's conversions of 16 bits against numerics.h's: all numbers, times factors */
 
@@ -200,21 +202,21 @@ static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
 static const float factors[] = {-1,      1.5f,  0.5f,  0x1.8p-3f, 0x1p-13f, 0.7f,
                                 1.0003f, 16384, 2.31f, 0x1p-30f,  1e-38f,   3e38f};
 
-static float number_of(onebit_dtype_t dtype, uint16_t bits) {
+static float float_of_bits(onebit_dtype_t dtype, uint16_t bits) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(bits) : ob_from_float16(bits);
 }
 
 /* Whatever its payload, a NaN is one. */
 static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t got) {
-  const float product = number_of(dtype, from) * factor;
+  const float product = float_of_bits(dtype, from) * factor;
   uint16_t wanted;
   ob_store(&wanted, 0, dtype, product);
-  return isnan(product) ? isnan(number_of(dtype, got)) : got == wanted;
+  return isnan(product) ? isnan(float_of_bits(dtype, got)) : got == wanted;
 }
 
 /* Converts all numbers from `first` on; with 1 the memory is not aligned. */
-static void convert(onebit_dtype_t dtype, float factor, size_t first,
-                    const struct ob_cuda_state *state, uint16_t *device) {
+static void convert_numbers(onebit_dtype_t dtype, float factor, size_t first,
+                            const struct ob_cuda_state *state, uint16_t *device) {
   static uint16_t numbers[NUMBERS];
   size_t wrong = 0, last = 0;
   for (size_t i = 0; i < NUMBERS; i++)
@@ -231,7 +233,7 @@ static void convert(onebit_dtype_t dtype, float factor, size_t first,
         (int)dtype, (double)factor, first, wrong, last, numbers[last]);
 }
 
-static void all_numbers(void) {
+static void all_numbers_are_converted(void) {
   struct ob_cuda_state *state;
   uint16_t *device;
   if (!CHECK_CUDA(cudaMalloc((void **)&state, sizeof *state)) ||
@@ -240,17 +242,18 @@ static void all_numbers(void) {
   CHECK_CUDA(cudaMemset(state, 0, sizeof *state));
   for (size_t f = 0; f < sizeof factors / sizeof factors[0]; f++)
     for (size_t first = 0; first < 2; first++) {
-      convert(ONEBIT_BFLOAT16, factors[f], first, state, device);
-      convert(ONEBIT_FLOAT16, factors[f], first, state, device);
+      convert_numbers(ONEBIT_BFLOAT16, factors[f], first, state, device);
+      convert_numbers(ONEBIT_FLOAT16, factors[f], first, state, device);
     }
   CHECK_CUDA(cudaFree(device));
   CHECK_CUDA(cudaFree(state));
 }
 
 static const struct gpu_test tests[] = {
-    {"results are multiplied, or not-a-number where the call did not end well", results, false},
-    {"residuals are given up on a stream", errors, false},
-    {"with one rank, and where there is no stream to put it on", alone, false},
-    {"all numbers of 16 bits are converted as on the host", all_numbers, false},
+    {"results are multiplied, or not-a-number where the call did not end well", results_are_scaled,
+     false},
+    {"residuals are given up on a stream", residuals_are_reset, false},
+    {"with one rank, and where there is no stream to put it on", check_one_rank, false},
+    {"all numbers of 16 bits are converted as on the host", all_numbers_are_converted, false},
 };
 GPU_SUITE("between calls", tests)

@@ -27,13 +27,13 @@ struct cost {
 static pthread_barrier_t barrier;
 
 static struct emulation_counters counted_call(struct part *part, bool waits) {
-  part_make(part, 0, false);
+  part_write_input(part, 0, false);
   part_load(part);
   CHECK_CUDA(cudaDeviceSynchronize());
   if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
     emulation_reset_counts();
   pthread_barrier_wait(&barrier);
-  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
   pthread_barrier_wait(&barrier);
   struct emulation_counters put = emulation_counts();
   CHECK(put.allocations == 0, "%ld allocations in a call", put.allocations);
@@ -72,7 +72,7 @@ static void check_costs(const struct gpu_rank *self, void *context) {
   for (size_t kind = 0; kind < KINDS; kind++) {
     struct plan_case what = plan_case_at(kind);
     const struct cost *wanted = &costs[kind];
-    check_case("%s", plan_case_words(&what, words, sizeof words));
+    check_case("%s", describe_plan_case(&what, words, sizeof words));
     const struct emulation_counters one = count_of(self->comm, kind, 1);
     const struct emulation_counters many = count_of(self->comm, kind, CHUNKS);
     const struct cost got = {one.kernels / self->size, one.copies / self->size,
@@ -104,23 +104,23 @@ static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 
-static void nccl(void) { count(3, ranks_nccl, on_a_stream); }
+static void nccl(void) { count(3, run_ranks_nccl, on_a_stream); }
 
 /* The host waits only before it sends a message. */
-static void aware(void) { count(3, ranks_aware, on_a_stream); }
+static void aware(void) { count(3, run_ranks_aware, on_a_stream); }
 
 /* Nobody's messages are to be opened, so that it is decided apart. */
 static void alone(void) {
   struct cost costs[KINDS] = {{5, 1, 3, 0}, {4, 1, 2, 0}, {9, 1, 5, 0}, {7, 1, 5, 0},
                               {6, 1, 4, 0}, {4, 1, 2, 0}, {4, 1, 2, 0}};
-  count(1, ranks_self, costs);
+  count(1, run_ranks_self, costs);
 }
 
 /* The host has the headers, and messages are copied: there and back, with the state behind each. */
 static void loopback(void) {
   struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
                               {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
-  count(3, gpu_threads, costs);
+  count(3, gpu_run_loopback, costs);
 }
 
 /* --- Messages beside kernels */
@@ -136,7 +136,7 @@ static long count_beside(struct part *part) {
   long chain = 0;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, stream), ONEBIT_OK);
   if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph))) {
     CHECK_CUDA(cudaGraphGetNodes(graph, NULL, &nodes));
     chain = emulation_longest_chain(graph);
@@ -157,7 +157,7 @@ static void count_kind(const struct gpu_rank *self, size_t kind, size_t chunks) 
   what.options.block_size = options->profile == ONEBIT_PROFILE_DEEPSPEED ? 0 : BLOCK;
   what.count = 2048 * chunks * (two_phases ? RANKS : 1) - 100;
   check_case("rank %d, %zu chunks, %s", self->rank, chunks,
-             plan_case_words(&what, words, sizeof words));
+             describe_plan_case(&what, words, sizeof words));
   if (!part_create(&part, self->comm, &what, true))
     return;
   CHECK(part.info.chunks == chunks, "%zu chunks", part.info.chunks);
@@ -180,7 +180,7 @@ static void count_kinds(const struct gpu_rank *self, void *context) {
 
 /* An optimizer's dense window. */
 static void count_window(const struct gpu_rank *self, void *context) {
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 2048 * MESSAGES * RANKS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 2048 * MESSAGES * RANKS);
   onebit_plan_options_t options = what.options;
   struct ob_plan_shape shape;
   size_t counts[RANKS], valid[RANKS];
@@ -204,9 +204,9 @@ static void count_window(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void windows(void) { ranks_nccl(RANKS, count_window, NULL); }
+static void windows(void) { run_ranks_nccl(RANKS, count_window, NULL); }
 
-static void graphs(void) { ranks_nccl(RANKS, count_kinds, NULL); }
+static void graphs(void) { run_ranks_nccl(RANKS, count_kinds, NULL); }
 #endif
 
 #else

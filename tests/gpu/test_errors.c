@@ -105,7 +105,7 @@ static const struct wrong {
 };
 
 static void load(struct part *part, unsigned step) {
-  part_make(part, step, false);
+  part_write_input(part, step, false);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
@@ -121,7 +121,7 @@ static void err(struct part *part, const struct wrong *wrong, const struct forei
           onebit_last_error());
     return;
   }
-  CHECK_STATUS(on_stream ? part_put_and_wait(part, NULL) : part_call(part), ONEBIT_ERROR_PEER);
+  CHECK_STATUS(on_stream ? part_enqueue_and_wait(part, NULL) : part_call(part), ONEBIT_ERROR_PEER);
   CHECK(strstr(onebit_last_error(), rank), "not '%s' but: %s", rank, onebit_last_error());
 }
 
@@ -129,7 +129,7 @@ static void errs(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   struct foreign foreign;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, true))
     return;
   open_foreign(&foreign);
@@ -139,9 +139,9 @@ static void errs(const struct gpu_rank *self, void *context) {
     if (wrong->several && device_count() == 1)
       continue;
     load(&part, (unsigned)i);
-    struct traces before = part_traces(&part);
+    struct traces before = part_hash_traces(&part);
     err(&part, wrong, &foreign, i % 2 == 1);
-    struct traces after = part_traces(&part);
+    struct traces after = part_hash_traces(&part);
     CHECK(traces_equal(&before, &after), "a call that failed has changed something");
     CHECK_STATUS(part_call(&part), ONEBIT_OK);
     CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
@@ -150,9 +150,9 @@ static void errs(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void arguments(void) { plan_ranks_both(3, errs, NULL); }
+static void arguments(void) { run_ranks_both(3, errs, NULL); }
 
-static void arguments_alone(void) { ranks_self(1, errs, NULL); }
+static void arguments_alone(void) { run_ranks_self(1, errs, NULL); }
 
 /* --- A plan on the host */
 
@@ -162,7 +162,7 @@ static void host_among_devices(const struct gpu_rank *self, void *context) {
   struct part part;
   void *memory;
   const bool host = self->rank == 0;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, !host))
     return;
   load(&part, 0);
@@ -170,14 +170,15 @@ static void host_among_devices(const struct gpu_rank *self, void *context) {
   CHECK_STATUS(host ? onebit_allreduce(memory, part.out, part.plan) : part_call(&part),
                host ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(!host || strstr(onebit_last_error(), "memory of CUDA device"), "%s", onebit_last_error());
-  CHECK_STATUS(part_put_and_wait(&part, NULL), host ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK_STATUS(part_enqueue_and_wait(&part, NULL),
+               host ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(!host || strstr(onebit_last_error(), "ONEBIT_DEVICE_HOST"), "%s", onebit_last_error());
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   CHECK_CUDA(cudaFree(memory));
   part_destroy(&part);
 }
 
-static void host_plan(void) { gpu_threads(2, host_among_devices, NULL); }
+static void host_plan(void) { gpu_run_loopback(2, host_among_devices, NULL); }
 
 /* --- Another device is current */
 
@@ -186,7 +187,7 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
   struct part part, twin;
   cudaStream_t stream;
   const int here = current_device(), elsewhere = other_device();
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, true) || !part_create(&twin, self->comm, &what, true))
     return;
   CHECK_CUDA(cudaStreamCreate(&stream));
@@ -197,14 +198,14 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(elsewhere));
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   CHECK(current_device() == elsewhere, "device %d is current after a call", current_device());
-  CHECK_STATUS(part_put_and_wait(&part, stream), ONEBIT_OK);
-  const struct traces a = part_traces(&part);
+  CHECK_STATUS(part_enqueue_and_wait(&part, stream), ONEBIT_OK);
+  const struct traces a = part_hash_traces(&part);
   CHECK_STATUS(onebit_plan_reset_residual(part.plan), ONEBIT_OK);
   CHECK(current_device() == elsewhere, "device %d is current at the end", current_device());
   part_destroy(&part);
   CHECK(current_device() == elsewhere, "device %d is current after destroying", current_device());
   CHECK_CUDA(cudaSetDevice(here));
-  const struct traces b = part_traces(&twin);
+  const struct traces b = part_hash_traces(&twin);
   CHECK(traces_equal(&a, &b), "other bits");
   CHECK_CUDA(cudaStreamDestroy(stream));
   part_destroy(&twin);
@@ -213,7 +214,7 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
 static void another_is_current(void) {
   if (device_count() == 1)
     SKIP("there is one device");
-  plan_ranks_both(2, from_elsewhere, NULL);
+  run_ranks_both(2, from_elsewhere, NULL);
 }
 
 /* A thread that has not used CUDA, and to which device 0 is current, works on a plan of another:
@@ -222,7 +223,7 @@ static void another_is_current(void) {
 static void *call_there(void *context) {
   struct part *part = context;
   CHECK_STATUS(part_call(part), ONEBIT_OK);
-  CHECK_STATUS(part_put_and_wait(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue_and_wait(part, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_reset_residual(part->plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
   part->plan = NULL;
@@ -232,7 +233,7 @@ static void *call_there(void *context) {
 static void from_new_thread(const struct gpu_rank *self, void *context) {
   struct part part;
   pthread_t thread;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   (void)context;
   CHECK_CUDA(cudaSetDevice(1));
   if (!part_create(&part, self->comm, &what, true))
@@ -246,8 +247,8 @@ static void from_new_thread(const struct gpu_rank *self, void *context) {
 }
 
 static void no_context(void) {
-  gpu_threads(1, from_new_thread, NULL);
-  ranks_self(1, from_new_thread, NULL);
+  gpu_run_loopback(1, from_new_thread, NULL);
+  run_ranks_self(1, from_new_thread, NULL);
 }
 #endif
 
@@ -266,7 +267,7 @@ static void differ(const struct gpu_rank *self, void *context) {
                self->rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
 }
 
-static void disagreement(void) { plan_ranks_both(3, differ, NULL); }
+static void disagreement(void) { run_ranks_both(3, differ, NULL); }
 
 #ifdef ONEBIT_EMULATED_CUDA
 
@@ -283,10 +284,10 @@ static void refuse_device(const struct gpu_rank *self, void *context) {
 
 static void no_device(void) {
   setenv("EMULATED_CAPABILITY", "7.5", 1);
-  ranks_self(1, refuse_device, "compute capability 7");
+  run_ranks_self(1, refuse_device, "compute capability 7");
   unsetenv("EMULATED_CAPABILITY");
   setenv("EMULATED_DEVICES", "0", 1);
-  ranks_self(1, refuse_device, "no CUDA-capable device");
+  run_ranks_self(1, refuse_device, "no CUDA-capable device");
   unsetenv("EMULATED_DEVICES");
 }
 
@@ -342,7 +343,7 @@ static bool fail_launch(struct part *part, long n) {
   if (first_of_all())
     emulation_fail_launch(n);
   first_of_all();
-  const onebit_status_t own = n % 2 ? part_put_and_wait(part, NULL) : part_call(part);
+  const onebit_status_t own = n % 2 ? part_enqueue_and_wait(part, NULL) : part_call(part);
   CHECK(own != ONEBIT_ERROR_DEVICE || strstr(onebit_last_error(), "too many resources"), "%s",
         onebit_last_error());
   ends[part->rank] = own;
@@ -361,7 +362,7 @@ static bool fail_launch(struct part *part, long n) {
 static void launches(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
-  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   what.options.block_size = 256;
   what.options.chunk_size = 256;
   if (!part_create(&part, self->comm, &what, true))
@@ -383,17 +384,17 @@ static void with_barrier(int size, plan_ranks *ranks, gpu_rank_body *body, void 
 static void memory(void) {
   static void (*const fails[])(long) = {emulation_fail_allocation, ob_memory_fail_at};
   for (int i = 0; i < 2; i++) {
-    with_barrier(2, gpu_threads, out_of_memory, (void *)(uintptr_t)&fails[i]);
-    with_barrier(2, ranks_nccl, out_of_memory, (void *)(uintptr_t)&fails[i]);
-    with_barrier(1, ranks_self, out_of_memory, (void *)(uintptr_t)&fails[i]);
+    with_barrier(2, gpu_run_loopback, out_of_memory, (void *)(uintptr_t)&fails[i]);
+    with_barrier(2, run_ranks_nccl, out_of_memory, (void *)(uintptr_t)&fails[i]);
+    with_barrier(1, run_ranks_self, out_of_memory, (void *)(uintptr_t)&fails[i]);
   }
 }
 
-static void launch_loopback(void) { with_barrier(2, gpu_threads, launches, NULL); }
+static void launch_loopback(void) { with_barrier(2, gpu_run_loopback, launches, NULL); }
 
-static void launch_nccl(void) { with_barrier(2, ranks_nccl, launches, NULL); }
+static void launch_nccl(void) { with_barrier(2, run_ranks_nccl, launches, NULL); }
 
-static void launch_alone(void) { with_barrier(1, ranks_self, launches, NULL); }
+static void launch_alone(void) { with_barrier(1, run_ranks_self, launches, NULL); }
 
 #endif
 

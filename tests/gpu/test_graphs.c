@@ -77,7 +77,7 @@ static bool is_poisoned(const struct training_case *what, int attempt) {
 }
 
 static float rate_of(const struct training_case *what, int attempt) {
-  return what->traits & RATE_THERE ? training_rate(attempt % TRAINING_ATTEMPTS) : RATE;
+  return what->traits & RATE_THERE ? training_rate_of(attempt % TRAINING_ATTEMPTS) : RATE;
 }
 
 static void record_case(const struct training_case *what, const struct gpu_rank *self,
@@ -251,10 +251,10 @@ static void replay_over_nccl(const struct gpu_rank *self, void *context) {
 }
 
 static void over_nccl(void) {
-  struct long_record *records = gpu_area(CASES * sizeof *records);
+  struct long_record *records = gpu_allocate_area(CASES * sizeof *records);
   for (int size = 1; size <= 3; size++)
-    if (gpu_threads(size, record_cases, records))
-      gpu_ranks(size, replay_over_nccl, records);
+    if (gpu_run_loopback(size, record_cases, records))
+      gpu_run_ranks(size, replay_over_nccl, records);
 }
 
 static void replay_alone(const struct gpu_rank *self, void *context) {
@@ -269,8 +269,8 @@ static void replay_alone(const struct gpu_rank *self, void *context) {
 
 static void alone(void) {
   struct long_record *records = gpu_allocate(CASES, sizeof *records);
-  if (gpu_threads(1, record_cases, records))
-    gpu_threads(1, replay_alone, records);
+  if (gpu_run_loopback(1, record_cases, records))
+    gpu_run_loopback(1, replay_alone, records);
   free(records);
 }
 
@@ -315,7 +315,7 @@ static void factor_changes(const struct gpu_rank *self, void *context) {
 /* The form of two streams is the one whose gradients stay the same. */
 static void the_factor_is_of_the_replay(void) {
   struct training_case what = ADAM("the factor", TWO_STREAMS, 0, FROZEN, .beta1 = 0.9);
-  gpu_threads(1, factor_changes, &what);
+  gpu_run_loopback(1, factor_changes, &what);
 }
 
 /* --- Steps that no graph can have */
@@ -355,7 +355,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void some_steps_are_refused(void) { gpu_threads(1, refuse, NULL); }
+static void some_steps_are_refused(void) { gpu_run_loopback(1, refuse, NULL); }
 
 static const struct gpu_test tests[] = {
     {"replayed over NCCL", over_nccl, false},

@@ -26,15 +26,15 @@ static void check_visits(const struct shared *shared, int size) {
 static void ranks_share(void) {
   static const int sizes[] = {1, 2, 4, 8};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-    struct shared *shared = gpu_area(sizeof *shared);
-    if (gpu_ranks(sizes[i], visit, shared))
+    struct shared *shared = gpu_allocate_area(sizeof *shared);
+    if (gpu_run_ranks(sizes[i], visit, shared))
       check_visits(shared, sizes[i]);
   }
 }
 
 static void threads_share(void) {
-  struct shared *shared = gpu_area(sizeof *shared);
-  gpu_threads(4, visit, shared);
+  struct shared *shared = gpu_allocate_area(sizeof *shared);
+  gpu_run_loopback(4, visit, shared);
   check_visits(shared, 4);
 }
 
@@ -44,7 +44,7 @@ static void compare(const struct gpu_rank *self, void *context) {
         "the communicator is another's");
 }
 
-static void threads_have_communicators(void) { gpu_threads(3, compare, NULL); }
+static void threads_have_communicators(void) { gpu_run_loopback(3, compare, NULL); }
 
 static const struct gpu_test tests[] = {
     {"ranks share", ranks_share, true},

@@ -86,7 +86,7 @@ static onebit_status_t call_in_graph(struct hosted *hosted) {
   cudaGraph_t graph = NULL;
   if (!hosted->graph) {
     CHECK_CUDA(cudaStreamBeginCapture(hosted->stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_STATUS(part_put(&hosted->part, hosted->stream), ONEBIT_OK);
+    CHECK_STATUS(part_enqueue(&hosted->part, hosted->stream), ONEBIT_OK);
     CHECK_CUDA(cudaStreamEndCapture(hosted->stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&hosted->graph, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
@@ -103,8 +103,9 @@ static onebit_status_t call(struct hosted *hosted, int number) {
     return call_in_graph(hosted);
   if (number == REFUSED && part->rank == 0)
     part->in = NULL;
-  const onebit_status_t status =
-      part->device && number % 2 == 0 ? part_put_and_wait(part, hosted->stream) : part_call(part);
+  const onebit_status_t status = part->device && number % 2 == 0
+                                     ? part_enqueue_and_wait(part, hosted->stream)
+                                     : part_call(part);
   part->in = in;
   return status;
 }
@@ -123,7 +124,7 @@ static void check_words(const struct part *part, int number) {
 
 /* One rank's last element is NaN: only the ranks of its host can report it. */
 static void make_input(struct part *part, int number) {
-  part_make(part, (unsigned)number, false);
+  part_write_input(part, (unsigned)number, false);
   if (part->what.count && number == SPOILT && part->rank == part->size - 1)
     ob_store(part->sent, part->what.count - 1, part->what.options.dtype, NAN);
   part_load(part);
@@ -138,7 +139,7 @@ static void make_calls(struct hosted *hosted, struct record *record) {
     const onebit_status_t status = call(hosted, number);
     if (hosted->on_stream)
       check_words(part, number);
-    const struct traces traces = part_traces(part);
+    const struct traces traces = part_hash_traces(part);
     if (!part->device) {
       record->status[number] = status;
       record->traces[number] = traces;
@@ -162,7 +163,7 @@ static void on_rank(const struct gpu_rank *self, const struct hosts_split *split
   check_case("%s: %d hosts of %d%s, rank %d", shared->what->name, split->hosts, split->each,
              split->in_turns ? " in turns" : "", self->rank);
   if (open_hosted(&hosted, self->comm, &shared->what->plan, place)) {
-    const uint64_t account = part_account(&hosted.part);
+    const uint64_t account = part_hash_info(&hosted.part);
     if (place == ON_PROCESSOR)
       record->account = account;
     CHECK(account == record->account, "the plan's account of itself differs");
@@ -172,12 +173,12 @@ static void on_rank(const struct gpu_rank *self, const struct hosts_split *split
 }
 
 static void has_the_bits_of_loopback(void) {
-  struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
+  struct record *records = gpu_allocate_area(HOSTS_MOST_RANKS * sizeof *records);
   const struct sample sample =
       sample_product("hierarchical", 1, (const size_t[]){HOSTS_SPLITS, CASES}, 2);
   for (size_t k = 0; k < sample.count; k++) {
     struct shared shared = {&cases[sample.rows[k] / HOSTS_SPLITS], records};
-    hosts_run(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], on_rank, &shared);
+    run_on_hosts(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], on_rank, &shared);
   }
   free(sample.rows);
 }
@@ -198,9 +199,9 @@ static void check_ends(const struct gpu_rank *self, const struct hosts_split *sp
 }
 
 static void trouble_reaches_all_hosts(void) {
-  struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
+  struct record *records = gpu_allocate_area(HOSTS_MOST_RANKS * sizeof *records);
   struct shared shared = {&cases[0], records};
-  hosts_run(&hosts_splits[2], check_ends, &shared);
+  run_on_hosts(&hosts_splits[2], check_ends, &shared);
 }
 
 /* A host sends 2 (H - 1) / H n bits of n elements, and scales and headers. */
@@ -225,7 +226,7 @@ static void check_bytes(const struct gpu_rank *self, const struct hosts_split *s
 
 static void few_bytes_leave_a_host(void) {
   for (size_t s = 0; s < HOSTS_SPLITS; s++)
-    hosts_run(&hosts_splits[s], check_bytes, NULL);
+    run_on_hosts(&hosts_splits[s], check_bytes, NULL);
 }
 
 #ifdef ONEBIT_EMULATED_CUDA
@@ -237,7 +238,7 @@ static void check_counts(struct hosted *hosted) {
   pthread_barrier_wait(&together);
   emulation_reset_counts();
   pthread_barrier_wait(&together);
-  CHECK_STATUS(part_put(&hosted->part, hosted->stream), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(&hosted->part, hosted->stream), ONEBIT_OK);
   pthread_barrier_wait(&together);
   struct emulation_counters counts = emulation_counts();
   pthread_barrier_wait(&together);
@@ -286,7 +287,7 @@ static void inputs_are_sent_as_they_are(void) {
 #ifdef ONEBIT_EMULATED_CUDA
   const struct hosts_split *split = &hosts_splits[1];
   pthread_barrier_init(&together, NULL, (unsigned)(split->hosts * split->each));
-  hosts_run(split, call_and_count_bytes, NULL);
+  run_on_hosts(split, call_and_count_bytes, NULL);
   pthread_barrier_destroy(&together);
 #else
   SKIP("only the emulated device counts bytes");
@@ -297,7 +298,7 @@ static void no_host_waits(void) {
 #ifdef ONEBIT_EMULATED_CUDA
   struct plan_case many = cases[1].plan;
   pthread_barrier_init(&together, NULL, (unsigned)(hosts_splits[1].hosts * hosts_splits[1].each));
-  hosts_run(&hosts_splits[1], call_and_count, &many);
+  run_on_hosts(&hosts_splits[1], call_and_count, &many);
   pthread_barrier_destroy(&together);
 #else
   SKIP("only the emulated device counts waits");
@@ -328,7 +329,7 @@ static void create_without_memory(const struct gpu_rank *self, const struct host
 
 static void without_memory_there_is_no_plan(void) {
 #ifdef ONEBIT_EMULATED_CUDA
-  hosts_run(&hosts_splits[0], create_without_memory, NULL);
+  run_on_hosts(&hosts_splits[0], create_without_memory, NULL);
 #else
   SKIP("only on the emulated device can an allocation be made to fail");
 #endif

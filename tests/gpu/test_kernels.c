@@ -165,13 +165,13 @@ static void run_case(const struct kernel_test *test, struct twin *twin,
                      const struct scene_case *what) {
   struct scene scene;
   scene_create(&scene, twin, what);
-  bool sent = twin_send(twin);
+  bool sent = twin_copy_to_device(twin);
   size_t end = test->once ? scene.first_chunk + 1 : scene.end_chunk;
   for (size_t chunk = scene.first_chunk; sent && chunk < end; chunk++) {
     test->host(&scene, chunk);
     CHECK_CUDA(test->device(&scene, chunk));
   }
-  if (sent && twin_fetch(twin)) {
+  if (sent && twin_copy_back(twin)) {
     if (test->even_out)
       test->even_out(&scene);
     CHECK_TWIN(twin);
@@ -249,7 +249,7 @@ static void forget_bits(struct scene *scene, unsigned char *message, size_t shar
   const struct ob_residual *residual = &plan->state->worker;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   struct ob_view host = ob_message_view(message, &shape);
-  struct ob_view device = ob_message_view(twin_in_back(scene->twin, message), &shape);
+  struct ob_view device = ob_message_view(twin_in_copy(scene->twin, message), &shape);
   size_t first =
       (ob_layout_word(&plan->geometry.layout, shape.first) - residual->first_word) * OB_LANES;
   for (size_t i = 0; i < shape.words * OB_LANES; i++)

@@ -27,7 +27,7 @@ static void refuse_host(const struct gpu_rank *self, void *context) {
   CHECK(!plan && strstr(onebit_last_error(), "ONEBIT_DEVICE_HOST"), "%s", onebit_last_error());
 }
 
-static void host_plan(void) { ranks_nccl(2, refuse_host, NULL); }
+static void host_plan(void) { run_ranks_nccl(2, refuse_host, NULL); }
 
 /* Rank 1 creates objects of a communicator while its device is not current; the other ranks learn
  * of the error. */
@@ -42,7 +42,7 @@ static void elsewhere(const struct gpu_rank *self, void *context) {
   if (self->rank == 1)
     CHECK_CUDA(cudaSetDevice(0));
   const onebit_status_t wanted = self->rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
-  CHECK_STATUS(onebit_comm_create_nccl(ranks_nccl_comm(), &comm), wanted);
+  CHECK_STATUS(onebit_comm_create_nccl(rank_nccl_comm(), &comm), wanted);
   CHECK(!comm, "a communicator nevertheless");
   CHECK(self->rank != 1 || strstr(onebit_last_error(), "device 0 is current"), "%s",
         onebit_last_error());
@@ -56,13 +56,13 @@ static void elsewhere(const struct gpu_rank *self, void *context) {
 /* Ranks that are processes may all share a single device. */
 static void another_device(void) {
 #ifdef ONEBIT_EMULATED_CUDA
-  ranks_nccl(3, elsewhere, NULL);
+  run_ranks_nccl(3, elsewhere, NULL);
 #else
   int devices = 0;
   CHECK_CUDA(cudaGetDeviceCount(&devices));
   if (devices < 3)
     SKIP("there are %d devices: each of three ranks wants one of its own", devices);
-  ranks_nccl(3, elsewhere, NULL);
+  run_ranks_nccl(3, elsewhere, NULL);
 #endif
 }
 
@@ -77,22 +77,22 @@ static void meet(void) { pthread_barrier_wait(&barrier); }
 
 static void with_barrier(int size, gpu_rank_body *body, void *context) {
   pthread_barrier_init(&barrier, NULL, (unsigned)size);
-  ranks_nccl(size, body, context);
+  run_ranks_nccl(size, body, context);
   pthread_barrier_destroy(&barrier);
 }
 #else
 static void meet(void) {}
 
 static void with_barrier(int size, gpu_rank_body *body, void *context) {
-  ranks_nccl(size, body, context);
+  run_ranks_nccl(size, body, context);
 }
 #endif
 
 static bool create(struct part *part, const struct gpu_rank *self) {
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(part, self->comm, &what, true))
     return false;
-  part_make(part, 0, false);
+  part_write_input(part, 0, false);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   return true;
@@ -102,7 +102,7 @@ static bool create(struct part *part, const struct gpu_rank *self) {
 static void check_broken(struct part *part) {
   onebit_request_t request;
   CHECK_STATUS(part_call(part), ONEBIT_ERROR_TRANSPORT);
-  CHECK_STATUS(part_put(part, NULL), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(part_start(part, &request), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(onebit_scale_result_stream(part->out, 1, part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(onebit_plan_reset_residual_stream(part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
@@ -119,9 +119,9 @@ static void break_link(const struct gpu_rank *self, void *context) {
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   meet();
   if (self->rank == 0)
-    emulation_nccl_break(ranks_nccl_comm());
+    emulation_nccl_break(rank_nccl_comm());
   if (*on_stream) {
-    const onebit_status_t put = part_put(&part, NULL);
+    const onebit_status_t put = part_enqueue(&part, NULL);
     CHECK(put == ONEBIT_OK || put == ONEBIT_ERROR_TRANSPORT, "status %d", put);
     CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_ERROR_TRANSPORT);
     CHECK(strstr(onebit_last_error(), "NCCL"), "%s", onebit_last_error());
@@ -129,7 +129,7 @@ static void break_link(const struct gpu_rank *self, void *context) {
     CHECK_STATUS(part_call(&part), ONEBIT_ERROR_TRANSPORT);
     CHECK(strstr(onebit_last_error(), "NCCL"), "%s", onebit_last_error());
   }
-  ranks_nccl_gone();
+  forget_nccl_comm();
   check_broken(&part);
   part_destroy(&part);
 }
@@ -153,7 +153,7 @@ enum { LARGE = 3 * 2048 * 33 };
 static void *results; /* of all ranks, from the call before */
 
 static void call_large(const struct gpu_rank *self, void *context) {
-  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, LARGE);
+  struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, LARGE);
   struct part part;
   const bool *older = context;
   unsigned char *before = (unsigned char *)results + (size_t)self->rank * LARGE * sizeof(float);
@@ -161,7 +161,7 @@ static void call_large(const struct gpu_rank *self, void *context) {
   what.options.chunk_size = LARGE;
   if (!part_create(&part, self->comm, &what, true))
     return;
-  part_make(&part, 0, false);
+  part_write_input(&part, 0, false);
   part_load(&part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
@@ -208,7 +208,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
     return;
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   meet();
-  ranks_nccl_gone();
+  forget_nccl_comm();
   if (self->rank == 1) {
     abort_soon(self->comm);
   } else {
@@ -235,7 +235,7 @@ static void leave_graph(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaGraphExec_t graph = part_capture(&part, stream);
   meet();
-  ranks_nccl_gone();
+  forget_nccl_comm();
   if (self->rank == 1)
     usleep(1500 * 1000);
   else
@@ -271,7 +271,7 @@ static void send_alone(const struct gpu_rank *self, void *context) {
   }
   if (self->rank == 0)
     CHECK_STATUS(ob_watch_batch(batches[1], "two messages"), ONEBIT_ERROR_TRANSPORT);
-  ranks_nccl_gone();
+  forget_nccl_comm();
   onebit_comm_abort(self->comm);
   for (int k = 0; k < 2; k++)
     ob_batch_destroy(batches[k]);
@@ -279,7 +279,7 @@ static void send_alone(const struct gpu_rank *self, void *context) {
 
 static void alone(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  ranks_nccl(2, send_alone, NULL);
+  run_ranks_nccl(2, send_alone, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
@@ -292,8 +292,8 @@ static void leave_calls(const struct gpu_rank *self, void *context) {
     return;
   meet();
   for (int k = 0; k < 2 && self->rank != 1; k++)
-    CHECK_STATUS(part_put(&parts[k], NULL), ONEBIT_OK);
-  ranks_nccl_gone();
+    CHECK_STATUS(part_enqueue(&parts[k], NULL), ONEBIT_OK);
+  forget_nccl_comm();
   if (self->rank == 1)
     usleep(1500 * 1000);
   for (int k = 0; k < 2; k++)
@@ -323,7 +323,7 @@ static void step_alone(const struct gpu_rank *self, void *context) {
     usleep(1500 * 1000);
   else
     CHECK_STATUS(onebit_optimizer_step_stream(optimizer, 1, NULL), ONEBIT_OK);
-  ranks_nccl_gone();
+  forget_nccl_comm();
   onebit_optimizer_destroy(optimizer);
   onebit_comm_abort(self->comm);
   CHECK_CUDA(cudaFree(memory));
@@ -331,7 +331,7 @@ static void step_alone(const struct gpu_rank *self, void *context) {
 
 static void step(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  ranks_nccl(2, step_alone, NULL);
+  run_ranks_nccl(2, step_alone, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
@@ -350,7 +350,7 @@ static void abort_beside(const struct gpu_rank *self, void *context) {
   pthread_create(&thread, NULL, ask, self->comm);
   usleep(20 * 1000);
   CHECK_STATUS(onebit_comm_abort(self->comm), ONEBIT_OK);
-  ranks_nccl_gone();
+  forget_nccl_comm();
   pthread_join(thread, NULL);
 }
 

@@ -229,13 +229,13 @@ static const struct training_case warmups[] = {
 /* A table over each transport; below, its rows. */
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
-  static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
+  static void name##_over_loopback(void) { training_run_over_loopback(&table_of_##name); }         \
   static void name##_over_device_transport(void) {                                                 \
-    training_over_device_transport(&table_of_##name);                                              \
+    training_run_over_device_transport(&table_of_##name);                                          \
   }                                                                                                \
-  static void name##_in_one_job(void) { training_in_one_job(&table_of_##name); }                   \
-  static void name##_over_nccl(void) { training_over_nccl(&table_of_##name); }                     \
-  static void name##_alone(void) { training_alone(&table_of_##name); }
+  static void name##_in_one_job(void) { training_run_mixed(&table_of_##name); }                    \
+  static void name##_over_nccl(void) { training_run_over_nccl(&table_of_##name); }                 \
+  static void name##_alone(void) { training_run_alone(&table_of_##name); }
 
 TESTS(adams)
 TESTS(lambs)
@@ -281,13 +281,13 @@ static void train_on_hosts(const struct gpu_rank *self, const struct hosts_split
 }
 
 static void on_several_hosts(void) {
-  struct hosted hosted = {.record = gpu_area(sizeof *hosted.record)};
+  struct hosted hosted = {.record = gpu_allocate_area(sizeof *hosted.record)};
   const struct sample sample =
       sample_product("hierarchical_adam", 1,
                      (const size_t[]){HOSTS_SPLITS, sizeof on_hosts / sizeof on_hosts[0]}, 2);
   for (size_t k = 0; k < sample.count; k++) {
     hosted.what = &on_hosts[sample.rows[k] / HOSTS_SPLITS];
-    hosts_run(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], train_on_hosts, &hosted);
+    run_on_hosts(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], train_on_hosts, &hosted);
   }
   free(sample.rows);
 }

@@ -254,7 +254,7 @@ static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct
   check_case("%s, rank %d of %d%s", what->name, self->rank, self->size,
              device ? "" : " on the host");
   if (!device && self->rank == 0 && what->traits & SAVED && !record->directory[0])
-    gpu_directory(record->directory);
+    gpu_make_directory(record->directory);
   if (what->traits & MOVED)
     CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
   if (open_trained(&learner, what, alone ? alone : comm, self->rank, self->size, device) &&
@@ -283,11 +283,11 @@ static void check_own(const void *all, size_t k, int rank, const void *own, cons
 static const struct training_table table = {
     cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves, check_own};
 
-static void over_loopback(void) { training_over_loopback(&table); }
-static void over_device_transport(void) { training_over_device_transport(&table); }
-static void in_one_job(void) { training_in_one_job(&table); }
-static void over_nccl(void) { training_over_nccl(&table); }
-static void alone(void) { training_alone(&table); }
+static void over_loopback(void) { training_run_over_loopback(&table); }
+static void over_device_transport(void) { training_run_over_device_transport(&table); }
+static void in_one_job(void) { training_run_mixed(&table); }
+static void over_nccl(void) { training_run_over_nccl(&table); }
+static void alone(void) { training_run_alone(&table); }
 
 /* --- Wrong calls -------------------------------------------------------------------------------*/
 
@@ -322,7 +322,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
   free(here);
 }
 
-static void refuses_what_is_wrong(void) { gpu_threads(3, refuse, NULL); }
+static void refuses_what_is_wrong(void) { gpu_run_loopback(3, refuse, NULL); }
 
 /* One bit of a rank's consensus is flipped: all ranks get an error, and none applies anything. */
 static void check_differing_consensus(const struct gpu_rank *self, void *context) {
@@ -345,9 +345,9 @@ static void check_differing_consensus(const struct gpu_rank *self, void *context
 }
 
 static void finds_ranks_that_differ(void) {
-  gpu_threads(3, check_differing_consensus, NULL);
+  gpu_run_loopback(3, check_differing_consensus, NULL);
 #ifdef ONEBIT_EMULATED_CUDA
-  ranks_aware(3, check_differing_consensus, NULL);
+  run_ranks_aware(3, check_differing_consensus, NULL);
 #endif
 }
 

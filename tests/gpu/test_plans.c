@@ -34,7 +34,7 @@ struct walk {
 static onebit_status_t call(struct part *part, unsigned number, cudaStream_t stream) {
   onebit_request_t request;
   if (number % 3 == 0 && part->device)
-    return part_put_and_wait(part, stream);
+    return part_enqueue_and_wait(part, stream);
   if (number % 3 != 2)
     return part_call(part);
   onebit_status_t status = part_start(part, &request);
@@ -50,9 +50,9 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
   struct part part;
   if (!part_create(&part, comm, what, device))
     return;
-  record->account = part_account(&part);
+  record->account = part_hash_info(&part);
   for (unsigned number = 0; number < CALLS; number++) {
-    part_make(&part, number, false);
+    part_write_input(&part, number, false);
     part_load(&part);
     if (number == 3)
       part_scale_errors(&part, -0.5f);
@@ -61,7 +61,7 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
     if (device)
       CHECK_CUDA(cudaStreamSynchronize(NULL));
     CHECK_STATUS(call(&part, number, stream), ONEBIT_OK);
-    record->calls[number] = part_traces(&part);
+    record->calls[number] = part_hash_traces(&part);
   }
   part_destroy(&part);
 }
@@ -87,7 +87,7 @@ static void walk_cases(const struct gpu_rank *self, const struct walk *walk, boo
     struct record *expected = &walk->records[i * MOST_SIZE + (size_t)self->rank];
     struct record got = {0};
     check_case("rank %d of %d, %s", self->rank, self->size,
-               plan_case_words(&what, words, sizeof words));
+               describe_plan_case(&what, words, sizeof words));
     run_case(self->comm, &what, device, stream, expect ? expected : &got);
     if (!expect)
       compare(&got, expected);
@@ -111,65 +111,65 @@ static void on_some(const struct gpu_rank *self, void *context) {
 static void walk_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
   char name[16];
   snprintf(name, sizeof name, "plans-%d", size);
-  struct walk walk = {.sample = plan_cases_sample(name, THINNER)};
-  walk.records = gpu_area(walk.sample.count * MOST_SIZE * sizeof *walk.records);
-  gpu_threads(size, on_host, &walk);
+  struct walk walk = {.sample = sample_plan_cases(name, THINNER)};
+  walk.records = gpu_allocate_area(walk.sample.count * MOST_SIZE * sizeof *walk.records);
+  gpu_run_loopback(size, on_host, &walk);
   ranks(size, body, &walk);
   free(walk.sample.rows);
 }
 
 static void loopback(void) {
   for (int size = 1; size <= MOST_SIZE; size++)
-    walk_group(size, gpu_threads, on_device);
+    walk_group(size, gpu_run_loopback, on_device);
 }
 
 static void mixed(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, gpu_threads, on_some);
+    walk_group(size, gpu_run_loopback, on_some);
 }
 
 /* A plan on the host has two messages where one on a device would have one: mixed, both have
  * two. */
 static void create_unnamed(const struct gpu_rank *self, void *context) {
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 200000);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 200000);
   struct part part;
   (void)context;
   if (!part_create(&part, self->comm, &what, self->rank == 1))
     return;
   CHECK(part.info.chunks == 2, "%zu messages", part.info.chunks);
-  part_make(&part, 0, false);
+  part_write_input(&part, 0, false);
   part_load(&part);
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   part_destroy(&part);
 }
 
-static void unnamed(void) { gpu_threads(2, create_unnamed, NULL); }
+static void unnamed(void) { gpu_run_loopback(2, create_unnamed, NULL); }
 
-static void alone(void) { walk_group(1, ranks_self, on_device); }
+static void alone(void) { walk_group(1, run_ranks_self, on_device); }
 
 #ifdef ONEBIT_HAVE_NCCL
 static void nccl(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, ranks_nccl, on_device);
+    walk_group(size, run_ranks_nccl, on_device);
 }
 #endif
 
 #ifdef ONEBIT_EMULATED_CUDA
 static void aware(void) {
   for (int size = 1; size <= MOST_SIZE; size++)
-    walk_group(size, ranks_aware, on_device);
+    walk_group(size, run_ranks_aware, on_device);
 }
 
 static void aware_and_not(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, ranks_aware, on_some);
+    walk_group(size, run_ranks_aware, on_some);
 }
 
 /* Tests rows that are too far apart for one strided copy (2 GiB on today's devices): they are
  * copied one by one. */
 static void call_far_apart(const struct gpu_rank *self, const struct hosts_split *split,
                            enum hosts_place place, void *context) {
-  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 4099);
+  struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 4099);
   struct part parts[2];
   (void)split, (void)context;
   for (int kind = 0; place == STAGED && kind < 2; kind++) {
@@ -177,11 +177,11 @@ static void call_far_apart(const struct gpu_rank *self, const struct hosts_split
     for (int k = 0; k < 2; k++) {
       if (!part_create(&parts[k], self->comm, &what, k == 1))
         return;
-      part_make(&parts[k], 0, false);
+      part_write_input(&parts[k], 0, false);
       part_load(&parts[k]);
       CHECK_STATUS(part_call(&parts[k]), ONEBIT_OK);
     }
-    const struct traces host = part_traces(&parts[0]), device = part_traces(&parts[1]);
+    const struct traces host = part_hash_traces(&parts[0]), device = part_hash_traces(&parts[1]);
     CHECK(traces_equal(&host, &device), "other bits, kind %d", kind);
     part_destroy(&parts[0]);
     part_destroy(&parts[1]);
@@ -190,7 +190,7 @@ static void call_far_apart(const struct gpu_rank *self, const struct hosts_split
 
 static void far_apart(void) {
   setenv("EMULATED_PITCH", "64", 1);
-  hosts_run(&hosts_splits[0], call_far_apart, NULL);
+  run_on_hosts(&hosts_splits[0], call_far_apart, NULL);
   unsetenv("EMULATED_PITCH");
 }
 #endif

@@ -214,7 +214,7 @@ static void count_sizes(void) {
     if (ranks[i] > 8 && test_share() > 1)
       break;
     pthread_barrier_init(&barrier, NULL, (unsigned)ranks[i]);
-    (ranks[i] == 1 ? ranks_self : ranks_nccl)(ranks[i], count_rows, NULL);
+    (ranks[i] == 1 ? run_ranks_self : run_ranks_nccl)(ranks[i], count_rows, NULL);
     pthread_barrier_destroy(&barrier);
   }
   emulation_only_count(0);

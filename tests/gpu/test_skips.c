@@ -31,12 +31,13 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
   if (!part_create(&part, comm, what, device))
     return;
   for (int i = 0; i < CALLS; i++) {
-    part_make(&part, (unsigned)i, i % 2 == 1 && part.rank == i % part.size);
+    part_write_input(&part, (unsigned)i, i % 2 == 1 && part.rank == i % part.size);
     part_load(&part);
     if (device)
       CHECK_CUDA(cudaStreamSynchronize(NULL));
-    record->status[i] = device && i % 4 < 2 ? part_put_and_wait(&part, stream) : part_call(&part);
-    record->traces[i] = part_traces(&part);
+    record->status[i] =
+        device && i % 4 < 2 ? part_enqueue_and_wait(&part, stream) : part_call(&part);
+    record->traces[i] = part_hash_traces(&part);
     if (i % 2 == 1) {
       CHECK(record->status[i] == ONEBIT_SKIPPED, "call %d: status %d: %s", i, record->status[i],
             onebit_last_error());
@@ -59,7 +60,7 @@ static void walk(const struct gpu_rank *self, struct table *table, bool device) 
       what.count = 1000;
       what.magnitude = magnitudes[m];
       check_case("rank %d, times %g, %s", self->rank, (double)magnitudes[m],
-                 plan_case_words(&what, words, sizeof words));
+                 describe_plan_case(&what, words, sizeof words));
       run_case(self->comm, &what, device, stream, device ? &got : expected);
       for (int i = 0; device && i < CALLS; i++) {
         CHECK(got.status[i] == expected->status[i], "call %d: status %d, on the host %d", i,
@@ -75,22 +76,22 @@ static void on_host(const struct gpu_rank *self, void *context) { walk(self, con
 static void on_device(const struct gpu_rank *self, void *context) { walk(self, context, true); }
 
 static void as_on_host(int size, plan_ranks *ranks) {
-  struct table *table = gpu_area(sizeof *table);
-  gpu_threads(size, on_host, table);
+  struct table *table = gpu_allocate_area(sizeof *table);
+  gpu_run_loopback(size, on_host, table);
   ranks(size, on_device, table);
 }
 
-static void loopback(void) { as_on_host(SIZE, gpu_threads); }
+static void loopback(void) { as_on_host(SIZE, gpu_run_loopback); }
 
-static void alone(void) { as_on_host(1, ranks_self); }
+static void alone(void) { as_on_host(1, run_ranks_self); }
 
 /* --- Several calls before somebody asks */
 
 static void put_spoilt(struct part *part, unsigned step) {
-  part_make(part, step, part->rank == 0);
+  part_write_input(part, step, part->rank == 0);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
-  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
 }
 
 /* Two skips and an error of rank 0: the error is returned; the other ranks' message names rank 0.
@@ -98,7 +99,7 @@ static void put_spoilt(struct part *part, unsigned step) {
 static void error_after_skips(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 1000);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 1000);
   if (!part_create(&part, self->comm, &what, true))
     return;
   put_spoilt(&part, 0);
@@ -107,7 +108,7 @@ static void error_after_skips(const struct gpu_rank *self, void *context) {
   put_spoilt(&part, 2);
   void *out = part.out;
   part.out = self->rank == 0 ? NULL : out;
-  CHECK_STATUS(part_put(&part, NULL), self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(&part, NULL), self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
   part.out = out;
   put_spoilt(&part, 3);
   CHECK_STATUS(onebit_plan_synchronize(part.plan),
@@ -115,24 +116,24 @@ static void error_after_skips(const struct gpu_rank *self, void *context) {
   if (self->rank != 0)
     CHECK(strstr(onebit_last_error(), "rank 0"), "words: %s", onebit_last_error());
   CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
-  part_make(&part, 4, false);
+  part_write_input(&part, 4, false);
   part_load(&part);
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
   part_destroy(&part);
 }
 
-static void told_once_alone(void) { ranks_self(1, error_after_skips, NULL); }
+static void told_once_alone(void) { run_ranks_self(1, error_after_skips, NULL); }
 
 #ifdef ONEBIT_HAVE_NCCL
-static void nccl(void) { as_on_host(SIZE, ranks_nccl); }
+static void nccl(void) { as_on_host(SIZE, run_ranks_nccl); }
 
-static void told_once(void) { ranks_nccl(3, error_after_skips, NULL); }
+static void told_once(void) { run_ranks_nccl(3, error_after_skips, NULL); }
 #endif
 
 #ifdef ONEBIT_EMULATED_CUDA
-static void aware(void) { as_on_host(SIZE, ranks_aware); }
+static void aware(void) { as_on_host(SIZE, run_ranks_aware); }
 
-static void told_once_aware(void) { ranks_aware(3, error_after_skips, NULL); }
+static void told_once_aware(void) { run_ranks_aware(3, error_after_skips, NULL); }
 #endif
 
 static const struct gpu_test tests[] = {

@@ -116,11 +116,11 @@ static void costs_are_known(void) {
     struct costs one = {.what = &single, .kernels = each, .buckets = 1};
     struct costs more = {.what = &four, .kernels = 4 * each + 1, .buckets = 4};
     if (size == 0) {
-      gpu_threads(1, count_alone, &one);
-      gpu_threads(1, count_alone, &more);
+      gpu_run_loopback(1, count_alone, &one);
+      gpu_run_loopback(1, count_alone, &more);
     } else {
-      gpu_ranks(size, count_over_nccl, &one);
-      gpu_ranks(size, count_over_nccl, &more);
+      gpu_run_ranks(size, count_over_nccl, &one);
+      gpu_run_ranks(size, count_over_nccl, &more);
     }
   }
 }
@@ -189,7 +189,7 @@ static void overlap_over_nccl(const struct gpu_rank *self, void *context) {
 static void exchanges_begin_early(void) {
   for (int size = 2; size <= 3; size++) {
     struct costs costs = {.what = &four, .kernels = 3 * 3};
-    gpu_ranks(size, overlap_over_nccl, &costs);
+    gpu_run_ranks(size, overlap_over_nccl, &costs);
   }
 }
 

@@ -21,11 +21,11 @@ static void expect(onebit_comm_t comm, const struct plan_case *what, uint64_t re
   if (!part_create(&part, comm, what, true))
     return;
   for (unsigned i = 0; i < CALLS; i++) {
-    part_make(&part, i, false);
+    part_write_input(&part, i, false);
     part_load(&part);
     CHECK_STATUS(part_call(&part), ONEBIT_OK);
     part_fetch(&part);
-    results[i] = digest(part.received, part.received_bytes);
+    results[i] = hash_bytes(part.received, part.received_bytes);
   }
   part_destroy(&part);
 }
@@ -41,7 +41,7 @@ static void open_lane(struct lane *lane, struct part *part, unsigned step) {
   CHECK_CUDA(cudaHostAlloc(&lane->sent, part->sent_bytes, cudaHostAllocDefault));
   CHECK_CUDA(cudaHostAlloc(&lane->received, part->received_bytes, cudaHostAllocDefault));
   part->sent = lane->sent;
-  part_make(part, step, false);
+  part_write_input(part, step, false);
 }
 
 static void close_lane(const struct lane *lane) {
@@ -59,7 +59,7 @@ static void put_all(struct part *part, const struct lane *lane, cudaStream_t str
   part->sent = lane->sent;
   part->received = lane->received;
   part_load_on(part, stream);
-  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  CHECK_STATUS(part_enqueue(part, stream), ONEBIT_OK);
   part_fetch_on(part, stream);
   CHECK_CUDA(cudaMemsetAsync(part->in, 0xff, part->sent_bytes, stream));
   CHECK_CUDA(cudaMemsetAsync(part->out, 0xff, part->received_bytes, stream));
@@ -81,7 +81,8 @@ static void put_on(onebit_comm_t comm, const struct plan_case *what, cudaStream_
   CHECK_CUDA(cudaStreamSynchronize(one));
   CHECK_CUDA(cudaStreamSynchronize(two));
   for (unsigned i = 0; i < CALLS; i++) {
-    CHECK(digest(lanes[i].received, part.received_bytes) == wanted[i], "call %u: other bits", i);
+    CHECK(hash_bytes(lanes[i].received, part.received_bytes) == wanted[i], "call %u: other bits",
+          i);
     close_lane(&lanes[i]);
   }
   part_destroy(&own);
@@ -93,7 +94,7 @@ static void in_order(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamCreate(&blocking));
   CHECK_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
   for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-    const struct plan_case what = plan_case_simple(operations[i], ELEMENTS);
+    const struct plan_case what = default_plan_case(operations[i], ELEMENTS);
     uint64_t wanted[CALLS] = {0};
     check_case("rank %d of %d, operation %d", self->rank, self->size, (int)operations[i]);
     expect(self->comm, &what, wanted);
@@ -112,26 +113,26 @@ static void in_flight(const struct gpu_rank *self, void *context) {
   struct part parts[PLANS + 1];
   uint64_t wanted[CALLS] = {0};
   onebit_request_t requests[PLANS];
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   expect(self->comm, &what, wanted);
   for (int p = 0; p <= PLANS; p++)
     if (!part_create(&parts[p], self->comm, &what, true))
       return;
   for (unsigned i = 0; i < CALLS; i++) {
     for (int p = 0; p <= PLANS; p++) {
-      part_make(&parts[p], i, false);
+      part_write_input(&parts[p], i, false);
       part_load(&parts[p]);
     }
     for (int p = 0; p < PLANS; p++)
       CHECK_STATUS(part_start(&parts[p], &requests[p]), ONEBIT_OK);
     CHECK_STATUS(onebit_plan_synchronize(parts[0].plan), ONEBIT_ERROR_BUSY);
-    CHECK_STATUS(i % 2 ? part_call(&parts[PLANS]) : part_put_and_wait(&parts[PLANS], NULL),
+    CHECK_STATUS(i % 2 ? part_call(&parts[PLANS]) : part_enqueue_and_wait(&parts[PLANS], NULL),
                  ONEBIT_OK);
     for (int p = PLANS - 1; p >= 0; p--)
       CHECK_STATUS(onebit_wait(&requests[p]), ONEBIT_OK);
     for (int p = 0; p <= PLANS; p++) {
       part_fetch(&parts[p]);
-      CHECK(digest(parts[p].received, parts[p].received_bytes) == wanted[i],
+      CHECK(hash_bytes(parts[p].received, parts[p].received_bytes) == wanted[i],
             "plan %d, call %u: other bits", p, i);
     }
   }
@@ -139,13 +140,13 @@ static void in_flight(const struct gpu_rank *self, void *context) {
     part_destroy(&parts[p]);
 }
 
-static void order(void) { plan_ranks_both(3, in_order, NULL); }
+static void order(void) { run_ranks_both(3, in_order, NULL); }
 
-static void order_alone(void) { ranks_self(1, in_order, NULL); }
+static void order_alone(void) { run_ranks_self(1, in_order, NULL); }
 
-static void requests(void) { plan_ranks_both(3, in_flight, NULL); }
+static void requests(void) { run_ranks_both(3, in_flight, NULL); }
 
-static void requests_alone(void) { ranks_self(1, in_flight, NULL); }
+static void requests_alone(void) { run_ranks_self(1, in_flight, NULL); }
 
 /* --- Graphs */
 
@@ -154,17 +155,17 @@ enum { SPOILT = 7 }; /* the replay whose input is not finite */
 static void replay_once(struct part *part, struct part *other, cudaGraphExec_t graph,
                         cudaStream_t stream, unsigned number) {
   const bool spoilt = number == SPOILT;
-  part_make(part, number, spoilt && part->rank == 0);
+  part_write_input(part, number, spoilt && part->rank == 0);
   part_load_on(part, stream);
   CHECK_CUDA(cudaGraphLaunch(graph, stream));
   part_fetch_on(part, stream);
   CHECK_CUDA(cudaStreamSynchronize(stream));
-  part_make(other, number, spoilt && part->rank == 0);
+  part_write_input(other, number, spoilt && part->rank == 0);
   part_load(other);
   CHECK_STATUS(part_call(other), spoilt ? ONEBIT_SKIPPED : ONEBIT_OK);
   part_fetch(other);
-  CHECK(digest(part->received, part->received_bytes) ==
-            digest(other->received, other->received_bytes),
+  CHECK(hash_bytes(part->received, part->received_bytes) ==
+            hash_bytes(other->received, other->received_bytes),
         "replay %u: other bits than a call's", number);
   if (spoilt)
     CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
@@ -178,7 +179,7 @@ static void replayed(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
     struct part part, other;
-    struct plan_case what = plan_case_simple(operations[i], 301);
+    struct plan_case what = default_plan_case(operations[i], 301);
     what.options.block_size = 32;
     check_case("rank %d of %d, operation %d", self->rank, self->size, (int)operations[i]);
     struct plan_case cut = what;
@@ -193,13 +194,13 @@ static void replayed(const struct gpu_rank *self, void *context) {
       replay_once(&part, &other, graph, stream, number);
     CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
     for (struct part *p = &part;; p = &other) {
-      part_make(p, replays, false);
+      part_write_input(p, replays, false);
       part_load(p);
       CHECK_STATUS(part_call(p), ONEBIT_OK);
       if (p == &other)
         break;
     }
-    const struct traces a = part_traces(&part), b = part_traces(&other);
+    const struct traces a = part_hash_traces(&part), b = part_hash_traces(&other);
     CHECK(traces_equal(&a, &b), "a call after the replays: other bits");
     if (graph)
       CHECK_CUDA(cudaGraphExecDestroy(graph));
@@ -221,13 +222,13 @@ static unsigned replay_count(void) {
 
 static void graphs_alone(void) {
   unsigned replays = replay_count();
-  ranks_self(1, replayed, &replays);
+  run_ranks_self(1, replayed, &replays);
 }
 
 #ifdef ONEBIT_HAVE_NCCL
 static void graphs(void) {
   unsigned replays = replay_count();
-  ranks_nccl(3, replayed, &replays);
+  run_ranks_nccl(3, replayed, &replays);
 }
 #endif
 
@@ -237,7 +238,7 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
   size_t nodes = 1;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   CHECK_CUDA(cudaStreamBeginCapture(stream, mode));
-  CHECK_STATUS(part_put(part, stream), ONEBIT_ERROR_UNSUPPORTED);
+  CHECK_STATUS(part_enqueue(part, stream), ONEBIT_ERROR_UNSUPPORTED);
   if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph))) {
     CHECK_CUDA(cudaGraphGetNodes(graph, NULL, &nodes));
     CHECK(nodes == 0, "%zu nodes of a call that was refused", nodes);
@@ -251,10 +252,10 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
 static void captured_by_host(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, true))
     return;
-  part_make(&part, 0, false);
+  part_write_input(&part, 0, false);
   part_load(&part);
   refuse_capture(&part, cudaStreamCaptureModeThreadLocal);
   refuse_capture(&part, cudaStreamCaptureModeRelaxed);
@@ -263,7 +264,7 @@ static void captured_by_host(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void no_graph(void) { gpu_threads(2, captured_by_host, NULL); }
+static void no_graph(void) { gpu_run_loopback(2, captured_by_host, NULL); }
 
 /* --- Another thread captures */
 
@@ -345,8 +346,8 @@ static void beside_capture(const struct gpu_rank *self, void *context) {
 }
 
 static void captures_elsewhere(void) {
-  plan_ranks_both(1, beside_capture, NULL); /* other ranks would be beside it too */
-  ranks_self(1, beside_capture, NULL);
+  run_ranks_both(1, beside_capture, NULL); /* other ranks would be beside it too */
+  run_ranks_self(1, beside_capture, NULL);
 }
 
 static const struct gpu_test tests[] = {

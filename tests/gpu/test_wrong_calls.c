@@ -57,7 +57,8 @@ static void are_errors_with_a_message(void) {
 #endif
   wrong_scene_end(&scene);
   CHECK(wrong_check_header("cuda") == 12, "cuda.h declares other functions");
-  CHECK(wrong_failed() == 0, "%zu of %zu went otherwise", wrong_failed(), wrong_made());
+  CHECK(wrong_calls_failed() == 0, "%zu of %zu went otherwise", wrong_calls_failed(),
+        wrong_calls_made());
 }
 
 static const struct gpu_test tests[] = {

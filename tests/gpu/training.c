@@ -10,7 +10,7 @@
 #include "onebit/checkpoint.h"
 #include "onebit/statistics.h"
 
-float training_rate(int attempt) { return 1e-3f * (float)(1 + attempt % 3); }
+float training_rate_of(int attempt) { return 1e-3f * (float)(1 + attempt % 3); }
 
 int training_attempts(const struct training_case *what) {
   return what->attempts ? what->attempts : TRAINING_ATTEMPTS;
@@ -64,7 +64,7 @@ static void check_exchanges(onebit_optimizer_t optimizer, const onebit_optimizer
     CHECK_FACT(exchanges[k], "%llu", unsigned long long);
 }
 
-static void tell_numbers(onebit_optimizer_t optimizer, double numbers[TRAINING_TENSORS][2]) {
+static void read_numbers(onebit_optimizer_t optimizer, double numbers[TRAINING_TENSORS][2]) {
   for (size_t t = 0; t < TRAINING_TENSORS; t++) {
     onebit_tensor_statistics_t statistics = {.size = sizeof statistics};
     CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &statistics), ONEBIT_OK);
@@ -80,14 +80,14 @@ static bool is_without_stream(const struct learner *learner, int attempt) {
   return !learner->device || form == NO_STREAM || (form == SOME_WITHOUT && attempt % 3 == 2);
 }
 
-static cudaStream_t stream_of(const struct learner *learner, int attempt) {
+static cudaStream_t find_stream(const struct learner *learner, int attempt) {
   enum training_form form = learner->what->form;
   return form == DEFAULT_STREAM ? NULL : learner->streams[form == TWO_STREAMS ? attempt % 2 : 0];
 }
 
 /* Steps on two streams have the same gradients, which are set before all steps. */
-static void make_ready(struct learner *learner, int attempt) {
-  cudaStream_t stream = stream_of(learner, attempt);
+static void prepare_gradients(struct learner *learner, int attempt) {
+  cudaStream_t stream = find_stream(learner, attempt);
   const bool once = learner->what->form == TWO_STREAMS;
   if (!once || attempt == 0)
     learner_send_gradients(learner, attempt, stream);
@@ -96,44 +96,45 @@ static void make_ready(struct learner *learner, int attempt) {
 }
 
 /* Reports ready gradients, in another order on each rank; in some attempts not all of them. */
-static void tell_what_is_ready(struct learner *learner, int attempt) {
+static void report_ready_tensors(struct learner *learner, int attempt) {
   const bool without = is_without_stream(learner, attempt);
   const size_t turn = attempt % 2 ? (size_t)(learner->rank + attempt) : 0;
   for (size_t k = attempt % 5 == 2; k < TRAINING_TENSORS; k++) {
     const size_t tensor = TRAINING_TENSORS - 1 - (k + turn) % TRAINING_TENSORS;
     CHECK_STATUS(without ? onebit_optimizer_ready(learner->optimizer, tensor)
                          : onebit_optimizer_ready_stream(learner->optimizer, tensor,
-                                                         stream_of(learner, attempt + (int)k)),
+                                                         find_stream(learner, attempt + (int)k)),
                  ONEBIT_OK);
   }
 }
 
 /* A rank may make its step in one go where others do not. */
-static void make_parts(struct learner *learner, int attempt) {
-  const float rate = training_rate(attempt);
+static void make_step_in_parts(struct learner *learner, int attempt) {
+  const float rate = training_rate_of(attempt);
   if (!learner->device || !(learner->what->traits & IN_PARTS) || (attempt + learner->rank) % 5 == 3)
     return;
   CHECK_STATUS(
       is_without_stream(learner, attempt)
           ? onebit_optimizer_begin(learner->optimizer, rate)
-          : onebit_optimizer_begin_stream(learner->optimizer, rate, stream_of(learner, attempt)),
+          : onebit_optimizer_begin_stream(learner->optimizer, rate, find_stream(learner, attempt)),
       ONEBIT_OK);
-  tell_what_is_ready(learner, attempt);
+  report_ready_tensors(learner, attempt);
 }
 
 static onebit_status_t make_step(struct learner *learner, int attempt) {
-  const float rate = training_rate(attempt);
-  make_parts(learner, attempt);
+  const float rate = training_rate_of(attempt);
+  make_step_in_parts(learner, attempt);
   return is_without_stream(learner, attempt)
              ? onebit_optimizer_step(learner->optimizer, rate)
-             : onebit_optimizer_step_stream(learner->optimizer, rate, stream_of(learner, attempt));
+             : onebit_optimizer_step_stream(learner->optimizer, rate,
+                                            find_stream(learner, attempt));
 }
 
 /* Nobody waits for the copy: the caller looks when all is over. */
-static void fetch(struct learner *learner, int attempt) {
+static void fetch_parameters(struct learner *learner, int attempt) {
   const int last = training_attempts(learner->what) - 1;
   if (learner->what->form != TWO_STREAMS || !learner->device || attempt == last)
-    learner_fetch(learner, attempt, stream_of(learner, attempt));
+    learner_fetch(learner, attempt, find_stream(learner, attempt));
 }
 
 void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
@@ -141,19 +142,19 @@ void training_record_case(const struct training_case *what, onebit_comm_t comm, 
   struct learner learner;
   check_case("%s, rank %d of %d on the host", what->name, rank, size);
   if (rank == 0 && what->traits & SAVED_ANEW)
-    gpu_directory(record->directory);
+    gpu_make_directory(record->directory);
   if (!learner_open(&learner, what, comm, rank, size, false))
     return;
   for (int attempt = 0; attempt < training_attempts(what); attempt++) {
     onebit_optimizer_info_t *info = &record->info[rank][attempt];
     info->size = sizeof *info;
-    make_ready(&learner, attempt);
+    prepare_gradients(&learner, attempt);
     record->status[rank][attempt] = make_step(&learner, attempt);
     CHECK_STATUS(onebit_optimizer_get_info(learner.optimizer, info), ONEBIT_OK);
     memcpy(record->parameters[rank][attempt], learner.parameters,
            learner_parameter_bytes(&learner));
   }
-  tell_numbers(learner.optimizer, record->numbers[rank]);
+  read_numbers(learner.optimizer, record->numbers[rank]);
   learner_close(&learner);
 }
 
@@ -178,7 +179,7 @@ static void check_outcome(const struct learner *learner, const struct training_r
 
 static void check_numbers(const struct learner *learner, const struct training_record *record) {
   double numbers[TRAINING_TENSORS][2];
-  tell_numbers(learner->optimizer, numbers);
+  read_numbers(learner->optimizer, numbers);
   CHECK(!memcmp(numbers, record->numbers[learner->rank], sizeof numbers),
         "coefficient %.17g, factor %.17g of the largest tensor should be %.17g, %.17g",
         numbers[TRAINING_TENSORS - 1][0], numbers[TRAINING_TENSORS - 1][1],
@@ -186,10 +187,10 @@ static void check_numbers(const struct learner *learner, const struct training_r
         record->numbers[learner->rank][TRAINING_TENSORS - 1][1]);
 }
 
-static void check_all(struct learner *learner, const struct training_record *record, int first) {
+static void check_record(struct learner *learner, const struct training_record *record, int first) {
   const int attempts = training_attempts(learner->what), last = attempts - 1;
   check_outcome(learner, record, first, attempts);
-  fetch(learner, last); /* the wait before was for the steps, and not for copies */
+  fetch_parameters(learner, last); /* the wait before was for the steps, and not for copies */
   CHECK_CUDA(cudaDeviceSynchronize());
   for (int attempt = 0; attempt <= last; attempt++)
     if (attempt == last || learner->what->form != TWO_STREAMS)
@@ -202,7 +203,8 @@ static void check_all(struct learner *learner, const struct training_record *rec
 
 /* Replaces the optimizer by one that loads its checkpoint, and keeps the data that was fetched
  * before. */
-static bool replace(struct learner *learner, const struct training_record *record, int attempt) {
+static bool replace_optimizer(struct learner *learner, const struct training_record *record,
+                              int attempt) {
   const int last = training_attempts(learner->what) - 1;
   check_outcome(learner, record, 0, attempt);
   CHECK_CUDA(cudaDeviceSynchronize());
@@ -223,16 +225,16 @@ void training_compare_case(const struct training_case *what, onebit_comm_t comm,
   if (!learner_open(&learner, what, comm, rank, size, true))
     return;
   for (int attempt = 0; attempt < attempts; attempt++) {
-    if (anew && attempt == anew && !replace(&learner, record, attempt))
+    if (anew && attempt == anew && !replace_optimizer(&learner, record, attempt))
       return;
-    make_ready(&learner, attempt);
+    prepare_gradients(&learner, attempt);
     onebit_status_t status = make_step(&learner, attempt);
     check_status_of(&learner, attempt, status, record->status[rank][attempt]);
     if (attempt < attempts - 1)
-      fetch(&learner, attempt);
+      fetch_parameters(&learner, attempt);
     if (is_without_stream(&learner, attempt))
       training_check_info(learner.optimizer, &record->info[rank][attempt]);
   }
-  check_all(&learner, record, anew);
+  check_record(&learner, record, anew);
   learner_close(&learner);
 }

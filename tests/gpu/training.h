@@ -78,7 +78,7 @@ struct learner {
 };
 
 int training_attempts(const struct training_case *what);
-float training_rate(int attempt);
+float training_rate_of(int attempt);
 const onebit_optimizer_options_t *training_options(const struct training_case *what);
 
 /* --- A learner (training_runs.c) */
@@ -130,24 +130,24 @@ struct training_table {
   void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
 
-void training_run(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-                  bool device, void *record);
-bool training_saves(const void *cases, size_t k);
+void training_run_case(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+                       bool device, void *record);
+bool training_saves_case(const void *cases, size_t k);
 void training_check_own(const void *cases, size_t k, int rank, const void *own, const void *record);
 
 /* The table of an array of struct training_case. */
 #define TRAINING_TABLE(cases)                                                                      \
   {                                                                                                \
-    cases, sizeof cases / sizeof cases[0], sizeof(struct training_record), training_run,           \
-        training_saves, training_check_own                                                         \
+    cases, sizeof cases / sizeof cases[0], sizeof(struct training_record), training_run_case,      \
+        training_saves_case, training_check_own                                                    \
   }
 
-void training_over_loopback(const struct training_table *table);
-void training_in_one_job(const struct training_table *table);
-void training_over_nccl(const struct training_table *table);
-void training_alone(const struct training_table *table);
+void training_run_over_loopback(const struct training_table *table);
+void training_run_mixed(const struct training_table *table);
+void training_run_over_nccl(const struct training_table *table);
+void training_run_alone(const struct training_table *table);
 /* Trains over a transport of the host that takes memory of a device; the emulated device only. */
-void training_over_device_transport(const struct training_table *table);
+void training_run_over_device_transport(const struct training_table *table);
 
 struct training_nccl {
   onebit_comm_t comm;

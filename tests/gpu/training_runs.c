@@ -27,7 +27,7 @@ enum { PLAIN = 2, MISSING = 3 }; /* tensors that traits are about */
 
 /* Draws a number in (-1, 1), the same in every run; some are zero, and sizes differ from place to
  * place. */
-static float drawn(uint32_t a, uint32_t b, uint32_t c) {
+static float draw_number(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t x = (a * 7919u + b * 104729u + c) * 2654435761u;
   x = (x ^ x >> 15) * 2246822519u;
   x ^= x >> 13;
@@ -35,7 +35,7 @@ static float drawn(uint32_t a, uint32_t b, uint32_t c) {
   return x % 43 == 0 ? 0.0f : value * (c / 1000 % 3 == 1 ? 1e-3f : 1.0f);
 }
 
-static float scale_of(const struct learner *learner) {
+static float gradient_scale(const struct learner *learner) {
   double scale = 1;
   if (training_options(learner->what)->initial_loss_scale > 0 &&
       !(learner->what->traits & WITHOUT_SCALE))
@@ -48,10 +48,10 @@ static float scale_of(const struct learner *learner) {
 static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
   const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
   const onebit_dtype_t dtype = learner->gradient_dtype;
-  const float scale = scale_of(learner);
+  const float scale = gradient_scale(learner);
   const bool poisoned = learner->what->poison >> attempt & 1 && learner->rank == learner->size - 1;
   for (size_t i = 0; i < TRAINING_ELEMENTS; i++) {
-    const float value = drawn((uint32_t)learner->rank + 1, time, (uint32_t)i);
+    const float value = draw_number((uint32_t)learner->rank + 1, time, (uint32_t)i);
     const float ordinary = i % 13 == 5 ? 0.0f : value * scale;
     ob_store(gradients, i, dtype, poisoned && i == 1234 ? NAN : ordinary);
   }
@@ -67,13 +67,13 @@ size_t learner_parameter_bytes(const struct learner *learner) {
   return TRAINING_ELEMENTS * ob_dtype_size(learner->parameter_dtype);
 }
 
-static char *take_pinned(size_t bytes) {
+static char *allocate_pinned(size_t bytes) {
   char *memory = NULL;
   CHECK_CUDA(cudaMallocHost((void **)&memory, bytes));
   return memory;
 }
 
-static bool take_memory(struct learner *learner) {
+static bool allocate_memory(struct learner *learner) {
   const size_t each = TRAINING_ELEMENTS * sizeof(float), all = each * TRAINING_MOST;
   const size_t bytes = (SKEW + 2 * TRAINING_ELEMENTS) * sizeof(float);
   if (!learner->device) {
@@ -82,8 +82,8 @@ static bool take_memory(struct learner *learner) {
     learner->fetched = gpu_allocate(all, 1);
     return true;
   }
-  learner->sent = take_pinned(all);
-  learner->fetched = take_pinned(all);
+  learner->sent = allocate_pinned(all);
+  learner->fetched = allocate_pinned(all);
   return CHECK_CUDA(cudaMalloc((void **)&learner->memory, bytes)) &&
          CHECK_CUDA(cudaStreamCreateWithFlags(&learner->streams[0], cudaStreamNonBlocking)) &&
          CHECK_CUDA(cudaStreamCreateWithFlags(&learner->streams[1], cudaStreamNonBlocking)) &&
@@ -108,8 +108,8 @@ static void place_tensors(struct learner *learner) {
     learner->tensors[PLAIN].uncompressed = 1;
 }
 
-static void move(const struct learner *learner, void *to, const void *from, size_t bytes,
-                 cudaStream_t stream) {
+static void copy_bytes(const struct learner *learner, void *to, const void *from, size_t bytes,
+                       cudaStream_t stream) {
   if (learner->device)
     CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
   else
@@ -118,16 +118,16 @@ static void move(const struct learner *learner, void *to, const void *from, size
 
 static void draw_parameters(struct learner *learner, uint32_t salt) {
   for (size_t i = 0; i < TRAINING_ELEMENTS; i++)
-    ob_store(learner->fetched, i, learner->parameter_dtype, drawn(0, salt, (uint32_t)i));
-  move(learner, learner->parameters, learner->fetched, learner_parameter_bytes(learner),
-       learner->streams[0]);
+    ob_store(learner->fetched, i, learner->parameter_dtype, draw_number(0, salt, (uint32_t)i));
+  copy_bytes(learner, learner->parameters, learner->fetched, learner_parameter_bytes(learner),
+             learner->streams[0]);
   if (learner->device)
     CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
 }
 
 /* --- The optimizer */
 
-static onebit_status_t create(struct learner *learner) {
+static onebit_status_t create_optimizer(struct learner *learner) {
   const struct any_case *what = &learner->what->optimizer;
   struct any_options options = any_options_of(what->method, what->options);
   any_common(&options)->device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
@@ -146,11 +146,11 @@ bool learner_open(struct learner *learner, const struct training_case *what, one
                               .device = device,
                               .gradient_dtype = options->gradient_dtype,
                               .parameter_dtype = options->parameter_dtype};
-  if (!take_memory(learner))
+  if (!allocate_memory(learner))
     exit(2); /* the other ranks would wait for this one */
   place_tensors(learner);
   draw_parameters(learner, 99);
-  return CHECK_STATUS(create(learner), ONEBIT_OK);
+  return CHECK_STATUS(create_optimizer(learner), ONEBIT_OK);
 }
 
 bool learner_replace(struct learner *learner, const char *directory) {
@@ -158,7 +158,7 @@ bool learner_replace(struct learner *learner, const char *directory) {
   onebit_optimizer_destroy(learner->optimizer);
   learner->optimizer = NULL;
   draw_parameters(learner, 77);
-  return saved && CHECK_STATUS(create(learner), ONEBIT_OK) &&
+  return saved && CHECK_STATUS(create_optimizer(learner), ONEBIT_OK) &&
          CHECK_STATUS(onebit_optimizer_load_files(learner->optimizer, directory), ONEBIT_OK);
 }
 
@@ -181,7 +181,7 @@ void learner_close(struct learner *learner) {
 void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream) {
   char *sent = learner->sent + (size_t)attempt * TRAINING_ELEMENTS * sizeof(float);
   fill_gradients(learner, attempt, sent);
-  move(learner, learner->gradients, sent, gradient_bytes(learner), stream);
+  copy_bytes(learner, learner->gradients, sent, gradient_bytes(learner), stream);
   if (learner->what->traits & NO_GRADIENT && learner->rank % 2)
     CHECK_STATUS(
         onebit_optimizer_set_gradient(learner->optimizer, MISSING,
@@ -194,8 +194,8 @@ char *learner_fetched(const struct learner *learner, int attempt) {
 }
 
 void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream) {
-  move(learner, learner_fetched(learner, attempt), learner->parameters,
-       learner_parameter_bytes(learner), stream);
+  copy_bytes(learner, learner_fetched(learner, attempt), learner->parameters,
+             learner_parameter_bytes(learner), stream);
 }
 
 /* --- Tables of trainings, of optimizers and of outer steps, over each transport */
@@ -247,8 +247,8 @@ void training_nccl_close(struct training_nccl *group) { (void)group; }
 
 /* --- Trainings */
 
-void training_run(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-                  bool device, void *record) {
+void training_run_case(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+                       bool device, void *record) {
   const struct training_case *what = (const struct training_case *)cases + k;
   if (device)
     training_compare_case(what, comm, self->rank, self->size, record);
@@ -256,7 +256,7 @@ void training_run(const void *cases, size_t k, onebit_comm_t comm, const struct 
     training_record_case(what, comm, self->rank, self->size, record);
 }
 
-bool training_saves(const void *cases, size_t k) {
+bool training_saves_case(const void *cases, size_t k) {
   return ((const struct training_case *)cases)[k].traits & SAVED_ANEW;
 }
 
@@ -295,9 +295,9 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 }
 
 /* Ranks of processes find the records in an area. */
-static struct run take_run(const struct training_table *table, bool area) {
+static struct run make_run(const struct training_table *table, bool area) {
   size_t bytes = table->count * table->record_bytes;
-  return (struct run){table, area ? gpu_area(bytes) : gpu_allocate(bytes, 1)};
+  return (struct run){table, area ? gpu_allocate_area(bytes) : gpu_allocate(bytes, 1)};
 }
 
 static void compare_staged(const struct gpu_rank *self, void *context) {
@@ -307,14 +307,14 @@ static void compare_staged(const struct gpu_rank *self, void *context) {
 /* Records the trainings of the host on so many ranks and more, and compares others with them. */
 static void compare_on_threads(const struct training_table *table, int ranks,
                                gpu_rank_body *compare) {
-  struct run run = take_run(table, false);
+  struct run run = make_run(table, false);
   for (int size = ranks; size <= TRAINING_RANKS; size++)
-    if (gpu_threads(size, record_cases, &run))
-      gpu_threads(size, compare, &run);
+    if (gpu_run_loopback(size, record_cases, &run))
+      gpu_run_loopback(size, compare, &run);
   free(run.records);
 }
 
-void training_over_loopback(const struct training_table *table) {
+void training_run_over_loopback(const struct training_table *table) {
   compare_on_threads(table, 1, compare_staged);
 }
 
@@ -336,7 +336,7 @@ static void compare_mixed(const struct gpu_rank *self, void *context) {
   }
 }
 
-void training_in_one_job(const struct training_table *table) {
+void training_run_mixed(const struct training_table *table) {
   compare_on_threads(table, 2, compare_mixed);
 }
 
@@ -347,11 +347,11 @@ static void compare_over_nccl(const struct gpu_rank *self, void *context) {
   training_nccl_close(&group);
 }
 
-void training_over_nccl(const struct training_table *table) {
-  struct run run = take_run(table, true);
+void training_run_over_nccl(const struct training_table *table) {
+  struct run run = make_run(table, true);
   for (int size = 1; size <= TRAINING_RANKS; size++)
-    if (gpu_threads(size, record_cases, &run))
-      gpu_ranks(size, compare_over_nccl, &run);
+    if (gpu_run_loopback(size, record_cases, &run))
+      gpu_run_ranks(size, compare_over_nccl, &run);
 }
 
 /* The default options' communicator of one rank, which is not loopback's. */
@@ -362,26 +362,26 @@ static void compare_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-void training_alone(const struct training_table *table) {
-  struct run run = take_run(table, false);
-  if (gpu_threads(1, record_cases, &run))
-    gpu_threads(1, compare_alone, &run);
+void training_run_alone(const struct training_table *table) {
+  struct run run = make_run(table, false);
+  if (gpu_run_loopback(1, record_cases, &run))
+    gpu_run_loopback(1, compare_alone, &run);
   free(run.records);
 }
 
 #ifdef ONEBIT_EMULATED_CUDA
 static void compare_aware(const struct gpu_rank *self, void *context) {
   const struct ob_transport *before = self->comm->transport;
-  ranks_make_aware(self->comm);
+  make_transport_aware(self->comm);
   run_cases(context, self->comm, self, true);
   self->comm->transport = before;
 }
 
-void training_over_device_transport(const struct training_table *table) {
+void training_run_over_device_transport(const struct training_table *table) {
   compare_on_threads(table, 1, compare_aware);
 }
 #else
-void training_over_device_transport(const struct training_table *table) {
+void training_run_over_device_transport(const struct training_table *table) {
   (void)table;
   SKIP("a real device is no part of it");
 }
