@@ -45,7 +45,8 @@ static void bound_mpi_fill(void *library) {
     if (!address[i] && !optional && !bound.missing)
       bound.missing = names[i];
   }
-  memcpy(&bound.table, address, sizeof address); /* C knows no cast to a function's address */
+  memcpy(&bound.table, address,
+         sizeof address); /* C has no cast from void * to a function's address */
 }
 
 static const struct ob_mpi_table *bound_table(void) {
@@ -67,7 +68,7 @@ static const struct ob_mpi_table *bound_mpi_find(void) {
 
 /* ---- For callers ---- */
 
-#ifndef OB_MPI_BUILT_FOR /* of several: dropin/kinds/rules.mk */
+#ifndef OB_MPI_BUILT_FOR /* set by dropin/kinds/rules.mk in a build for several MPIs */
 #ifdef OPEN_MPI
 #define OB_MPI_BUILT_FOR "Open MPI"
 #elif defined(MPICH_VERSION)
@@ -120,21 +121,22 @@ void *ob_mpi_symbol(const char *name) {
 
 /* Environment variables in which launchers tell each rank about its job. */
 static const struct launcher {
-  const char *size; /* its variable */
+  const char *size; /* the variable that has the number of ranks */
   const char *sign; /* set by this launcher and by no other that has the same variables */
   bool open_mpi;    /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
-} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
-                 {"PMI_SIZE", "MPI_LOCALNRANKS", false},
-                 {"MPI_LOCALNRANKS", "MPI_LOCALNRANKS", false}}; /* of this host: -pmi-port */
+} launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
+    {"PMI_SIZE", "MPI_LOCALNRANKS", false},
+    {"MPI_LOCALNRANKS", "MPI_LOCALNRANKS", false}}; /* ranks of this host, set with -pmi-port */
 
-static int number_of_variable(const char *name) {
+static int launch_read_variable(const char *name) {
   const char *text = getenv(name);
   return text ? atoi(text) : 0;
 }
 
 static const struct launcher *launch_find(void) {
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
-    if (number_of_variable(launchers[i].size) > 0)
+    if (launch_read_variable(launchers[i].size) > 0)
       return &launchers[i];
   return NULL;
 }
@@ -144,7 +146,7 @@ int ob_launch_rank(void) {
                                           "PMIX_RANK"};
   for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
     if (getenv(variables[i]))
-      return number_of_variable(variables[i]);
+      return launch_read_variable(variables[i]);
   return 0;
 }
 
@@ -159,12 +161,12 @@ static bool launch_is_alone(void) {
 bool ob_launch_is_foreign(char *text, size_t bytes) {
   const struct launcher *launcher = launch_find();
   const struct ob_mpi_found *mpi = ob_mpi_find();
-  if (!launcher || number_of_variable(launcher->size) < 2 || !mpi ||
+  if (!launcher || launch_read_variable(launcher->size) < 2 || !mpi ||
       launcher->open_mpi == mpi->is_open_mpi || !getenv(launcher->sign))
     return false;
   snprintf(text, bytes,
            "the launcher has started %d ranks (%s): it is %s, and the program runs with %s",
-           number_of_variable(launcher->size), launcher->size,
+           launch_read_variable(launcher->size), launcher->size,
            launcher->open_mpi ? "Open MPI's" : "that of MPICH or a relative", mpi->version);
   return true;
 }
@@ -173,7 +175,7 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
   static atomic_flag said = ATOMIC_FLAG_INIT;
   char text[256];
   const struct launcher *launcher = launch_find();
-  if (!launcher || number_of_variable(launcher->size) < 2 || comm == MPI_COMM_SELF ||
+  if (!launcher || launch_read_variable(launcher->size) < 2 || comm == MPI_COMM_SELF ||
       !launch_is_alone())
     return ONEBIT_OK;
   if (ob_launch_is_foreign(text, sizeof text))
@@ -182,7 +184,7 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
     fprintf(stderr,
             "onebit: the launcher has started %d ranks (%s), and this one is alone in "
             "MPI_COMM_WORLD, of %s; unless that is meant, it is not the launcher of this MPI\n",
-            number_of_variable(launcher->size), launcher->size, ob_mpi_version());
+            launch_read_variable(launcher->size), launcher->size, ob_mpi_version());
   return ONEBIT_OK;
 }
 

@@ -1,11 +1,11 @@
 /*
  * MPI's entry points, bound at run time: the library is linked to no MPI. At the first use they are
- * looked up in the MPI library that the process has, and kept in one table. Whoever calls MPI here
+ * looked up in the MPI library that the process has, and kept in one table. A file that calls MPI
  * includes this header in place of <mpi.h>: the names below then stand for the table's members, and
- * call sites look as ever. A call that has no row is an undefined reference when the library is
- * linked, and needs a row and a #define.
+ * calls are written as usual. A function without a row is an undefined reference when the library
+ * is linked; it needs a row and a #define.
  *
- * MPI's ABI is that of the mpi.h of the build: a process with an MPI of another ABI is refused.
+ * The ABI is that of the mpi.h of the build: a process whose MPI has another ABI is refused.
  */
 #ifndef OB_BASE_BOUND_MPI_H
 #define OB_BASE_BOUND_MPI_H
@@ -134,8 +134,9 @@
   X(PMPI_Unpublish_name)                                                                           \
   X(PMPI_Wait)
 
-/* Functions that are NULL where the MPI library has none: MPI 3.1's and MPI 4's, and those of one
- * library. The mpi.h of the build may have no declaration of them, so their types stand here. */
+/* These functions are NULL where the MPI library lacks them: they came with MPI 3.1 or MPI 4, or
+ * only one library has them. The mpi.h of the build may not declare them, so their types are
+ * written here. */
 #define OB_MPI_OPTIONAL(X)                                                                         \
   X(PMPI_Allreduce_c, (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))           \
   X(PMPI_Iallreduce_c,                                                                             \
@@ -217,21 +218,20 @@ struct ob_mpi_table {
   OB_MPI_VARIABLES(OB_MPI_ADDRESS)
 };
 
-/* Binds at the first call that finds an MPI library in the process; thread-safe.
- * Errors: ONEBIT_ERROR_UNSUPPORTED, where there is none, one without a required function, or one of
- * another ABI than the build's: the message names both. */
+/* Binds at the first call that finds an MPI library in the process; thread-safe. Errors:
+ * ONEBIT_ERROR_UNSUPPORTED if the process has no MPI library, if the library lacks a required
+ * function, or if its ABI is not the build's: the message then names both ABIs. */
 onebit_status_t ob_mpi_bind(void);
 
 /* True if the process's MPI library has another ABI than the build's: its handles mean nothing
  * here. */
 bool ob_mpi_is_foreign(void);
 
-/* Gives the table. For a foreign library it has the functions, too. Without an MPI library in the
- * process it ends the process with a message: a caller that cannot be sure asks ob_mpi_bind
- * first. */
+/* Returns the table. For a foreign library it has the functions, too. If the process has no MPI
+ * library, ob_mpi ends it with a message: a caller that cannot be sure calls ob_mpi_bind first. */
 const struct ob_mpi_table *ob_mpi(void);
 
-/* The name and version of the bound library, as it gives them. */
+/* Returns the name and version of the bound library, as the library reports them. */
 const char *ob_mpi_version(void);
 
 /* Returns another symbol of the bound library or of a library that it depends on, or NULL. */
@@ -246,10 +246,10 @@ bool ob_launch_is_foreign(char *text, size_t bytes);
 
 /* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a
  * program of another as separate jobs of one rank each, all of which compute something and succeed.
- * The result, where the launcher says that there are several ranks and MPI_COMM_WORLD has one, is
- * ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if it may be meant (srun, mpirun of
- * the same MPI), ONEBIT_OK and, once, a line on standard error. Started by a program of MPI's
- * (MPI_Comm_spawn), or on MPI_COMM_SELF, one rank is as it should be. */
+ * This function notices that the launcher announces several ranks while MPI_COMM_WORLD has one. It
+ * then returns ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if one rank may be
+ * intended (srun, mpirun of the same MPI), it returns ONEBIT_OK and prints a line on standard
+ * error, once. A rank that MPI_Comm_spawn started, or a call on MPI_COMM_SELF, is not checked. */
 onebit_status_t ob_launch_check(MPI_Comm comm);
 
 #define MPI_Abort                    (ob_mpi()->MPI_Abort)

@@ -1,6 +1,6 @@
 /*
- * The scope of a public call: the floating-point environment and the locale of its thread, which it
- * gives back, and the handles that it is given.
+ * The scope of a public call: sets the floating-point environment and the locale of the thread,
+ * restores both, and checks handles.
  */
 #define _POSIX_C_SOURCE 200809L /* uselocale */
 #include "base/call_scope.h"
@@ -35,11 +35,11 @@ void ob_call_leave(const struct ob_call_scope *found) {
 
 /* --- Handles -----------------------------------------------------------------------------------*/
 /*
- * The table of handles: open addressing, an entry is an address with its kind in the bits that
- * alignment leaves zero. Entries change under a lock. Readers take none: an entry that they find is
- * right, and one that they miss (it may just be moving) is looked for again under the lock. A table
- * that became too small stays, since readers may be in it: all of them together are smaller than
- * the one in use.
+ * The table of handles uses open addressing; an entry is an address with its kind in the bits that
+ * alignment leaves zero. Entries change under a lock. Readers take no lock: an entry that they find
+ * is valid, and one that they miss (it may be moving) is looked up again under the lock. A table
+ * that became too small is never freed, since readers may still use it: all old tables together are
+ * smaller than the one in use.
  */
 
 #define KIND_BITS ((uintptr_t)OB_ALIGNMENT - 1)
@@ -50,7 +50,7 @@ struct table {
   _Atomic uintptr_t *slot;
 };
 
-/* Enough for small programs, so that their handles need no other memory. */
+/* This number is enough for small programs: their handles need no allocated table. */
 #define FIRST_SLOTS 256
 static _Atomic uintptr_t first_slots[FIRST_SLOTS];
 static struct table first = {NULL, FIRST_SLOTS, first_slots};
@@ -64,8 +64,8 @@ static size_t handles_index_of(const struct table *table, uintptr_t address) {
   return (size_t)(mixed >> 32) & (table->slots - 1);
 }
 
-/* The slot that has the address, or the empty one where it would be. There is always an empty
- * one. */
+/* Returns the slot that has the address, or the empty slot where it would be. The table always has
+ * an empty slot. */
 static _Atomic uintptr_t *handles_find(const struct table *table, uintptr_t address) {
   for (size_t i = handles_index_of(table, address);; i = (i + 1) & (table->slots - 1)) {
     uintptr_t entry = atomic_load_explicit(&table->slot[i], memory_order_acquire);
@@ -74,7 +74,7 @@ static _Atomic uintptr_t *handles_find(const struct table *table, uintptr_t addr
   }
 }
 
-static void handles_put(const struct table *table, uintptr_t entry) {
+static void handles_insert(const struct table *table, uintptr_t entry) {
   atomic_store_explicit(handles_find(table, entry & ~KIND_BITS), entry, memory_order_release);
 }
 
@@ -89,7 +89,7 @@ static bool handles_grow(void) {
   }
   for (size_t i = 0; i < old->slots; i++)
     if (old->slot[i])
-      handles_put(table, old->slot[i]);
+      handles_insert(table, old->slot[i]);
   atomic_store_explicit(&current, table, memory_order_release);
   return true;
 }
@@ -98,7 +98,7 @@ static bool handles_add(uintptr_t entry) {
   OB_LOCKED(&lock);
   bool fits = 2 * used < atomic_load(&current)->slots || handles_grow();
   if (fits) {
-    handles_put(atomic_load(&current), entry);
+    handles_insert(atomic_load(&current), entry);
     used++;
   }
   return fits;
@@ -113,7 +113,7 @@ void *ob_handle_create(enum ob_handle_kind kind, size_t bytes) {
 }
 
 /* Removes an entry, and enters those after it again, so that no empty slot precedes one. */
-static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
+static void handles_remove(const struct table *table, _Atomic uintptr_t *slot) {
   uintptr_t entry;
   atomic_store_explicit(slot, 0, memory_order_release);
   used--;
@@ -121,7 +121,7 @@ static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
     i = (i + 1) & (table->slots - 1);
     if (!(entry = atomic_exchange(&table->slot[i], 0)))
       return;
-    handles_put(table, entry);
+    handles_insert(table, entry);
   }
 }
 
@@ -130,7 +130,7 @@ void ob_handle_retire(const void *handle) {
   const struct table *table = atomic_load(&current);
   _Atomic uintptr_t *slot = handles_find(table, (uintptr_t)handle);
   if (*slot)
-    remove_entry(table, slot);
+    handles_remove(table, slot);
 }
 
 void ob_handle_release(void *handle) {
@@ -139,7 +139,7 @@ void ob_handle_release(void *handle) {
 }
 
 /* Returns the kind of a handle; 0: it is no handle. */
-static uintptr_t kind_of(const void *handle) {
+static uintptr_t handles_kind_of(const void *handle) {
   uintptr_t address = (uintptr_t)handle, entry;
   if (!address || address & KIND_BITS)
     return 0;
@@ -153,7 +153,7 @@ static uintptr_t kind_of(const void *handle) {
 }
 
 bool ob_handle_is(const void *handle, enum ob_handle_kind kind) {
-  return kind_of(handle) == (uintptr_t)kind;
+  return handles_kind_of(handle) == (uintptr_t)kind;
 }
 
 onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, const char *name) {
@@ -165,7 +165,7 @@ onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, co
                [OB_HANDLE_REQUEST] = {"a", "request", "finished"},
                [OB_HANDLE_MPI_REQUEST] = {"an", "ONEBIT_Request", "finished"},
                [OB_HANDLE_OUTER] = {"an", "outer step", "destroyed"}};
-  uintptr_t is = kind_of(handle);
+  uintptr_t is = handles_kind_of(handle);
   if (is == (uintptr_t)kind)
     return ONEBIT_OK;
   if (!handle)

@@ -1,7 +1,8 @@
 /*
  * The scope of a public call. A program's thread may have set a floating-point environment that
- * changes results, and a locale whose decimal point is a comma. A call has the library's own of
- * both, and gives back what it found; and it checks the handles that it is given.
+ * changes results, and a locale whose decimal point is a comma. A call sets the library's own
+ * environment and locale, restores the program's when it ends, and checks the handles that it is
+ * given.
  */
 #ifndef OB_BASE_CALL_SCOPE_H
 #define OB_BASE_CALL_SCOPE_H
@@ -21,11 +22,12 @@
 
 /* --- The floating-point environment ------------------------------------------------------------*/
 
-/* Rounding, traps, flush-to-zero, and the flags of exceptions. The program's is as the program has
- * set it; the library computes in its own, the default one, so that its results have the same bits
- * on every rank and its arithmetic raises nothing that the program traps or tests for.
+/* The environment consists of rounding, traps, flush-to-zero, and exception flags. The library
+ * computes in the default environment, whatever the program has set, so that its results have the
+ * same bits on every rank and its arithmetic raises no exception that the program traps or tests
+ * for.
  *
- * x87's registers are left alone: the library computes in float and double, which are SSE's. */
+ * The x87 state is not changed: the library computes in float and double, which use SSE. */
 struct ob_float_environment {
 #if defined(__x86_64__)
   unsigned mxcsr;
@@ -41,7 +43,7 @@ static inline struct ob_float_environment ob_float_enter(void) {
   struct ob_float_environment found;
 #if defined(__x86_64__)
   found.mxcsr = _mm_getcsr();
-  _mm_setcsr(0x1f80); /* all exceptions masked, no flag, to nearest, with subnormal numbers */
+  _mm_setcsr(0x1f80); /* exceptions masked, no flags, round to nearest, subnormals kept */
 #elif defined(__aarch64__)
   __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(found.control), "=r"(found.flags));
   __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
@@ -76,13 +78,13 @@ struct ob_call_scope ob_call_enter(void);
 void ob_call_leave(const struct ob_call_scope *found);
 
 /* Enters the scope until the end of the block, however it is left. Public functions begin with it,
- * except those that only return what a handle holds; and so does what a thread of the library's own
- * runs. */
+ * except those that only return a member of a handle; so do the functions that the library's own
+ * threads run. */
 #define OB_CALL_SCOPE                                                                              \
   struct ob_call_scope ob_call_found __attribute__((cleanup(ob_call_leave), unused)) =             \
       ob_call_enter()
 
-/* Runs a statement within such a block as the program would run it. */
+/* Runs a statement within such a block in the program's environment and locale. */
 #define OB_CALL_OF_PROGRAM(statement)                                                              \
   do {                                                                                             \
     ob_call_leave(&ob_call_found);                                                                 \
@@ -92,14 +94,14 @@ void ob_call_leave(const struct ob_call_scope *found);
 
 /* --- Handles -----------------------------------------------------------------------------------*/
 
-/* A handle is the address of a live object that a caller was given, of one kind. Every public
- * function checks its handle here, so that one which was destroyed, or is of another kind, is an
- * error and not an access to memory that is gone.
+/* A handle is the address of a live object of one kind, which a caller was given. Every public
+ * function checks its handle here, so that a handle that was destroyed, or is of another kind, is
+ * an error rather than an access to freed memory.
  *
- * A check takes no lock and does not look at the object: about 3 ns. An address that a new object
- * of the same kind has since been given cannot be told from the old one. */
+ * A check takes no lock and does not read the object: it takes about 3 ns. A destroyed handle whose
+ * address a new object of the same kind has got is accepted as the new one. */
 
-/* Requests of plans are part of their plan, and never registered. */
+/* Requests are not registered: each is part of its plan. */
 enum ob_handle_kind {
   OB_HANDLE_COMM = 1,
   OB_HANDLE_PLAN,
@@ -110,13 +112,13 @@ enum ob_handle_kind {
 };
 
 /* Creates an object of `bytes` bytes, set to zero as by ob_allocate, and registers it; NULL when
- * there is no memory for the one or the other. */
+ * there is no memory for the object or its entry. */
 void *ob_handle_create(enum ob_handle_kind kind, size_t bytes);
 
 /* Ends the registration: the address is no handle any more; the memory stays. */
 void ob_handle_retire(const void *handle);
 
-/* Ends the registration, where that was not done, and frees the memory. NULL is fine. */
+/* Ends the registration, if ob_handle_retire has not, and frees the memory. NULL is fine. */
 void ob_handle_release(void *handle);
 
 bool ob_handle_is(const void *handle, enum ob_handle_kind kind);
@@ -125,7 +127,7 @@ bool ob_handle_is(const void *handle, enum ob_handle_kind kind);
  * of that kind. */
 onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, const char *name);
 
-/* A public function that is about a handle begins with it. */
+/* Enters the scope and checks the handle: public functions that take a handle begin with it. */
 #define OB_CALL_SCOPE_OF(handle, kind)                                                             \
   OB_CALL_SCOPE;                                                                                   \
   OB_TRY(ob_handle_check(handle, kind, #handle))

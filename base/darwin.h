@@ -1,6 +1,6 @@
 /*
- * Supplies what macOS lacks of POSIX. The Makefile includes it before the files that use it in a
- * build for Darwin. Cross-compiled, not run yet.
+ * Supplies POSIX functions that macOS lacks. The Makefile includes it before the files that use it
+ * in a build for Darwin. Cross-compiled, not run yet.
  */
 #ifndef OB_BASE_DARWIN_H
 #define OB_BASE_DARWIN_H
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Waits until a time of CLOCK_MONOTONIC: there, conditions wait until a time of the calendar's
+/* Waits until a time of CLOCK_MONOTONIC: conditions on macOS wait until a time of the calendar
  * clock, or for a duration. */
 static inline int ob_darwin_timedwait(pthread_cond_t *condition, pthread_mutex_t *lock,
                                       const struct timespec *until) {
@@ -35,7 +35,7 @@ static inline int ob_darwin_fallocate(int file, off_t offset, off_t bytes) {
 }
 #define posix_fallocate ob_darwin_fallocate
 
-/* Uses files, since shared memory there is no regular file and cannot be locked. */
+/* Opens a file, since shared memory on macOS is no regular file and cannot be locked. */
 static inline int ob_darwin_shm_open(const char *name, int flags, mode_t mode) {
   char path[64];
   snprintf(path, sizeof path, "/tmp%s", name);

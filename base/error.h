@@ -1,6 +1,6 @@
 /*
- * The one idiom for errors: a function that fails returns ob_error(status, "message"), its callers
- * forward the status with OB_TRY. The message stays with the thread until its next error.
+ * Errors: a function that fails returns ob_error(status, "message"), and its callers forward the
+ * status with OB_TRY. The message stays with the thread until its next error.
  */
 #ifndef OB_BASE_ERROR_H
 #define OB_BASE_ERROR_H
@@ -21,7 +21,8 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
       return ob_try_status;                                                                        \
   } while (0)
 
-/* Fails unless the structure, an argument of that name, is there and begins with its size. */
+/* Fails unless the structure is not NULL and begins with its size. `name` is the argument's name in
+ * the error message. */
 onebit_status_t ob_size_check(const char *name, const void *structure, size_t size);
 
 /* The outcome of one call or of several: a status, with its error message. */
@@ -30,12 +31,12 @@ struct ob_outcome {
   char error[256];
 };
 
-/* Adds a status, whose error message is the latest, and returns it. An error counts more than a
- * skip, and what came first more than what followed: ranks that add the same statuses in the same
- * order come to the same one. */
+/* Adds a status, whose error message is the latest, and returns it. An error takes precedence over
+ * a skip, and an earlier status over a later one: ranks that add the same statuses in the same
+ * order get the same outcome. */
 onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status);
 
-/* The outcome so far; its error message becomes the latest one. */
+/* Returns the status so far; its error message becomes the latest one. */
 static inline onebit_status_t ob_outcome_tell(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
 }

@@ -1,4 +1,4 @@
-/* Opens files that anybody may have replaced by something else. */
+/* Opens files that another user may have replaced by something else. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
 #include "base/file.h"
@@ -60,7 +60,7 @@ void ob_input_close(struct ob_input *input) {
   input->number = -1;
 }
 
-/* Makes writes block again, except a FIFO's. */
+/* Makes writes block again, except to a FIFO. */
 static int check_output(int number) {
   struct stat about;
   if (fstat(number, &about) != 0)

@@ -1,7 +1,7 @@
 /*
- * Files that anybody may have replaced by something else. For reading: a FIFO, a device, a socket
- * or a directory in its place is refused, and none makes the reader wait; a file that is shorter
- * than it was is an error, and no signal.
+ * Files that another user may have replaced by something else. For reading, a FIFO, a device, a
+ * socket or a directory in place of the file is refused without waiting; a file that became shorter
+ * is an error, not a signal.
  */
 #ifndef OB_BASE_FILE_H
 #define OB_BASE_FILE_H
@@ -22,7 +22,7 @@ struct ob_input {
 enum { OB_INPUT_IRREGULAR = -1, OB_INPUT_CHANGED = -2 };
 
 /* Opens a regular file, or a link to one, for reading.
- *   directory   an open one, from which the path is taken; AT_FDCWD: the current one
+ *   directory   an open directory to which the path is relative; AT_FDCWD: the current one
  * On failure there is nothing to close. */
 int ob_input_open(struct ob_input *input, int directory, const char *path);
 
@@ -31,16 +31,16 @@ int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_
 
 void ob_input_close(struct ob_input *input);
 
-/* Writes the meaning of such a code as text. Returns `text`. */
+/* Writes the meaning of a code of these functions as text. Returns `text`. */
 enum { OB_INPUT_REASON = 96 };
 const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
 
-/* Opens a file for writing: at its end with `append`, else emptied. A FIFO that nobody reads is
- * refused, as opening it would block; where a reader is too slow, lines are lost with an error
- * rather than waited for. */
+/* Opens a file for writing: at its end with `append`, else emptied. A FIFO without a reader is
+ * refused, as opening it would block; if the reader is too slow, writes fail and lines are lost,
+ * rather than wait. */
 int ob_output_open(FILE **file, const char *path, bool append);
 
-/* The system's calls that the functions above use; a test may replace them. */
+/* The system calls that the functions above use; a test may replace them. */
 struct ob_input_calls {
   int (*open)(int directory, const char *path, int flags);
   ssize_t (*read)(int file, void *to, size_t bytes, off_t offset);

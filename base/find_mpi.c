@@ -19,10 +19,11 @@ static struct {
 
 /* ---- In the process ---- */
 
-/* True if a library has MPI. It looks for PMPI: an MPI_Init may be that of libonebit-mpi.so. */
+/* True if a library has MPI. It looks for PMPI_Init, since MPI_Init may be that of
+ * libonebit-mpi.so. */
 static bool has_mpi(void *library) { return dlsym(library, "PMPI_Init") != NULL; }
 
-/* Paths of the loaded libraries. Opening them has to wait until the loader's lock is free. */
+/* The paths of the loaded libraries: these can be opened only after the loader's lock is free. */
 struct paths {
   char **path;
   size_t count, capacity;
@@ -56,7 +57,7 @@ static void *find_private(void) {
   for (size_t i = 0; i < paths.count; i++) {
     void *library = found ? NULL : dlopen(paths.path[i], RTLD_LAZY | RTLD_NOLOAD);
     if (library && has_mpi(library))
-      found = library; /* kept open: it must not go before this library */
+      found = library; /* kept open, so that it is not unloaded before this library */
     else if (library)
       dlclose(library);
     ob_release(paths.path[i]);
@@ -87,7 +88,7 @@ static bool has_standard_abi(void *library) {
 }
 
 static void read_version(void *library, struct ob_mpi_found *found) {
-  static char text[16384]; /* of that library's size: Open MPI's is 256, MPICH's is 8192 */
+  static char text[16384]; /* at least MPI_MAX_LIBRARY_VERSION_STRING: Open MPI 256, MPICH 8192 */
   version_call *call;
   int length = 0;
   LOOK_UP(call, library, "PMPI_Get_library_version");

@@ -1,4 +1,4 @@
-/* Writes JSON, and reads what a person has written. */
+/* Writes and reads JSON. */
 #include "base/json.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ const char *ob_json_number(char text[OB_JSON_NUMBER], double value) {
 }
 
 /* Writes the comma and the key that precede a value. */
-static void put_key(struct ob_json *json, const char *key) {
+static void json_put_key(struct ob_json *json, const char *key) {
   if (json->behind)
     fputs(json->spaced && key ? ", " : ",", json->file);
   if (key)
@@ -28,7 +28,7 @@ static void put_key(struct ob_json *json, const char *key) {
 }
 
 void ob_json_begin(struct ob_json *json, const char *key, char bracket) {
-  put_key(json, key);
+  json_put_key(json, key);
   fprintf(json->file, "%s%c", json->spaced && !key && json->depth > 0 ? "\n  " : "", bracket);
   json->depth++;
   json->behind = false;
@@ -41,7 +41,7 @@ void ob_json_end(struct ob_json *json, char bracket) {
 }
 
 void ob_json_string(struct ob_json *json, const char *key, const char *text) {
-  put_key(json, key);
+  json_put_key(json, key);
   if (!text) {
     fputs("null", json->file);
     return;
@@ -57,24 +57,24 @@ void ob_json_string(struct ob_json *json, const char *key, const char *text) {
 
 void ob_json_real(struct ob_json *json, const char *key, double value) {
   char text[OB_JSON_NUMBER];
-  put_key(json, key);
+  json_put_key(json, key);
   fputs(ob_json_number(text, value), json->file);
 }
 
 void ob_json_integer(struct ob_json *json, const char *key, uint64_t value) {
-  put_key(json, key);
+  json_put_key(json, key);
   fprintf(json->file, "%" PRIu64, value);
 }
 
 void ob_json_bool(struct ob_json *json, const char *key, bool value) {
-  put_key(json, key);
+  json_put_key(json, key);
   fputs(value ? "true" : "false", json->file);
 }
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-/* Texts are written over the input, which is never shorter than they are. 17 digits tell a double
- * from its neighbours. */
+/* Decoded strings overwrite the input, which is never shorter than they are. A double needs only
+ * 17 digits. */
 enum { MAX_DEPTH = 32, MAX_NUMBER = 60 };
 
 struct reader {
@@ -92,7 +92,7 @@ const char *ob_json_kind_name(enum ob_json_kind kind) {
   return names[kind];
 }
 
-static onebit_status_t unexpected_error(const struct reader *reader, const char *expected) {
+static onebit_status_t json_unexpected_error(const struct reader *reader, const char *expected) {
   const char found[] = {'\'', *reader->read, '\'', '\0'};
   const bool printable = *reader->read > ' ' && *reader->read <= '~';
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: expected %s, not %s", reader->name, reader->line,
@@ -117,7 +117,8 @@ static bool skip_character(struct reader *reader, char wanted) {
 
 /* --- Texts and numbers */
 
-/* Converts \uXXXX to UTF-8. Halves of a pair, and zero, which would end the text, are refused. */
+/* Converts \uXXXX to UTF-8. A half of a surrogate pair, and zero, which would end the text, are
+ * refused. */
 static bool read_unicode(struct reader *reader) {
   char digits[5] = "", *end;
   strncpy(digits, reader->read, 4);
@@ -137,22 +138,22 @@ static onebit_status_t read_escape(struct reader *reader) {
   static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char *found = *reader->read ? strchr(letters, *reader->read) : NULL;
   if (!found && *reader->read != 'u')
-    return unexpected_error(reader, "one of \"\\/bfnrtu behind \\");
+    return json_unexpected_error(reader, "one of \"\\/bfnrtu behind \\");
   reader->read++;
   if (found)
     *reader->write++ = meanings[found - letters];
   else if (!read_unicode(reader))
-    return unexpected_error(reader, "the four digits of one character behind \\u");
+    return json_unexpected_error(reader, "the four digits of one character behind \\u");
   return ONEBIT_OK;
 }
 
 static onebit_status_t read_string(struct reader *reader, const char **text) {
   if (!skip_character(reader, '"'))
-    return unexpected_error(reader, "a text in \"\"");
+    return json_unexpected_error(reader, "a text in \"\"");
   *text = reader->write;
   while (*reader->read != '"') {
     if ((unsigned char)*reader->read < ' ')
-      return unexpected_error(reader, "\" at the end of a text");
+      return json_unexpected_error(reader, "\" at the end of a text");
     if (*reader->read != '\\')
       *reader->write++ = *reader->read++;
     else if (reader->read++)
@@ -163,14 +164,14 @@ static onebit_status_t read_string(struct reader *reader, const char **text) {
   return ONEBIT_OK;
 }
 
-static bool put_digits(struct reader *reader) {
+static bool json_copy_digits(struct reader *reader) {
   const char *from = reader->read;
   while (*reader->read >= '0' && *reader->read <= '9')
     *reader->write++ = *reader->read++;
   return reader->read > from;
 }
 
-static bool put_any(struct reader *reader, const char *characters) {
+static bool json_copy_one_of(struct reader *reader, const char *characters) {
   bool found = *reader->read && strchr(characters, *reader->read);
   if (found)
     *reader->write++ = *reader->read++;
@@ -179,16 +180,16 @@ static bool put_any(struct reader *reader, const char *characters) {
 
 static onebit_status_t json_read_number(struct reader *reader, const char **text) {
   *text = reader->write;
-  put_any(reader, "-");
-  bool good = *reader->read == '0' ? put_any(reader, "0") : put_digits(reader);
-  if (good && put_any(reader, "."))
-    good = put_digits(reader);
-  if (good && put_any(reader, "eE")) {
-    put_any(reader, "+-");
-    good = put_digits(reader);
+  json_copy_one_of(reader, "-");
+  bool good = *reader->read == '0' ? json_copy_one_of(reader, "0") : json_copy_digits(reader);
+  if (good && json_copy_one_of(reader, "."))
+    good = json_copy_digits(reader);
+  if (good && json_copy_one_of(reader, "eE")) {
+    json_copy_one_of(reader, "+-");
+    good = json_copy_digits(reader);
   }
   if (!good)
-    return unexpected_error(reader, "a value");
+    return json_unexpected_error(reader, "a value");
   if (reader->write - *text > MAX_NUMBER)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.20s...: a number of more than %d characters",
                     reader->name, reader->line, *text, MAX_NUMBER);
@@ -206,7 +207,7 @@ static onebit_status_t json_read_key(struct reader *reader, int object, const ch
     if (reader->values[k].parent == object && strcmp(reader->values[k].key, *key) == 0)
       return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.60s: in line %d already", reader->name,
                       reader->line, *key, reader->values[k].line);
-  return skip_character(reader, ':') ? ONEBIT_OK : unexpected_error(reader, "':'");
+  return skip_character(reader, ':') ? ONEBIT_OK : json_unexpected_error(reader, "':'");
 }
 
 static onebit_status_t read_members(struct reader *reader, int parent, char end) {
@@ -222,13 +223,13 @@ static onebit_status_t read_members(struct reader *reader, int parent, char end)
       OB_TRY(json_read_value(reader, key, parent));
     } while (skip_character(reader, ','));
     if (!skip_character(reader, end))
-      return unexpected_error(reader, end == '}' ? "',' or '}'" : "',' or ']'");
+      return json_unexpected_error(reader, end == '}' ? "',' or '}'" : "',' or ']'");
   }
   reader->depth--;
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_word(struct reader *reader, enum ob_json_kind *kind) {
+static onebit_status_t json_read_literal(struct reader *reader, enum ob_json_kind *kind) {
   for (*kind = OB_JSON_NULL; *kind <= OB_JSON_TRUE; ++*kind) {
     const char *word = ob_json_kind_name(*kind);
     if (strncmp(reader->read, word, strlen(word)) == 0) {
@@ -236,7 +237,7 @@ static onebit_status_t read_word(struct reader *reader, enum ob_json_kind *kind)
       return ONEBIT_OK;
     }
   }
-  return unexpected_error(reader, "a value");
+  return json_unexpected_error(reader, "a value");
 }
 
 static onebit_status_t json_read_value(struct reader *reader, const char *key, int parent) {
@@ -259,7 +260,7 @@ static onebit_status_t json_read_value(struct reader *reader, const char *key, i
     return read_string(reader, &value->text);
   default:
     if (!*reader->read || !strchr("-0123456789", *reader->read))
-      return read_word(reader, &value->kind);
+      return json_read_literal(reader, &value->kind);
     value->kind = OB_JSON_REAL;
     return json_read_number(reader, &value->text);
   }
@@ -272,9 +273,9 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   skip_blanks(&reader);
   /* An outermost number might end where the next character is yet to be read. */
   if (*reader.read != '{')
-    return unexpected_error(&reader, "'{'");
+    return json_unexpected_error(&reader, "'{'");
   OB_TRY(json_read_value(&reader, NULL, -1));
   skip_blanks(&reader);
   *count = reader.count;
-  return *reader.read ? unexpected_error(&reader, "nothing behind the last '}'") : ONEBIT_OK;
+  return *reader.read ? json_unexpected_error(&reader, "nothing behind the last '}'") : ONEBIT_OK;
 }

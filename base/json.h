@@ -1,4 +1,4 @@
-/* JSON as text. Numbers have the point of the locale in which calls compute (call_scope.h). */
+/* JSON as text. Numbers have a decimal point, as in the locale of calls (call_scope.h). */
 #ifndef OB_BASE_JSON_H
 #define OB_BASE_JSON_H
 
@@ -18,16 +18,17 @@ enum { OB_JSON_NUMBER = 32 };
  * Returns `text`. */
 const char *ob_json_number(char text[OB_JSON_NUMBER], double value);
 
-/* A JSON value that is being written: starts as {.file = ...}. The writer puts the commas. Keys are
- * written as they are; NULL is for elements of an array, and for the outermost value. */
+/* A JSON value that is being written; initialise it as {.file = ...}. The functions write the
+ * commas. Keys are written without escapes; the key is NULL for elements of an array and for the
+ * outermost value. */
 struct ob_json {
   FILE *file;
-  bool spaced; /* for people: spaces, and a line for each object of an array */
-  bool behind; /* another value, from which a comma divides the next one */
+  bool spaced; /* readable: with spaces, and a line for each object of an array */
+  bool behind; /* a value was written, so a comma precedes the next one */
   int depth;   /* of the open objects and arrays */
 };
 
-/* `bracket` is '{' or '[', and at the end '}' or ']'. */
+/* Begin and end an object or array: `bracket` is '{' or '[', and at the end '}' or ']'. */
 void ob_json_begin(struct ob_json *json, const char *key, char bracket);
 void ob_json_end(struct ob_json *json, char bracket);
 
@@ -44,18 +45,17 @@ enum ob_json_kind {
   OB_JSON_NULL,
   OB_JSON_FALSE,
   OB_JSON_TRUE,
-  OB_JSON_REAL, /* as it is written: `text` */
+  OB_JSON_REAL, /* `text` has it as written */
   OB_JSON_STRING,
   OB_JSON_ARRAY,
   OB_JSON_OBJECT
 };
 
-/* A value of an object has a key, which no other value of the object has; one of an array has
- * NULL. */
+/* A value. Keys are unique within an object; an element of an array has the key NULL. */
 struct ob_json_value {
-  const char *key, *text; /* in the memory that was read; of an array or object text is NULL */
+  const char *key, *text; /* in the memory that was read; an array or object has no text: NULL */
   enum ob_json_kind kind;
-  int parent; /* the place of the array or object that it is in; -1: of none */
+  int parent; /* index of the array or object that has it; -1: it is outermost */
   int line;
 };
 
@@ -64,7 +64,7 @@ struct ob_json_value {
 onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value *values,
                              size_t capacity, size_t *count);
 
-/* "an object", "a number" ... */
+/* Returns "an object", "a number" ... */
 const char *ob_json_kind_name(enum ob_json_kind kind);
 
 #endif

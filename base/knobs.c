@@ -78,8 +78,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
 /* There are some 20 variables. */
 enum { MAX_BYTES = 1 << 16, MAX_VALUES = 64, PREFIX = sizeof "ONEBIT_" - 1 };
 
-/* The file's contents. Static: it is read before memory may fail, and kept as long as the
- * process. */
+/* The file's contents. It is static, since it is read once and kept until the process ends. */
 static struct {
   onebit_status_t status;
   char path[1024], error[512], text[MAX_BYTES + 1];
@@ -91,7 +90,7 @@ static struct {
 
 /* Returns the outermost object's value after `value` (NULL: the first value), or NULL at the
  * end. */
-static const struct ob_json_value *next_value(const struct ob_json_value *value) {
+static const struct ob_json_value *config_next_value(const struct ob_json_value *value) {
   size_t k = value ? (size_t)(value - config.values) : 0;
   while (++k < config.count)
     if (config.values[k].parent == 0)
@@ -99,7 +98,8 @@ static const struct ob_json_value *next_value(const struct ob_json_value *value)
   return NULL;
 }
 
-/* "FILE:LINE: KEY", or "FILE:LINE", in memory of the thread, which the next call overwrites. */
+/* Returns "FILE:LINE: KEY", or "FILE:LINE", in memory of the thread that the next call
+ * overwrites. */
 static const char *config_origin_of(const struct ob_json_value *value, const char *key) {
   static _Thread_local char text[256];
   snprintf(text, sizeof text, "%.160s:%d%s%.60s", config.path, value->line, key ? ": " : "",
@@ -111,18 +111,18 @@ static const char *config_origin(const struct ob_json_value *value) {
   return config_origin_of(value, value->key);
 }
 
-/* Fails with "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
+/* Fails with the message "FILE:LINE: KEY is VALUE, " followed by the reason. */
 static onebit_status_t config_wrong(const struct ob_json_value *value, const char *why) {
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %.80s, %s", config_origin(value),
                   value->text ? value->text : ob_json_kind_name(value->kind), why);
 }
 
-static bool names_knob(const char *key, enum ob_knob knob) {
+static bool is_name_of_knob(const char *key, enum ob_knob knob) {
   return knob != OB_KNOB_CONFIG && strcasecmp(ob_knobs[knob].name + PREFIX, key) == 0 &&
          strpbrk(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == NULL;
 }
 
-static const char *text_of(const struct ob_json_value *value) {
+static const char *config_text_of(const struct ob_json_value *value) {
   return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
 }
 
@@ -132,19 +132,19 @@ static const char *config_find_knob(enum ob_knob knob, const struct ob_json_valu
   const struct ob_json_value *value = NULL;
   if (ob_config_check() != ONEBIT_OK)
     return NULL;
-  while ((value = next_value(value)))
-    if (names_knob(value->key, knob) && text_of(value)) {
+  while ((value = config_next_value(value)))
+    if (is_name_of_knob(value->key, knob) && config_text_of(value)) {
       *found = value;
-      return text_of(value);
+      return config_text_of(value);
     }
   return NULL;
 }
 
 /* --- Reading */
 
-static onebit_status_t check_key(const struct ob_json_value *value) {
+static onebit_status_t config_check_key(const struct ob_json_value *value) {
   for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++)
-    if (names_knob(value->key, knob))
+    if (is_name_of_knob(value->key, knob))
       return value->kind < OB_JSON_ARRAY
                  ? ONEBIT_OK
                  : config_wrong(value, "not a text, a number, true or false");
@@ -168,12 +168,12 @@ static onebit_status_t config_load(void) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_CONFIG=%.200s: %s", config.path,
                     input.bytes > MAX_BYTES ? "larger than 64 KiB" : "not a text");
   OB_TRY(ob_json_read(config.path, config.text, config.values, MAX_VALUES, &config.count));
-  for (const struct ob_json_value *value = NULL; (value = next_value(value));)
-    OB_TRY(check_key(value));
+  for (const struct ob_json_value *value = NULL; (value = config_next_value(value));)
+    OB_TRY(config_check_key(value));
   return ONEBIT_OK;
 }
 
-static void read_once(void) {
+static void config_read_once(void) {
   const char *path = ob_knob_text(OB_KNOB_CONFIG);
   if (!path)
     return;
@@ -188,7 +188,7 @@ static void read_once(void) {
 
 onebit_status_t ob_config_check(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, read_once);
+  pthread_once(&once, config_read_once);
   return config.status == ONEBIT_OK ? ONEBIT_OK : ob_error(config.status, "%s", config.error);
 }
 
@@ -235,8 +235,8 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-/* Reads one digit. 0: it is no number of bits. */
-static int digit_of(char digit) {
+/* Parses a number of bits. 0: the digit is none. */
+static int parse_digit(char digit) {
   return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
 }
 
@@ -245,9 +245,9 @@ bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits) {
   if (length == 4 && !memcmp(text, "auto", 4))
     *bits = (struct ob_bits){1, 8};
   else if (length == 1)
-    *bits = (struct ob_bits){digit_of(text[0]), digit_of(text[0])};
+    *bits = (struct ob_bits){parse_digit(text[0]), parse_digit(text[0])};
   else if (length == 4 && text[1] == '.' && text[2] == '.')
-    *bits = (struct ob_bits){digit_of(text[0]), digit_of(text[3])};
+    *bits = (struct ob_bits){parse_digit(text[0]), parse_digit(text[3])};
   return bits->min > 0 && bits->max >= bits->min;
 }
 
@@ -261,7 +261,7 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
                   ob_knob_label(OB_KNOB_BITS), text);
 }
 
-/* The least budget: one bit an element, and the scales. */
+/* The smallest budget: one bit an element, and the scales. */
 #define MIN_BUDGET (1.0 / 32 + 1.0 / OB_DEFAULT_BLOCK)
 
 onebit_status_t ob_knob_budget(double *budget) {

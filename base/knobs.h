@@ -1,7 +1,7 @@
 /*
  * The environment variables that the library reads, one row each. They are few on purpose: settings
- * of one plan are options of the plan. Where a variable is not set the file of ONEBIT_CONFIG may
- * set its value (below).
+ * of one plan are options of the plan. The file that ONEBIT_CONFIG names may set a variable that
+ * the environment does not set (below).
  */
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
@@ -43,26 +43,27 @@ struct ob_knob_row {
 
 extern const struct ob_knob_row ob_knobs[OB_KNOB_COUNT];
 
-/* The text of a knob: the environment's, else the file's; NULL: neither has it, or it is empty. */
+/* Returns the text of a knob, from the environment, else from the file; NULL: neither sets it, or
+ * it is empty. */
 const char *ob_knob_text(enum ob_knob knob);
 
-/* The name of a knob in messages, its variable or "FILE:LINE: KEY"; and where its value is from:
- * "environment", "default" or "FILE:LINE". Both are in the thread's memory. */
+/* Return the name of a knob in messages, its variable or "FILE:LINE: KEY"; and the source of its
+ * value: "environment", "default" or "FILE:LINE". Both texts are in the thread's memory. */
 const char *ob_knob_label(enum ob_knob knob);
 const char *ob_knob_origin(enum ob_knob knob);
 
 /* Reads a knob that is a whole number into *value; `fallback` when it is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
 
-/* The least bits with which a program's own Adam trains as with dense sums; with 4 and less it does
- * not (docs/scales.md). */
+/* The smallest number of bits with which a program's own Adam trains as well as with dense sums
+ * (docs/scales.md). */
 #define OB_SAFE_BITS 8
 
-/* Elements that share a scale, by default. A measurement chose it: docs/scales.md. At this size the
- * scales add 1/64 to the bits. */
+/* The default number of elements that share a scale, chosen by measurement (docs/scales.md). At
+ * this size the scales add 1/64 to the bits. */
 #define OB_DEFAULT_BLOCK 2048
 
-/* The range of bits an element, two of 1, 2, 4 and 8; 0 and 0: not set. */
+/* The least and the most bits an element, each 1, 2, 4 or 8; 0 and 0: not set. */
 struct ob_bits {
   int min, max;
 };
@@ -70,15 +71,15 @@ struct ob_bits {
 /* Reads "4", "1..8" or "auto", which is 1..8. False: it is none of them. */
 bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits);
 
-/* ONEBIT_BITS: bits of an element in sums that go to an optimizer which is not this library's, or
- * `fallback` when it is not set. With an error they are -1. */
+/* Reads ONEBIT_BITS, the bits an element in sums for an optimizer that is not this library's;
+ * `fallback` when it is not set. After an error they are -1. */
 onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
 
-/* ONEBIT_BUDGET: the part of float32's bytes that tensors may send, as 1/20 or 0.05; 0 when it
- * is not set. */
+/* Reads ONEBIT_BUDGET, the part of float32's bytes that tensors may send, such as 1/20 or 0.05; 0
+ * when it is not set. */
 onebit_status_t ob_knob_budget(double *budget);
 
-/* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
+/* Reads a knob that is a number of seconds, with decimals; 0 and `never` give INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);
 
 /* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/

@@ -1,7 +1,7 @@
 /*
- * Writes the library's messages while it runs, as ONEBIT_DEBUG asks: a line each, with rank and
- * host in front, to standard error or the file that ONEBIT_DEBUG_FILE names. Where a level is off
- * it costs reading one int.
+ * Writes the library's messages while it runs, as ONEBIT_DEBUG asks: one line each, after rank and
+ * host, to standard error or the file that ONEBIT_DEBUG_FILE names. A message whose level is off
+ * costs reading one int.
  */
 #ifndef OB_BASE_LOG_H
 #define OB_BASE_LOG_H
@@ -13,8 +13,8 @@
 
 enum ob_log_level { OB_LOG_WARN, OB_LOG_INFO, OB_LOG_TRACE };
 
-/* Reads the variables, and opens the file, with the first communicator. ONEBIT_ERROR_ARGUMENT,
- * ONEBIT_ERROR_FILE. */
+/* Reads the variables and opens the file, when the first communicator is created. Errors:
+ * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_log_open(int rank);
 
 /* Reads the level that ONEBIT_DEBUG asks for. */
@@ -22,7 +22,7 @@ onebit_status_t ob_log_read_level(enum ob_log_level *level);
 
 bool ob_log_wants(enum ob_log_level level);
 
-/* `rank` is that of the communicator that the message is about; -1: it is about none. */
+/* `rank`: the rank in the communicator that the message is about; -1: there is no communicator. */
 void ob_log(enum ob_log_level level, int rank, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

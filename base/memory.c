@@ -26,7 +26,7 @@ int ob_memory_must_fail(void) {
   return fails;
 }
 
-static size_t rounded_up(size_t bytes, size_t multiple) {
+static size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
@@ -36,7 +36,7 @@ void *ob_allocate(size_t count, size_t size) {
   size_t bytes = count * size;
   int large = bytes >= 2 * HUGE_PAGE;
   size_t alignment = large ? HUGE_PAGE : OB_ALIGNMENT;
-  size_t whole = rounded_up(bytes ? bytes : 1, alignment);
+  size_t whole = round_up(bytes ? bytes : 1, alignment);
   void *memory = aligned_alloc(alignment, whole);
   if (!memory)
     return NULL;
@@ -45,14 +45,14 @@ void *ob_allocate(size_t count, size_t size) {
     (void)madvise(memory, whole,
                   MADV_HUGEPAGE); /* a hint: small pages serve as well, only slower */
 #endif
-  return memset(memory, 0, bytes); /* touches every page now rather than in the first call */
+  return memset(memory, 0, bytes); /* every page is touched here, rather than in the first call */
 }
 
 void ob_release(void *memory) { free(memory); }
 
 void ob_memory_return(void *memory, size_t bytes) {
 #if defined(__linux__) && defined(MADV_DONTNEED)
-  const uintptr_t begin = (uintptr_t)memory, first = rounded_up(begin, HUGE_PAGE),
+  const uintptr_t begin = (uintptr_t)memory, first = round_up(begin, HUGE_PAGE),
                   end = (begin + bytes) / HUGE_PAGE * HUGE_PAGE;
   if (end > first)
     (void)madvise((void *)first, end - first, MADV_DONTNEED);
@@ -83,10 +83,10 @@ static onebit_status_t memory_copy(void *to, const void *from, size_t bytes) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t clear(void *memory, size_t bytes) {
+static onebit_status_t memory_clear(void *memory, size_t bytes) {
   if (bytes)
     memset(memory, 0, bytes);
   return ONEBIT_OK;
 }
 
-const struct ob_memory ob_memory_host = {ob_allocate, ob_release, memory_copy, clear};
+const struct ob_memory ob_memory_host = {ob_allocate, ob_release, memory_copy, memory_clear};

@@ -12,23 +12,22 @@
 #define OB_ALIGNMENT 64
 
 /* Allocates count * size bytes set to zero, aligned to OB_ALIGNMENT; NULL when there is no such
- * memory or the product overflows. No bytes give a pointer too. Large arrays are placed on huge
- * pages where the system has them. */
+ * memory or the product overflows. A size of 0 gives a pointer, too. Large arrays are placed on
+ * huge pages where the system has them. */
 void *ob_allocate(size_t count, size_t size);
 
 /* Frees memory. NULL is fine. */
 void ob_release(void *memory);
 
-/* Returns the whole huge pages of this range to the system; they are zeros when they are used
- * again. */
+/* Returns the complete huge pages of this range to the system; they read as zeros afterwards. */
 void ob_memory_return(void *memory, size_t bytes);
 
 /* Keeps memory until the process ends, since something outside the library may still access it.
  * NULL is fine. */
 void ob_memory_keep(void *memory);
 
-/* A kind of memory: allocates arrays (zeroed; NULL when there is none), frees them (NULL is fine),
- * and copies from and to the host: `copy` has one end there. */
+/* A kind of memory. `allocate` returns zeroed arrays, or NULL; `release` accepts NULL; `copy`
+ * copies from the host or to it. */
 struct ob_memory {
   void *(*allocate)(size_t count, size_t size);
   void (*release)(void *memory);
@@ -38,8 +37,8 @@ struct ob_memory {
 
 extern const struct ob_memory ob_memory_host;
 
-/* Nonzero if this allocation must fail, for a test; errno is then ENOMEM. Also asked before the
- * system's other resources are taken: shared memory, its mapping, a thread. */
+/* Nonzero if this allocation must fail, for a test; errno is then ENOMEM. It is also called before
+ * other resources are requested of the system: shared memory, its mapping, a thread. */
 int ob_memory_must_fail(void);
 
 /* Makes the n-th allocation from now on fail, once, for tests; n <= 0 switches it off. */

@@ -1,5 +1,5 @@
-/* Declares what is used here but missing in some headers of NCCL since 2.18; for files that include
- * nccl.h and call more than its oldest release has. */
+/* Declares types and functions that some releases of NCCL since 2.18 lack; files include it after
+ * nccl.h. */
 #ifndef OB_BASE_NCCL_RELEASES_H
 #define OB_BASE_NCCL_RELEASES_H
 
@@ -11,19 +11,20 @@
 #define ncclBfloat16 ((ncclDataType_t)9)
 #endif
 
-/* New in 2.23; a program may know it where this was built with an older NCCL. */
+/* This function is new in 2.23; a program may use it though this library was built with an older
+ * NCCL. */
 #if NCCL_VERSION_CODE < 22300
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int ids,
                                       ncclUniqueId *id, ncclConfig_t *config);
 #endif
 
-/* New in 2.27. */
+/* This function is new in 2.27. */
 #if NCCL_VERSION_CODE < 22700
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *newcomm,
                             ncclConfig_t *config, int flags);
 #endif
 
-/* New in 2.28. */
+/* This function is new in 2.28. */
 #if NCCL_VERSION_CODE < 22800
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
 #endif

@@ -1,4 +1,4 @@
-/* The clock, the machine, and the files that are this process's alone. */
+/* The clock, the machine, and the files that a forked child closes. */
 #define _DEFAULT_SOURCE
 #include "base/process.h"
 
@@ -37,7 +37,7 @@ int ob_machine_processors(void) {
 /* --- Files that a forked child closes ----------------------------------------------------------*/
 
 /* The number of files that a process may have open, by Linux's default of fs.nr_open. Each has a
- * bit, of memory that takes no page until it is written to. */
+ * bit in `registered`, whose pages take no memory until they are written. */
 #define FILES (1 << 20)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,11 +45,11 @@ static unsigned char registered[FILES / CHAR_BIT];
 static int top; /* all numbers of registered files are below */
 static atomic_uint forks;
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void lock_before_fork(void) { pthread_mutex_lock(&lock); }
 
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
 
-static void in_child(void) {
+static void close_files_in_child(void) {
   for (int file = 0; file < top; file++)
     if (registered[file / CHAR_BIT] & 1U << file % CHAR_BIT)
       close(file);
@@ -59,12 +59,14 @@ static void in_child(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Without memory for the handlers a child keeps the files. */
-static void forked_begin(void) { pthread_atfork(before_fork, after_fork, in_child); }
+/* If the handlers cannot be registered, a child keeps the files. */
+static void register_fork_handlers(void) {
+  pthread_atfork(lock_before_fork, unlock_after_fork, close_files_in_child);
+}
 
 int ob_own_file(int file) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, forked_begin);
+  pthread_once(&once, register_fork_handlers);
   if (file < 0 || file >= FILES)
     return file;
   OB_LOCKED(&lock);

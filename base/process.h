@@ -19,19 +19,18 @@ int ob_machine_processors(void);
 
 /* --- Files of this process alone ---------------------------------------------------------------*/
 
-/* A process that is forked from this one has its files open too: as long as the child runs, the
- * system closes no connection of a parent that was killed, and gives up no lock of it. So a child
- * closes at once what is registered here, and what it has copied of objects of the parent is no use
- * to it. */
+/* A forked child has the parent's files open, too: as long as the child runs, the system neither
+ * closes the connections of a killed parent nor releases its locks. So a child closes the files
+ * that are registered here at once, and cannot use its copies of the parent's objects. */
 
-/* Registers an open file, and returns it; a negative number is only returned. */
+/* Registers an open file and returns it; a negative number is returned without registration. */
 int ob_own_file(int file);
 
 /* Closes a registered file. A negative number is fine. */
 void ob_own_close(int file);
 
-/* The number of forks from the loading of the library to this process. An object that was made at
- * another number belongs to a parent process. */
+/* Returns how many forks there were between the process that loaded the library and this one. An
+ * object that was made at another number belongs to a parent process. */
 unsigned ob_forks(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* The transport over sockets waits by Linux's epoll: a build for macOS has threads, and custom. */
+/* The transport over sockets needs Linux's epoll, so a build for macOS refuses it. */
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "onebit/sockets.h"

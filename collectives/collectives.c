@@ -18,7 +18,7 @@ static onebit_status_t call_check_refused(const struct onebit_plan *plan) {
                   "differ: onebit_plan_reset, or load a checkpoint");
 }
 
-static void make_flight(const struct onebit_plan *plan, const struct ob_call *call) {
+static void flight_init(const struct onebit_plan *plan, const struct ob_call *call) {
   struct ob_flight *flight = plan->flight;
   flight->call = *call;
   flight->step = 0;
@@ -29,7 +29,7 @@ static void make_flight(const struct onebit_plan *plan, const struct ob_call *ca
   flight->outcome.status = ONEBIT_OK;
   flight->watch = (struct ob_watch){0};
   flight->began = ob_log_wants(OB_LOG_TRACE) ? ob_seconds() : 0;
-  flight->call_bytes = plan->wire_bytes; /* which the call's end may change */
+  flight->call_bytes = plan->wire_bytes; /* the end of the call may change wire_bytes */
 }
 
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
@@ -41,7 +41,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call: %s",
                     plan->flight->outcome.error);
   OB_TRY(ob_comm_check(plan->comm));
-  make_flight(plan, call);
+  flight_init(plan, call);
   state->sequence++;
   state->trace.count = 0;
   state->trace.open = false;
@@ -71,9 +71,10 @@ static void back_off(onebit_plan_t plan, unsigned idle) {
     ob_backoff(idle);
 }
 
-/* Walks to the end of the list, or with `wait` false as far as it goes; true: to the end, and the
- * plan is claimed. While it waits for a message it moves the other requests in flight: one of them
- * may be what a peer waits for before it answers, so then nobody may block. */
+/* Runs the plan's steps: to the end of the list, or with `wait` false until one has to wait.
+ * Returns true at the end of the list; the plan is then claimed. In a wait for a message the other
+ * requests in flight advance too, because a peer may need one of them before it answers: a step may
+ * therefore block only if its request is alone. */
 static bool walk_steps(onebit_plan_t plan, bool wait) {
   struct ob_engine *engine = plan->comm->engine;
   for (unsigned idle = 0;; idle++) {
@@ -94,7 +95,7 @@ static bool walk_steps(onebit_plan_t plan, bool wait) {
 }
 
 /* A held call that ended well is still to be applied. */
-static bool awaits_apply(const struct onebit_plan *plan) {
+static bool is_awaiting_apply(const struct onebit_plan *plan) {
   return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
@@ -109,7 +110,7 @@ static void call_undo(onebit_plan_t plan) {
 }
 
 void ob_plan_revoke(onebit_plan_t plan) {
-  if (awaits_apply(plan))
+  if (is_awaiting_apply(plan))
     call_undo(plan);
 }
 
@@ -138,12 +139,12 @@ static onebit_status_t call_leave(onebit_plan_t plan) {
   plan->state->in_flight = false;
   if (plan->flight->began > 0)
     log_call(plan);
-  if (!awaits_apply(plan))
+  if (!is_awaiting_apply(plan))
     end_call(plan);
   return ob_outcome_tell(&plan->flight->outcome);
 }
 
-/* Ends the call as after a failed transport: nothing can follow. */
+/* Ends the call as after a failed transport: the plan can make no further call. */
 void ob_plan_abandon(onebit_plan_t plan) {
   if (!plan || !plan->state->in_flight)
     return;
@@ -201,7 +202,7 @@ onebit_status_t ob_plan_apply(onebit_plan_t plan) {
 }
 
 /* Elements in the send and the receive buffer. */
-static void buffer_counts(const struct onebit_plan *plan, size_t *send, size_t *receive) {
+static void count_buffer_elements(const struct onebit_plan *plan, size_t *send, size_t *receive) {
   size_t ranks = (size_t)plan->comm->size;
   bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
   bool gather = plan->options.operation == ONEBIT_ALLGATHER;
@@ -218,11 +219,12 @@ static onebit_status_t check_pointer(const char *name, const void *buffer, size_
   return ONEBIT_OK;
 }
 
-/* The buffers may be apart, or in place: this rank's part of the longer one is the shorter one. */
+/* Accepts buffers that do not overlap, and a call in place: the shorter buffer is then this rank's
+ * part of the longer one. */
 static onebit_status_t check_overlap(const struct onebit_plan *plan, const void *sendbuf,
                                      const void *recvbuf) {
   size_t send, receive, size = ob_dtype_size(plan->options.dtype);
-  buffer_counts(plan, &send, &receive);
+  count_buffer_elements(plan, &send, &receive);
   uintptr_t s = (uintptr_t)sendbuf, r = (uintptr_t)recvbuf;
   if (s + send * size <= r || r + receive * size <= s)
     return ONEBIT_OK;
@@ -247,7 +249,8 @@ static onebit_status_t call_check_buffers(const struct onebit_plan *plan, const 
   return check_overlap(plan, sendbuf, recvbuf);
 }
 
-/* The pieces lie in one buffer, `count` apart; in a gather, every rank's result has its place. */
+/* Sets the addresses of the pieces, which lie in one buffer one after the other, and in an
+ * allgather the addresses of all ranks' results. */
 static void set_buffers(const struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
   for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
@@ -262,14 +265,14 @@ static void set_buffers(const struct onebit_plan *plan, const void *sendbuf, voi
     plan->outputs[r] = plan->count ? (char *)recvbuf + r * plan->count * size : NULL;
 }
 
-static struct ob_call call_on_buffers(const struct onebit_plan *plan) {
+static struct ob_call make_buffer_call(const struct onebit_plan *plan) {
   return (struct ob_call){.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
                           .outputs = plan->outputs};
 }
 
 struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvbuf) {
   set_buffers(plan, sendbuf, recvbuf);
-  return call_on_buffers(plan);
+  return make_buffer_call(plan);
 }
 
 /* Checks the call on this rank. The plan tells the other ranks of an error. */
@@ -287,7 +290,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   return call_check_buffers(plan, sendbuf, recvbuf);
 }
 
-/* Makes a call without a stream, or on one. */
+/* Starts a call; `stream` is read only if on_stream is true. */
 static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_operation_t operation, onebit_request_t *request,
                                   bool on_stream, void *stream) {
@@ -297,7 +300,7 @@ static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_pla
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, on_stream);
   if (status == ONEBIT_OK)
     set_buffers(plan, sendbuf, recvbuf);
-  struct ob_call call = call_on_buffers(plan);
+  struct ob_call call = make_buffer_call(plan);
   call.on_stream = on_stream;
   call.stream = stream;
   return ob_plan_start(plan, status, &call);
@@ -319,15 +322,15 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
 }
 
 /* A request is the plan's address and, in the bits that alignment leaves zero, the number of the
- * call: a copy of one that is finished is not taken for the next. */
-static onebit_request_t request_of(onebit_plan_t plan) {
+ * call, so that a copy of a finished request is not mistaken for the next one. */
+static onebit_request_t encode_request(onebit_plan_t plan) {
   return (onebit_request_t)((char *)plan + 1 + plan->state->sequence % (OB_ALIGNMENT - 1));
 }
 
 static onebit_status_t call_check_request(onebit_request_t request, onebit_plan_t *plan) {
   *plan = (onebit_plan_t)((char *)request - (uintptr_t)request % OB_ALIGNMENT);
   if (ob_handle_is(*plan, OB_HANDLE_PLAN) && (*plan)->state->in_flight &&
-      request_of(*plan) == request)
+      encode_request(*plan) == request)
     return ONEBIT_OK;
   return ob_handle_check(request, OB_HANDLE_REQUEST, "*request");
 }
@@ -340,7 +343,7 @@ static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_pla
   if (!request) /* nobody could wait for this call: tell the other ranks, and end it */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
-  *request = request_of(plan);
+  *request = encode_request(plan);
   return ONEBIT_OK;
 }
 

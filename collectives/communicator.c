@@ -56,7 +56,7 @@ static onebit_status_t communicator_read_settings(onebit_comm_t comm) {
   return ob_watch_timeout(&comm->timeout);
 }
 
-static onebit_status_t begin_progress(onebit_comm_t comm) {
+static onebit_status_t begin_progress_thread(onebit_comm_t comm) {
   bool wanted;
   OB_TRY(ob_progress_wanted(&wanted));
   if (wanted && comm->transport->threads && !comm->transport->threads())
@@ -95,7 +95,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   }
   onebit_status_t status = communicator_read_settings(comm);
   if (status == ONEBIT_OK)
-    status = begin_progress(comm);
+    status = begin_progress_thread(comm);
   if (status != ONEBIT_OK) {
     ob_comm_release(comm);
     return status;
@@ -137,7 +137,7 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
   return comm;
 }
 
-/* A forked child keeps the memory, and closes nothing that belongs to the parent. */
+/* A forked child frees nothing, because the connections belong to the parent. */
 void ob_comm_drop(onebit_comm_t comm) {
   if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
@@ -205,8 +205,8 @@ static struct proposal *slot_of_rank(onebit_comm_t comm, int rank) {
 
 /* Gives all ranks the values of all: `bytes` bytes each, those of rank k at `memory` + k *
  * bytes. */
-static onebit_status_t agree_exchange(onebit_comm_t comm, void *memory, size_t bytes,
-                                      const char *what) {
+static onebit_status_t exchange_values(onebit_comm_t comm, void *memory, size_t bytes,
+                                       const char *what) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
   for (int step = 1; step < comm->size; step++) {
@@ -224,15 +224,15 @@ static onebit_status_t agree_exchange(onebit_comm_t comm, void *memory, size_t b
   return status;
 }
 
-static uint64_t checksum_of(const struct proposal *proposal) {
+static uint64_t compute_proposal_checksum(const struct proposal *proposal) {
   size_t from = offsetof(struct proposal, number);
   return ob_hash(OB_HASH_START, &proposal->number, sizeof *proposal - from);
 }
 
-static void agree_seal(onebit_comm_t comm, struct proposal *mine) {
+static void seal_proposal(onebit_comm_t comm, struct proposal *mine) {
   mine->version = PROPOSAL_VERSION;
   mine->number = comm->agreements;
-  mine->checksum = checksum_of(mine);
+  mine->checksum = compute_proposal_checksum(mine);
 }
 
 /* Checks that the message is the rank's proposal, to this agreement. */
@@ -247,7 +247,7 @@ static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoi
     return ob_error(ONEBIT_ERROR_MESSAGE,
                     "rank %d sent terms of version %" PRIu32 ", this library has version %d",
                     in->peer, theirs->version, PROPOSAL_VERSION);
-  if (theirs->checksum != checksum_of(theirs))
+  if (theirs->checksum != compute_proposal_checksum(theirs))
     return ob_error(ONEBIT_ERROR_MESSAGE, "the terms of rank %d were damaged on their way",
                     in->peer);
   if (theirs->number != comm->agreements || theirs->count > OB_TERMS)
@@ -263,8 +263,8 @@ static onebit_status_t check_proposals(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-/* Takes the status of a peer that failed. */
-static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
+/* Fails if the rank's proposal has an error. */
+static onebit_status_t check_peer_status(onebit_comm_t comm, int rank) {
   const struct proposal *theirs = slot_of_rank(comm, rank);
   if (theirs->status == ONEBIT_OK)
     return ONEBIT_OK;
@@ -274,7 +274,7 @@ static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
 }
 
 /* Every rank compares all ranks with rank 0, so all ranks return the same error message. */
-static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
+static onebit_status_t compare_terms(onebit_comm_t comm, int rank, const struct ob_term *terms,
                                      size_t count) {
   const struct proposal *first = slot_of_rank(comm, 0), *theirs = slot_of_rank(comm, rank);
   if (first->count != theirs->count)
@@ -304,9 +304,9 @@ bool ob_agree_differed_only(onebit_comm_t comm, size_t term) {
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count) {
   OB_TRY(check_proposals(comm));
   for (int rank = 0; rank < comm->size; rank++)
-    OB_TRY(check_peer(comm, rank));
+    OB_TRY(check_peer_status(comm, rank));
   for (int rank = 1; rank < comm->size; rank++)
-    OB_TRY(agree_compare(comm, rank, terms, count));
+    OB_TRY(compare_terms(comm, rank, terms, count));
   return ONEBIT_OK;
 }
 
@@ -321,7 +321,8 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot_of_rank(comm, comm->rank);
   char what[64];
-  /* The check comes first: after a failed agreement its message `mine` may still be in flight. */
+  /* The check comes before `mine` is written: after a failed agreement the message that lies there
+   * may still be in flight. */
   OB_TRY(ob_comm_check(comm));
   snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
            ++comm->agreements);
@@ -329,9 +330,9 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
       .magic = PROPOSAL_MAGIC, .status = status, .count = (uint32_t)count, .note = note};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
-  agree_seal(comm, mine);
+  seal_proposal(comm, mine);
   if (comm->size > 1)
-    OB_TRY(agree_exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
+    OB_TRY(exchange_values(comm, comm->control_memory, OB_AGREE_BYTES, what));
   return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
 }
 
@@ -342,7 +343,7 @@ onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
   else if (gethostname(own, OB_HOST_NAME_BYTES - 1) != 0)
     own[0] = '\0';
   if (comm->size > 1)
-    OB_TRY(agree_exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
+    OB_TRY(exchange_values(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
   for (int rank = 0; rank < comm->size; rank++)
     comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
   ob_comm_log(comm);

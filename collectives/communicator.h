@@ -20,7 +20,7 @@
 /* The bytes of the terms of one agreement, at most. */
 #define OB_AGREE_BYTES 256
 
-/* The reason why nothing can follow: one error message for all ranks. */
+/* The reason why the communicator has ended: one error message for all ranks. */
 struct ob_comm_end {
   pthread_mutex_t lock;
   atomic_bool set;
@@ -30,25 +30,27 @@ struct ob_comm_end {
 struct onebit_comm {
   const struct ob_transport *transport;
   int rank, size;
-  unsigned forks; /* ob_forks() of the process that made it */
+  unsigned forks; /* ob_forks() of the process that made the communicator */
   struct ob_hosts hosts;
-  struct ob_costs costs; /* by which plans choose; the same on all ranks */
+  struct ob_costs costs; /* plans choose a schedule by them; the same on all ranks */
   void *state;           /* the transport's */
   int largest_tag;       /* tags are 0 .. largest_tag; 0 is for agreements */
-  uint32_t
-      agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
+  /* The number of agreements so far, failed ones too: all ranks take part in each, so the number is
+   * the same on all. */
+  uint32_t agreements;
   atomic_uint_fast64_t bytes_sent;
-  atomic_uint users; /* the caller's handle, plans and optimizers: the last one ends it */
-  uint64_t plans;    /* plans made so far, which numbers them equally on all ranks */
+  atomic_uint users; /* the caller's handle, plans and optimizers: the last one frees the struct */
+  uint64_t plans;    /* plans made so far: the number of the latest one, the same on all ranks */
   double timeout;    /* seconds of a wait; INFINITY: no limit */
   struct ob_presence presence;
-  _Atomic double noticed;                 /* when a wait was last told of on standard error */
+  _Atomic double noticed;                 /* when standard error last had a notice of a wait */
   char (*host_names)[OB_HOST_NAME_BYTES]; /* one a rank; NULL: not known */
   struct ob_comm_end end;
-  struct ob_engine *engine; /* the requests that move together while a rank waits for one */
+  struct ob_engine *engine; /* the requests that all advance while a rank waits for one of them */
   struct ob_engine own_engine;
-  bool progress; /* a thread moves the engine's requests for it */
-  /* For agreements: made with the communicator, so that they cannot run out of memory. */
+  bool progress; /* a thread advances the engine's requests, as this communicator asked */
+  /* The batch and the messages of agreements, allocated with the communicator so that an agreement
+   * cannot run out of memory. */
   struct ob_batch *control;
   unsigned char *control_memory;
 };
@@ -72,20 +74,20 @@ onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
 /* The same on a stream of a device (transport.h, put). */
 onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream);
 
-/* A plan or an optimizer keeps its communicator until it drops it, also where the caller destroys
- * the handle before. */
+/* Count a user of the communicator, and one less. A plan or an optimizer is a user, so the
+ * communicator lives on after the caller has destroyed the handle. */
 onebit_comm_t ob_comm_keep(onebit_comm_t comm);
 void ob_comm_drop(onebit_comm_t comm);
 
-/* Gives back what ob_comm_create made, without the transport's state. */
+/* Frees the memory that ob_comm_create allocated, but not the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
 
 /* True if this process was forked from the one whose network connections it has. */
 bool ob_comm_is_foreign(onebit_comm_t comm);
 
-/* ONEBIT_ERROR_TRANSPORT once the communicator is at its end, and in a process that was forked from
- * the one that made it, where it goes over a network: its connections are the other's. `check` is
- * for what begins, `health` for what waits: it also asks the transport. */
+/* Return ONEBIT_ERROR_TRANSPORT once the communicator has ended, and in a forked child of the
+ * process that made it, if its connections over a network belong to that process. `check` is called
+ * before an operation begins, `health` in waits: it also asks the transport. */
 onebit_status_t ob_comm_check(onebit_comm_t comm);
 onebit_status_t ob_comm_health(onebit_comm_t comm);
 
@@ -95,7 +97,7 @@ void ob_comm_give_up(onebit_comm_t comm, const char *text);
 /* Called when the transport has received the text with which another rank ends the communicator. */
 void ob_comm_hear_end(onebit_comm_t comm, const char *text);
 
-/* "" where it is not known. */
+/* Returns the name of the rank's host, or "" if it is not known. */
 static inline const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
   return comm->host_names ? comm->host_names[rank] : "";
 }
@@ -108,7 +110,7 @@ static inline const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
  * is left waiting.
  */
 
-/* Something that must be the same on all ranks. */
+/* A number that must be the same on all ranks. */
 struct ob_term {
   const char *name;
   uint64_t value;
@@ -116,15 +118,15 @@ struct ob_term {
 
 enum { OB_TERMS = (OB_AGREE_BYTES - 40) / 8 };
 
-/* Collective. `status` is this rank's status so far. Returns ONEBIT_OK if all ranks have that and
- * all terms are equal; this rank's own error, with its message; ONEBIT_ERROR_PEER if another rank
- * has an error, or ONEBIT_ERROR_MEMORY if that is it; ONEBIT_ERROR_MISMATCH if terms differ;
- * ONEBIT_ERROR_MESSAGE if a rank's message is damaged, has another length, or belongs to another
- * agreement. */
+/* Collective. `status` is this rank's status so far. Returns ONEBIT_OK if all ranks have that
+ * status and all terms are equal; this rank's own error, with its message; ONEBIT_ERROR_MEMORY if
+ * another rank has that error, ONEBIT_ERROR_PEER if it has any other; ONEBIT_ERROR_MISMATCH if
+ * terms differ; ONEBIT_ERROR_MESSAGE if a rank's message is damaged, has another length, or belongs
+ * to another agreement. */
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count);
 
-/* Does the same, and sends the other ranks a number of this rank. */
+/* Does the same, and sends the other ranks a number, `note`, which may differ between ranks. */
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note);
 
@@ -133,7 +135,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
  * Local. */
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count);
 
-/* The note that a rank told in the latest agreement, if that ended well. */
+/* Returns the note that a rank sent in the latest agreement, if that ended well. */
 uint64_t ob_agree_note(onebit_comm_t comm, int rank);
 
 /* True after an agreement that ended with ONEBIT_ERROR_MISMATCH if this term alone differed. All
@@ -144,7 +146,7 @@ bool ob_agree_differed_only(onebit_comm_t comm, size_t term);
  * from gethostname. */
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name);
 
-/* Says with ONEBIT_DEBUG=INFO that a communicator is made, once its hosts are known. */
+/* Logs with ONEBIT_DEBUG=INFO that a communicator is made, once its hosts are known. */
 void ob_comm_log(onebit_comm_t comm);
 
 /* Completes a communicator of a transport without collectives of its own, once its ranks can reach

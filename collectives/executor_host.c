@@ -1,5 +1,5 @@
-/* The executor of the host: what the steps compute with a codec of the processor, from inputs to
- * messages, from messages to messages, and to outputs. */
+/* The executor of the host: the functions of the steps that compute, with a codec of the processor:
+ * messages from inputs, results from messages, outputs from results. */
 #include <string.h>
 
 #include "base/error.h"
@@ -10,12 +10,13 @@
 /* --- Compress ----------------------------------------------------------------------------------*/
 
 /* Returns the message of a segment that the last call received. */
-static struct ob_view view_last(const struct onebit_plan *plan, size_t segment, size_t chunk) {
+static struct ob_view view_last_message(const struct onebit_plan *plan, size_t segment,
+                                        size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   return ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
 }
 
-/* The values of `source` to a message about a segment. */
+/* Compresses the values of `source` into a message about a segment. */
 static void compress_message(const struct onebit_plan *plan, unsigned char *memory, size_t segment,
                              size_t chunk, const struct ob_source *source) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
@@ -26,13 +27,14 @@ static void compress_message(const struct onebit_plan *plan, unsigned char *memo
     ob_load_blocks(&plan->state->work, source, &shape, &out);
   } else {
     if (source->momentum)
-      momentum = view_last(plan, segment, chunk);
+      momentum = view_last_message(plan, segment, chunk);
     ob_compress_blocks(&plan->state->work, source, &plan->state->worker, &shape, &momentum, &out,
                        plan->state->worker_sums);
   }
 }
 
-/* Begins with the neighbour's message, and ends with this rank's own. */
+/* Compresses the messages in the order of ob_neighbour: the neighbour's first, this rank's own
+ * last. */
 static bool executor_host_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   (void)wait;
@@ -73,7 +75,7 @@ static bool executor_host_compress_host_mean(const struct onebit_plan *plan, siz
   return true;
 }
 
-/* Returns the place of a message of this rank's segment in the call's share. */
+/* Returns the address, in the call's shard, of the elements of a message of this rank's segment. */
 static float *shard_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
   const struct ob_layout *layout = &plan->geometry.layout;
   size_t first, end;
@@ -110,9 +112,9 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
-/* Gets views of all members' messages for this rank's segment, in their order. */
-static void view_workers(const struct onebit_plan *plan, size_t chunk,
-                         const struct ob_message_shape *shape) {
+/* Makes views of all members' messages for this rank's segment, in the order of the members. */
+static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
+                                 const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;
   for (size_t member = 0; member < geometry->members; member++) {
     unsigned char *base = member == geometry->member ? geometry->outgoing : geometry->incoming;
@@ -120,9 +122,9 @@ static void view_workers(const struct onebit_plan *plan, size_t chunk,
   }
 }
 
-/* Everyone's message about everything. */
-static void view_whole(const struct onebit_plan *plan, size_t chunk,
-                       const struct ob_message_shape *shape) {
+/* Makes views of all members' messages, each about the whole buffer. */
+static void view_whole_messages(const struct onebit_plan *plan, size_t chunk,
+                                const struct ob_message_shape *shape) {
   for (size_t member = 0; member < plan->geometry.members; member++)
     plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
 }
@@ -133,7 +135,7 @@ static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, b
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
   struct ob_view out = ob_message_view(memory, &result);
   (void)wait;
-  view_workers(plan, chunk, &shape);
+  view_worker_messages(plan, chunk, &shape);
   if (plan->flight->outcome.status != ONEBIT_OK)
     memset(memory, 0, ob_message_bytes(&result));
   else if (plan->geometry.dense)
@@ -152,19 +154,20 @@ static bool executor_host_finish_server(const struct onebit_plan *plan, size_t c
   return true;
 }
 
-/* The mean is kept in the first message of `outgoing`, which has no other use then. */
+/* The mean is stored in the first message of `outgoing`, which this schedule does not send. */
 static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   unsigned char *memory = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
   struct ob_view out = ob_message_view(memory, &shape);
   (void)wait;
-  view_whole(plan, chunk, &shape);
+  view_whole_messages(plan, chunk, &shape);
   if (plan->flight->outcome.status == ONEBIT_OK)
     ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   return true;
 }
 
-/* --- Apply, also after a failed call: in a window, or when the last message is damaged. --- */
+/* --- Apply: in a window, or if the last message is damaged, some chunks are applied in a call that
+ * then fails --- */
 
 /* Applies a result to an optimizer, with the last call's message if the pass reads it. */
 static void executor_host_update(const struct onebit_plan *plan, const struct ob_view *in,
@@ -174,11 +177,12 @@ static void executor_host_update(const struct onebit_plan *plan, const struct ob
   bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
   struct ob_view last = {0};
   if (wanted)
-    last = view_last(plan, segment, chunk);
+    last = view_last_message(plan, segment, chunk);
   ob_pass_blocks(&plan->state->work, in, wanted ? &last : NULL, shape, sink);
 }
 
-/* Applies each rank's message: a segment of the result, or in an allgather that rank's output. */
+/* Applies the message of each rank: one segment of the result, or in an allgather the whole output
+ * of that rank. */
 static bool executor_host_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool whole = plan->geometry.whole;
   (void)wait;
@@ -209,7 +213,7 @@ static bool executor_host_apply_whole(const struct onebit_plan *plan, size_t chu
     ob_convert_blocks(&plan->state->work, &view, &shape, plan->flight->call.outputs);
     return true;
   }
-  view_whole(plan, chunk, &shape);
+  view_whole_messages(plan, chunk, &shape);
   ob_sum_blocks(&plan->state->work, plan->views, &shape, plan->flight->call.outputs);
   return true;
 }
@@ -223,7 +227,7 @@ static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t c
   (void)wait;
   if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
-  view_workers(plan, chunk, &shape);
+  view_worker_messages(plan, chunk, &shape);
   if (plan->geometry.dense && to_shard)
     ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, factor, &shape, &out);
   else if (plan->geometry.dense)
@@ -242,7 +246,7 @@ static void undo_compress(const struct onebit_plan *plan, size_t chunk) {
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view momentum = {0};
     if (plan->flight->call.source.momentum)
-      momentum = view_last(plan, segment, chunk);
+      momentum = view_last_message(plan, segment, chunk);
     ob_undo_compress(&plan->state->work, &plan->flight->call.source, &plan->state->worker, &shape,
                      &momentum);
   }
@@ -250,7 +254,7 @@ static void undo_compress(const struct onebit_plan *plan, size_t chunk) {
 
 static void undo_reduce(const struct onebit_plan *plan, size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
-  view_workers(plan, chunk, &shape);
+  view_worker_messages(plan, chunk, &shape);
   ob_undo_reduce(&plan->state->work, plan->views, &plan->state->server, &shape);
 }
 
@@ -276,7 +280,7 @@ static bool executor_host_commit(const struct onebit_plan *plan, size_t chunk, b
   ob_residual_commit(&plan->state->server);
   plan->state->server_large = ob_residual_large(&plan->state->server);
   if (plan->options.no_error_feedback) {
-    ob_residual_forget(&plan->state->worker); /* which cannot fail in memory of the host */
+    ob_residual_forget(&plan->state->worker); /* cannot fail in memory of the host */
     ob_residual_forget(&plan->state->server);
   }
   plan->state->result_now = !plan->state->result_now;

@@ -19,19 +19,19 @@ struct ob_geometry {
   struct ob_layout layout;
   size_t *bounds; /* segments * chunks + 1 */
   size_t segments, chunks;
-  /* The ranks that exchange messages with each other, and which of them this rank is: all ranks, or
-   * in a hierarchical plan those of one place on every host. Member m reduces segment
-   * first_segment + m. */
+  /* The number of ranks that exchange messages with each other, and this rank's number among them:
+   * all ranks, or in a hierarchical plan the ranks that have the same local number on their hosts.
+   * Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;   /* every message is about everything: one segment, sent as a result */
+  bool whole;   /* every message has all elements: one segment, sent as a result */
   bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
   /* Bits an element in messages that ranks send, and in those that servers send back
    * (ob_serve_width). */
   unsigned width, result_width;
-  /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride, base
-   * being outgoing (to that member), incoming (from it), or results (its result, to all): two
-   * copies of these, or one, which both pointers then lead to. */
+  /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride; base
+   * is outgoing (to that member), incoming (from it), or results (its result, to all). There are
+   * two copies of the results, or one, to which both pointers then point. */
   size_t slots, stride, peer_stride;
   unsigned char *outgoing, *incoming, *results[2];
 };
@@ -41,13 +41,14 @@ OB_INLINE size_t ob_segment_of(const struct ob_geometry *geometry, size_t member
   return geometry->whole ? 0 : geometry->first_segment + member;
 }
 
-/* The member `distance` further: every rank begins with its neighbour, so that they do not all
- * send to the same one. */
+/* Returns the member whose number is larger by `distance`, modulo the members. Every rank sends in
+ * this order, so that they do not all send to the same one at once. */
 OB_INLINE size_t ob_neighbour(const struct ob_geometry *geometry, size_t distance) {
   return (geometry->member + distance) % geometry->members;
 }
 
-/* A message, but for its number of words (ob_plan_message), which takes a search. */
+/* Returns the shape of a message without its number of words; ob_plan_message adds that, with a
+ * search. */
 OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *geometry,
                                                     size_t segment, size_t chunk) {
   const size_t *bound = geometry->bounds + segment * geometry->chunks + chunk;
@@ -68,7 +69,7 @@ OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsig
   return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;
 }
 
-/* The message of a member, in one copy of the results. */
+/* Returns the message of a member, in one copy of the results. */
 OB_INLINE unsigned char *ob_result_at(const struct ob_geometry *geometry, int copy, size_t member,
                                       size_t chunk) {
   const size_t behind = member < geometry->member ? geometry->members : 0;

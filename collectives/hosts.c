@@ -21,20 +21,20 @@
 #include "base/memory.h"
 #include "base/process.h"
 
-/* The first rank on the host of this rank. */
-static int first_on(const int *host_of, int rank) {
+/* Returns the first rank on the host of a rank. */
+static int first_rank_on_host(const int *host_of, int rank) {
   int first = 0;
   while (host_of && host_of[first] != host_of[rank])
     first++;
   return first;
 }
 
-/* The state of a host while hosts are numbered: at the number of its first rank. */
+/* The state of a host while hosts are numbered; the array is indexed by the host's first rank. */
 struct tally {
   int number, ranks;
 };
 
-static void hosts_count(struct ob_hosts *hosts, const struct tally *tallies, int size) {
+static void set_host_limits(struct ob_hosts *hosts, const struct tally *tallies, int size) {
   hosts->fewest = hosts->max = tallies[0].ranks;
   for (int r = 0; r < size; r++) {
     int ranks = tallies[r].ranks;
@@ -46,13 +46,13 @@ static void hosts_count(struct ob_hosts *hosts, const struct tally *tallies, int
   hosts->each = hosts->fewest == hosts->max ? hosts->max : 0;
 }
 
-/* The places of all ranks, where every host has `each`. */
+/* Fills in hosts->ranks, if every host has the same number of ranks. */
 static void order_ranks(struct ob_hosts *hosts, const int *host_of, struct tally *tallies,
                         int size) {
   for (int r = 0; r < size; r++)
     tallies[r].ranks = 0;
   for (int r = 0; r < size; r++) {
-    struct tally *tally = &tallies[first_on(host_of, r)];
+    struct tally *tally = &tallies[first_rank_on_host(host_of, r)];
     hosts->ranks[tally->number * hosts->each + tally->ranks++] = r;
   }
 }
@@ -66,7 +66,7 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
   }
   for (int r = 0; r < size; r++) {
-    struct tally *tally = &tallies[first_on(host_of, r)];
+    struct tally *tally = &tallies[first_rank_on_host(host_of, r)];
     if (tally->ranks == 0)
       tally->number = hosts->count++;
     if (r == rank) {
@@ -75,8 +75,8 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
     }
     tally->ranks++;
   }
-  hosts->here = tallies[first_on(host_of, rank)].ranks;
-  hosts_count(hosts, tallies, size);
+  hosts->here = tallies[first_rank_on_host(host_of, rank)].ranks;
+  set_host_limits(hosts, tallies, size);
   if (hosts->each)
     order_ranks(hosts, host_of, tallies, size);
   ob_release(tallies);
@@ -90,7 +90,7 @@ void ob_hosts_destroy(struct ob_hosts *hosts) {
 
 /* --- Blocks of POSIX shared memory -------------------------------------------------------------*/
 
-/* The name of a block in the system's list. */
+/* The name of a block as shm_open takes it. */
 struct path {
   char text[40];
 };
@@ -103,7 +103,7 @@ static struct path shared_path_of(uint64_t name) {
 
 /* Combines the process number, the block's number and the clock, so that a name differs from one
  * left by a crashed process with the same number. Never 0. */
-static uint64_t new_name(void) {
+static uint64_t make_block_name(void) {
   static atomic_uint blocks;
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -111,7 +111,8 @@ static uint64_t new_name(void) {
   return (uint64_t)getpid() << 40 | number << 24 | ((uint64_t)now.tv_nsec >> 6 & 0xfffffe) | 1;
 }
 
-static onebit_status_t shared_failed(const char *call, const struct ob_shared *shared, int code) {
+static onebit_status_t report_shared_error(const char *call, const struct ob_shared *shared,
+                                           int code) {
   return ob_error(ONEBIT_ERROR_MEMORY, "%s: %s: no %zu bytes of shared memory (/dev/shm)", call,
                   strerror(code), shared->bytes);
 }
@@ -126,14 +127,14 @@ static int open_block(uint64_t name, int flags) {
 /* Linux lists the blocks here; other systems have no such list. */
 #define BLOCKS "/dev/shm"
 
-static bool is_block(const char *name) {
+static bool is_block_name(const char *name) {
   static const char digits[] = "0123456789abcdef", begins[] = "onebit-";
   size_t length = sizeof begins - 1;
   return strncmp(name, begins, length) == 0 && strspn(name + length, digits) == 16 &&
          strlen(name) == length + 16;
 }
 
-static void unlink_if_left(const char *name) {
+static void unlink_if_abandoned(const char *name) {
   struct stat is;
   char path[NAME_MAX + 2];
   snprintf(path, sizeof path, "/%s", name);
@@ -149,8 +150,8 @@ static void unlink_if_left(const char *name) {
 static void unlink_abandoned(void) {
   DIR *directory = opendir(BLOCKS);
   for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    if (is_block(entry->d_name))
-      unlink_if_left(entry->d_name);
+    if (is_block_name(entry->d_name))
+      unlink_if_abandoned(entry->d_name);
   if (directory)
     closedir(directory);
 }
@@ -162,38 +163,38 @@ static onebit_status_t map_block(struct ob_shared *shared, int block, int file) 
   if (!ob_memory_must_fail())
     base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED)
-    return shared_failed("mmap", shared, errno);
+    return report_shared_error("mmap", shared, errno);
   shared->base[block] = base;
   return ONEBIT_OK;
 }
 
-/* The memory is allocated here, where a full file system is an error; later it would be a
- * signal. */
-static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
+/* Allocates and maps the memory of this rank's block. A full file system is an error here; a later
+ * access would end the process with a signal. */
+static onebit_status_t allocate_own_block(struct ob_shared *shared, int file) {
   int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
-    return shared_failed("posix_fallocate", shared, code);
+    return report_shared_error("posix_fallocate", shared, code);
   return map_block(shared, shared->own, file);
 }
 
-/* Makes a block that is locked and still there. Before it was locked another process may have
- * removed it as left behind: then it makes another. */
-static onebit_status_t shared_open_own(struct ob_shared *shared) {
+/* Makes a block with a name, and locks it. If another process has removed the block before it was
+ * locked, as one of a killed process, makes another one. */
+static onebit_status_t open_own_block(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {
     if (shared->name)
       ob_own_close(shared->file);
-    uint64_t name = new_name();
+    uint64_t name = make_block_name();
     shared->name = 0;
     shared->file = ob_own_file(open_block(name, O_CREAT | O_EXCL));
     if (shared->file < 0)
-      return shared_failed("shm_open", shared, errno);
+      return report_shared_error("shm_open", shared, errno);
     shared->name = name;
     while (flock(shared->file, LOCK_EX) != 0)
       if (errno != EINTR)
-        return shared_failed("flock", shared, errno);
+        return report_shared_error("flock", shared, errno);
     if (fstat(shared->file, &is) != 0)
-      return shared_failed("fstat", shared, errno);
+      return report_shared_error("fstat", shared, errno);
   }
   return ONEBIT_OK;
 }
@@ -204,8 +205,8 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   if (!shared->base)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
   unlink_abandoned();
-  OB_TRY(shared_open_own(shared));
-  return shared_fill(shared, shared->file);
+  OB_TRY(open_own_block(shared));
+  return allocate_own_block(shared, shared->file);
 }
 
 /* Fails unless another process of this user made the block for this job; other files of that name
@@ -213,7 +214,7 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
 static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
   struct stat is;
   if (fstat(file, &is) != 0)
-    return shared_failed("fstat", shared, errno);
+    return report_shared_error("fstat", shared, errno);
   if (!S_ISREG(is.st_mode) || is.st_uid != geteuid())
     return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu",
                     shared_path_of(name).text, (unsigned long)geteuid());
@@ -228,7 +229,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
     return ONEBIT_OK;
   int file = open_block(name, 0);
   if (file < 0)
-    return shared_failed("shm_open of another rank's", shared, errno);
+    return report_shared_error("shm_open of another rank's", shared, errno);
   onebit_status_t status = check_block(shared, file, name);
   if (status == ONEBIT_OK)
     status = map_block(shared, block, file);

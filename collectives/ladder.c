@@ -1,5 +1,5 @@
-/* The width of a plan: its ladder, which measures the residual and moves the plan to another width;
- * the width that is set or restored; and the widths of several plans by a budget of bytes. */
+/* Changes the width of plans: by the ladder, which measures the residual; by a call that sets or
+ * restores it; and for several plans by a budget of bytes. */
 #include "collectives/ladder.h"
 
 #include <inttypes.h>
@@ -37,35 +37,35 @@ void ob_ladder_begin(const struct onebit_plan *plan) {
       (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
 }
 
-static void ladder_add(struct ob_norms *sum, const struct ob_norms *norms) {
+static void add_norms(struct ob_norms *sum, const struct ob_norms *norms) {
   sum->input += norms->input;
   sum->residual += norms->residual;
   sum->value += norms->value;
   sum->lower += norms->lower;
 }
 
-static void add_measured(const struct ob_residual *residual, struct ob_norms *sum) {
+static void add_measured_norms(const struct ob_residual *residual, struct ob_norms *sum) {
   for (size_t b = residual->phase; residual->norms && b < residual->blocks; b += OB_LADDER_WINDOW)
-    ladder_add(sum, &residual->norms[b]);
+    add_norms(sum, &residual->norms[b]);
 }
 
 static double ladder_ratio_of(const struct ob_norms *norms) {
   return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
 }
 
-/* The largest ratio that half as many bits can give: where quantising leaves the part q of a
- * value's norm, |e'| = q |x + e| <= q (|x| + |e|). From q = 1 on the residual grows without
- * bound. */
-static double bound_below(const struct ob_norms *norms) {
+/* Returns the largest ratio of residual to input that half as many bits can give. If quantising
+ * leaves the part q of a value's norm, |e'| = q |x + e| <= q (|x| + |e|), so the ratio stays below
+ * q / (1 - q); from q = 1 on the residual grows without bound. */
+static double max_ratio_in_half_width(const struct ob_norms *norms) {
   const double part = norms->value > 0 ? sqrt(norms->lower / norms->value) : 0;
   return part < 1 ? part / (1 - part) : INFINITY;
 }
 
 /* Decides, at the end of a window, the width for which this rank asks in the next call. */
-static void make_wish(const struct onebit_plan *plan) {
+static void set_ladder_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
-  const double below = fmax(bound_below(worker), bound_below(server));
+  const double below = fmax(max_ratio_in_half_width(worker), max_ratio_in_half_width(server));
   ladder->state.ratio = fmax(ladder_ratio_of(worker), ladder_ratio_of(server));
   ladder->state.voting = true;
   ladder->state.wish = ladder->state.ratio > CLIMB_RATIO ? OB_FLAG_CLIMB : 0;
@@ -78,7 +78,7 @@ static void make_wish(const struct onebit_plan *plan) {
   *worker = *server = (struct ob_norms){0};
 }
 
-static void ladder_move(const struct onebit_plan *plan, unsigned width) {
+static void change_ladder_width(const struct onebit_plan *plan, unsigned width) {
   struct ob_ladder *ladder = &plan->state->ladder;
   ob_log(OB_LOG_INFO, plan->comm->rank, "plan %" PRIu64 ": from %u to %u bits, residual ratio %.3g",
          plan->number, plan->geometry.width, width, ladder->state.ratio);
@@ -89,15 +89,15 @@ static void ladder_move(const struct onebit_plan *plan, unsigned width) {
 }
 
 /* Sets the width from the next call on; the ladder chooses no other one. */
-static void ladder_fix(const struct onebit_plan *plan, unsigned width) {
+static void fix_ladder_width(const struct onebit_plan *plan, unsigned width) {
   plan->state->ladder.fixed = true;
   if (width != plan->geometry.width)
-    ladder_move(plan, width);
+    change_ladder_width(plan, width);
 }
 
-/* Decides the width, the same on all ranks: from wishes that all ranks have received, and from the
- * widths that followed. */
-static void ladder_decide(const struct onebit_plan *plan) {
+/* Decides the width from the flags of all ranks and from the earlier changes of width, which are
+ * the same on all ranks. */
+static void decide_ladder_width(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   const unsigned width = plan->geometry.width;
   ladder->agreed_rms = ladder->max_rms;
@@ -108,24 +108,24 @@ static void ladder_decide(const struct onebit_plan *plan) {
   if (ladder->heard & OB_FLAG_CLIMB && width < ladder->max) {
     if (ladder->state.descended && ladder->state.patience < MAX_PATIENCE)
       ladder->state.patience *= 2;
-    ladder_move(plan, 2 * width);
+    change_ladder_width(plan, 2 * width);
   } else if (ladder->state.calm >= ladder->state.patience && width > ladder->min) {
     ladder->state.descended = true;
-    ladder_move(plan, width / 2);
+    change_ladder_width(plan, width / 2);
   }
 }
 
 void ob_ladder_commit(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
-  add_measured(&plan->state->worker, &ladder->state.worker);
-  add_measured(&plan->state->server, &ladder->state.server);
+  add_measured_norms(&plan->state->worker, &ladder->state.worker);
+  add_measured_norms(&plan->state->server, &ladder->state.server);
   if (ladder->state.voting)
-    ladder_decide(plan);
+    decide_ladder_width(plan);
   ladder->state.voting = false;
   ladder->state.wish = 0;
   ladder->rms = 0;
   if (++ladder->state.calls % OB_LADDER_WINDOW == 0)
-    make_wish(plan);
+    set_ladder_wish(plan);
 }
 
 /* --- Widths ------------------------------------------------------------------------------------*/
@@ -148,7 +148,7 @@ struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan) {
 /* --- The width that is set or restored, and widths by a budget of bytes ------------------------*/
 
 /* Writes the last line of the text that explains the plan. */
-static void widths_tell(struct onebit_plan *plan) {
+static void write_widths_text(struct onebit_plan *plan) {
   const struct ob_ladder *ladder = &plan->state->ladder;
   char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
   if (!line)
@@ -161,13 +161,13 @@ static void widths_tell(struct onebit_plan *plan) {
 static void set_width(struct onebit_plan *plan, unsigned width) {
   plan->state->ladder.width = width;
   ob_schedule_set_width(plan, width);
-  widths_tell(plan);
+  write_widths_text(plan);
 }
 
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-static struct ob_norms *widths_allocate(struct onebit_plan *plan,
-                                        const struct ob_residual *residual) {
+static struct ob_norms *allocate_norms(struct onebit_plan *plan,
+                                       const struct ob_residual *residual) {
   plan->memory_bytes += residual->blocks * sizeof(struct ob_norms);
   return ob_allocate(residual->blocks, sizeof(struct ob_norms));
 }
@@ -190,10 +190,10 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->state->ladder.elements = ob_residual_elements(&plan->state->worker, &plan->geometry.layout);
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);
-  plan->state->worker.norms = widths_allocate(plan, &plan->state->worker);
+  plan->state->worker.norms = allocate_norms(plan, &plan->state->worker);
   /* A server without a residual has nothing to measure. */
   const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
-  plan->state->server.norms = serves_error ? widths_allocate(plan, &plan->state->server) : NULL;
+  plan->state->server.norms = serves_error ? allocate_norms(plan, &plan->state->server) : NULL;
   if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
@@ -247,47 +247,49 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
 
 /* --- A budget ----------------------------------------------------------------------------------*/
 
-/* Returns the residual over the input in 1, 2, 4 and 8 bits, for normal numbers (docs/ladder.md),
- * from which the residual in another width is estimated. */
-static double residual_part(unsigned width) {
+/* Returns the ratio of residual to input at this width for normally distributed input
+ * (docs/ladder.md), from which the residual in another width is estimated. */
+static double residual_ratio_of_width(unsigned width) {
   return width == 1 ? 0.81 : width == 2 ? 0.37 : width == 4 ? 0.13 : 0.03;
 }
 
 /* Returns the largest residual of all ranks, as the square of its norm, in another width. */
-static double residual_in(const struct onebit_plan *plan, unsigned width) {
-  const double rms = (double)plan->state->ladder.agreed_rms * residual_part(width) /
-                     residual_part(plan->state->ladder.measured_width);
+static double estimate_residual(const struct onebit_plan *plan, unsigned width) {
+  const double rms = (double)plan->state->ladder.agreed_rms * residual_ratio_of_width(width) /
+                     residual_ratio_of_width(plan->state->ladder.measured_width);
   return rms * rms * (double)plan->geometry.layout.elements;
 }
 
 /* Returns the bytes of one message with all elements. */
-static double bytes_in(const struct onebit_plan *plan, unsigned width) {
+static double count_message_bytes(const struct onebit_plan *plan, unsigned width) {
   const struct ob_layout *layout = &plan->geometry.layout;
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return (double)layout->elements * sizeof(float);
   return (double)layout->words * width * sizeof(uint32_t) + (double)layout->blocks * sizeof(float);
 }
 
-static unsigned width_of(const struct onebit_plan *plan) {
+static unsigned fitted_width(const struct onebit_plan *plan) {
   return plan->state->ladder.fitted ? plan->state->ladder.fitted : plan->geometry.width;
 }
 
-static double sum_of_bytes(const onebit_plan_t *plans, size_t count) {
+static double sum_message_bytes(const onebit_plan_t *plans, size_t count) {
   double bytes = 0;
   for (size_t i = 0; i < count; i++)
-    bytes += bytes_in(plans[i], width_of(plans[i]));
+    bytes += count_message_bytes(plans[i], fitted_width(plans[i]));
   return bytes;
 }
 
-/* The plan whose residual falls most per byte when its bits are doubled, among those for which the
- * budget suffices. */
-static struct onebit_plan *widths_find_best(const onebit_plan_t *plans, size_t count, double left) {
+/* Returns the plan whose residual falls most per byte when its bits are doubled, among those for
+ * which the budget suffices; NULL: none. */
+static struct onebit_plan *find_best_plan(const onebit_plan_t *plans, size_t count, double left) {
   struct onebit_plan *best = NULL;
   double best_fall = 0;
   for (size_t i = 0; i < count; i++) {
-    const unsigned width = width_of(plans[i]);
-    const double bytes = bytes_in(plans[i], 2 * width) - bytes_in(plans[i], width);
-    const double falls = residual_in(plans[i], width) - residual_in(plans[i], 2 * width);
+    const unsigned width = fitted_width(plans[i]);
+    const double bytes =
+        count_message_bytes(plans[i], 2 * width) - count_message_bytes(plans[i], width);
+    const double falls =
+        estimate_residual(plans[i], width) - estimate_residual(plans[i], 2 * width);
     if (width >= plans[i]->state->ladder.max || bytes > left || !(falls > best_fall * bytes))
       continue;
     best = plans[i];
@@ -296,7 +298,7 @@ static struct onebit_plan *widths_find_best(const onebit_plan_t *plans, size_t c
   return best;
 }
 
-static onebit_status_t widths_check(const onebit_plan_t *plans, size_t count, double budget) {
+static onebit_status_t check_budget(const onebit_plan_t *plans, size_t count, double budget) {
   if (!plans && count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plans is NULL");
   if (!(budget > 0 && budget <= 1))
@@ -309,16 +311,16 @@ static onebit_status_t widths_check(const onebit_plan_t *plans, size_t count, do
   return ONEBIT_OK;
 }
 
-static void widths_begin(const onebit_plan_t *plans, size_t count) {
+static void begin_fitted_widths(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++)
     plans[i]->state->ladder.fitted = plans[i]->state->ladder.min;
 }
 
-static void widths_end(const onebit_plan_t *plans, size_t count) {
+static void apply_fitted_widths(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ob_ladder_is_used(ladder)) {
-      ladder_fix(plans[i], ladder->fitted);
+      fix_ladder_width(plans[i], ladder->fitted);
       ob_ladder_end(plans[i]);
     }
     ladder->fitted = 0;
@@ -327,24 +329,25 @@ static void widths_end(const onebit_plan_t *plans, size_t count) {
 
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget) {
   OB_CALL_SCOPE;
-  OB_TRY(widths_check(plans, count, budget));
+  OB_TRY(check_budget(plans, count, budget));
   double dense = 0;
   for (size_t i = 0; i < count; i++)
     dense += (double)plans[i]->geometry.layout.elements * sizeof(float);
-  widths_begin(plans, count);
-  const double fewest = sum_of_bytes(plans, count);
+  begin_fitted_widths(plans, count);
+  const double fewest = sum_message_bytes(plans, count);
   onebit_status_t status = ONEBIT_OK;
   if (fewest > budget * dense)
     status = ob_error(ONEBIT_ERROR_ARGUMENT,
                       "budget is %g, and the fewest bits of the plans take %g of float32", budget,
                       fewest / dense);
   for (double left = budget * dense - fewest; status == ONEBIT_OK;) {
-    struct onebit_plan *best = widths_find_best(plans, count, left);
+    struct onebit_plan *best = find_best_plan(plans, count, left);
     if (!best)
       break;
-    left -= bytes_in(best, 2 * width_of(best)) - bytes_in(best, width_of(best));
+    left -= count_message_bytes(best, 2 * fitted_width(best)) -
+            count_message_bytes(best, fitted_width(best));
     best->state->ladder.fitted *= 2;
   }
-  widths_end(plans, count);
+  apply_fitted_widths(plans, count);
   return status;
 }

@@ -2,11 +2,12 @@
  * The ladder of a plan: between `bits` and `max_bits` it takes twice as many bits an element where
  * the residual outgrows what is fed in, and half as many where those would do.
  *
- * Every OB_LADDER_WINDOW calls each block of this rank's residuals has been measured once. What the
- * rank makes of it goes out in flags of all its messages of the next call, in which every rank
- * hears of every other, as it does of values that are not finite; when that call is committed all
- * of them move alike, or none, and their messages have the new width from the call after it on. A
- * call that is skipped or fails measures nothing and moves nothing, on any rank.
+ * In every OB_LADDER_WINDOW calls each block of this rank's residuals is measured once. The rank
+ * then sends the width that it asks for in flags of all its messages of the next call, as it sends
+ * whether its values are finite, so every rank receives the flags of every other one. When that
+ * call is committed all ranks change to the same width, or none does, and messages have the new
+ * width from the call after it on. A call that is skipped or fails measures and changes nothing, on
+ * any rank.
  */
 #ifndef OB_COLLECTIVES_LADDER_H
 #define OB_COLLECTIVES_LADDER_H
@@ -22,8 +23,8 @@ struct onebit_plan;
 
 #define OB_LADDER_WINDOW 16 /* OB_MEASURE_EVERY: each block is measured once */
 
-/* The number of windows in which all ranks could have used fewer bits before the plan moves down.
- * It doubles after every climb, so that a width that is too small is tried less and less often. */
+/* The plan takes fewer bits after this number of windows in which they would have sufficed on all
+ * ranks. It doubles after every climb, so that a width that is too small is tried less often. */
 #define OB_LADDER_PATIENCE 4
 
 /* The state that decides the width of the next calls. In a checkpoint it is a row of numbers, so
@@ -33,10 +34,10 @@ struct ob_ladder_state {
   uint64_t width, last_width; /* filled in by ob_ladder_keep: of the next call and of the last */
   uint64_t calls, moves;      /* committed; how often the width has changed */
   uint64_t settling;          /* windows until it may move again */
-  uint64_t calm;              /* windows in a row in which all ranks could do with less */
+  uint64_t calm;              /* windows in a row in which fewer bits would suffice on all ranks */
   uint64_t patience;          /* the value of `calm` at which the width falls */
-  uint64_t descended;         /* 1: since the plan was made */
-  /* 1: this is the call after a window, which has these flags of this rank. */
+  uint64_t descended;         /* 1: the width has fallen at least once */
+  /* voting is 1 in the call after a window; its messages have the flags `wish` of this rank. */
   uint64_t voting, wish;
   double ratio; /* of this rank's residual to its input, in the window before: the larger one */
   struct ob_norms worker, server; /* sums of this window */
@@ -48,16 +49,16 @@ struct ob_ladder {
   unsigned min, max; /* bits; equal: it never moves */
   bool fixed;        /* a budget sets the width: the ladder measures, but does not move */
   struct ob_ladder_state state;
-  unsigned width;    /* of the next call; geometry.width: of the latest, until it is over */
+  unsigned width;    /* of the next call; geometry.width is that of the call in flight */
   size_t elements;   /* of the worker residual */
   size_t max_stride; /* bytes of the longest message of all widths */
   /* The flags received from all ranks so far in the call after a window; the root mean square of
    * this rank's residual, and the largest one received. */
   unsigned heard;
   float rms, max_rms;
-  float agreed_rms;        /* of the latest window that all ranks know of, */
+  float agreed_rms;        /* max_rms of the latest window whose flags all ranks have */
   unsigned measured_width; /* bits an element of that window's messages */
-  unsigned fitted;         /* while a budget is spent: the bits so far */
+  unsigned fitted;         /* the bits so far, in onebit_plan_fit_budget; else 0 */
 };
 
 /* True if the plan moves between widths. */
@@ -73,9 +74,9 @@ static inline void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, floa
   ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;
 }
 
-/* The capacity to receive `messages` messages of `bytes` in all: a rank that has refused a message
- * may have another width than the others, and reports that in messages of that width.
- * ob_ladder_width_of: the width of such a message. */
+/* Returns the capacity to receive `messages` messages of `bytes` in all. A rank that has refused a
+ * message may have another width than the others, and reports its error in messages of that width,
+ * which ob_ladder_width_of returns. */
 static inline size_t ob_ladder_max_bytes(const struct ob_ladder *ladder, size_t messages,
                                          size_t bytes) {
   return ob_ladder_is_used(ladder) ? messages * ladder->max_stride : bytes;
@@ -85,7 +86,7 @@ static inline unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsign
   return ob_ladder_is_used(ladder) ? ob_flags_width(flags) : width;
 }
 
-/* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
+/* Allocates the norms of blocks. ONEBIT_ERROR_UNSUPPORTED: the plan's device has no ladder. */
 onebit_status_t ob_ladder_create(struct onebit_plan *plan);
 void ob_ladder_destroy(const struct onebit_plan *plan);
 
@@ -99,12 +100,13 @@ void ob_ladder_commit(const struct onebit_plan *plan);
 /* Ends a call: gives the plan the width that the ladder has chosen. */
 void ob_ladder_end(struct onebit_plan *plan);
 
-/* Returns a checkpoint's part of the ladder; and restores it, once the plan has no call behind it
- * that is still of use: the widths are brought into the plan's range. A fixed width stays. */
+/* Return the state of the ladder for a checkpoint, and restore it in a plan without a call in
+ * flight; widths outside of the plan's range become the nearest one in it. A width that a budget
+ * has fixed stays fixed. */
 struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan);
 void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state);
 
-/* A width of a checkpoint as one that the plan can have. */
+/* Returns the smallest width of the plan that is not below a checkpoint's width, or its largest. */
 unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width);
 
 #endif

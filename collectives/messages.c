@@ -157,22 +157,22 @@ void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch) {
     ob_steps_give_up(plan);
 }
 
-/* Exchanges messages with the other members, in the order of their distance. */
-static void add_endpoints(const struct onebit_plan *plan, struct ob_batch *batch, size_t member,
-                          unsigned char *out, size_t out_bytes, unsigned char *in,
-                          size_t in_bytes) {
+/* Adds to the batch the message to a member and the message from it. */
+static void add_message_endpoints(const struct onebit_plan *plan, struct ob_batch *batch,
+                                  size_t member, unsigned char *out, size_t out_bytes,
+                                  unsigned char *in, size_t in_bytes) {
   int rank = plan->member_ranks[member];
   batch->send[batch->sends++] = (struct ob_endpoint){out, out_bytes, rank};
   batch->receive[batch->receives++] = (struct ob_endpoint){in, in_bytes, rank};
 }
 
-static size_t messages_message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+static size_t member_message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
   struct ob_message_shape shape =
       ob_plan_message(plan, ob_segment_of(&plan->geometry, member), chunk);
   return ob_message_bytes(&shape);
 }
 
-static size_t messages_result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+static size_t member_result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
   struct ob_message_shape shape =
       ob_plan_result_message(plan, ob_segment_of(&plan->geometry, member), chunk);
   return ob_message_bytes(&shape);
@@ -182,13 +182,14 @@ struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk)
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
   size_t mine = ob_ladder_max_bytes(&plan->state->ladder, 1,
-                                    messages_message_bytes(plan, geometry->member, chunk));
+                                    member_message_bytes(plan, geometry->member, chunk));
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
-    add_endpoints(plan, batch, member, ob_message_at(geometry, geometry->outgoing, member, chunk),
-                  messages_message_bytes(plan, member, chunk),
-                  ob_message_at(geometry, geometry->incoming, member, chunk), mine);
+    add_message_endpoints(plan, batch, member,
+                          ob_message_at(geometry, geometry->outgoing, member, chunk),
+                          member_message_bytes(plan, member, chunk),
+                          ob_message_at(geometry, geometry->incoming, member, chunk), mine);
   }
   return batch;
 }
@@ -196,14 +197,14 @@ struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk)
 struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->gather[chunk % geometry->slots];
-  size_t mine = messages_result_bytes(plan, geometry->member, chunk);
+  size_t mine = member_result_bytes(plan, geometry->member, chunk);
   unsigned char *out = ob_result_of(plan, geometry->member, chunk);
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
-    add_endpoints(
+    add_message_endpoints(
         plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-        ob_ladder_max_bytes(&plan->state->ladder, 1, messages_result_bytes(plan, member, chunk)));
+        ob_ladder_max_bytes(&plan->state->ladder, 1, member_result_bytes(plan, member, chunk)));
   }
   return batch;
 }
@@ -234,8 +235,8 @@ bool ob_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- Receiving ---------------------------------------------------------------------------------*/
 
-/* A rank that can take part must have called with the same argument. In a hierarchical plan ranks
- * of different places hear of each other's only from those in between. */
+/* Fails if a rank without an error has called with another argument. In a hierarchical plan the
+ * argument of a rank on another host may arrive by way of a third rank. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
   const char *name =
@@ -292,7 +293,7 @@ void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *
   ob_steps_hear(plan, in->peer, header->flags, header->agreed);
 }
 
-static bool messages_receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+static bool receive_messages(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                              enum ob_message_kind kind, bool wait) {
   onebit_status_t status = plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
@@ -309,12 +310,12 @@ static bool messages_receive(const struct onebit_plan *plan, struct ob_batch *ba
 }
 
 bool ob_receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return messages_receive(plan, plan->exchange[chunk % plan->geometry.slots], chunk,
+  return receive_messages(plan, plan->exchange[chunk % plan->geometry.slots], chunk,
                           OB_MESSAGE_WORKER, wait);
 }
 
 bool ob_receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return messages_receive(plan, plan->gather[chunk % plan->geometry.slots], chunk,
+  return receive_messages(plan, plan->gather[chunk % plan->geometry.slots], chunk,
                           OB_MESSAGE_SERVER, wait);
 }
 
@@ -331,7 +332,7 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
 void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(plan->comm); /* the first error, not those that followed from it here */
+    ob_comm_health(plan->comm); /* sets the communicator's first error, not one that followed it */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;
@@ -342,7 +343,7 @@ void ob_steps_give_up(const struct onebit_plan *plan) {
     ob_host_give_up(plan);
 }
 
-/* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
+/* In a hierarchical plan a rank's flags include those of the other ranks of its host. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   bool heard = plan->host.ranks > 0;
   unsigned flags = 0;
@@ -365,10 +366,10 @@ void ob_steps_note_own(const struct onebit_plan *plan) {
 
 /* --- The end of a call -------------------------------------------------------------------------*/
 
-/* Every worker's message is in, so no input can cause the call to be skipped any more. What a
- * server makes of finite numbers that are not large is finite; dense messages do not say whether
- * theirs are. Only a message damaged on its way is left to go wrong, and that the other ranks would
- * not learn of anyway. */
+/* Every worker's message has arrived, so no input can cause the call to be skipped any more. A
+ * server's result of finite values that are not large is finite; dense messages have no flag for
+ * large values, so they are never applied early. The only error left is a message damaged on its
+ * way, which the other ranks would not learn of in any case. */
 bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   struct ob_flight *flight = plan->flight;
@@ -387,7 +388,7 @@ bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait
   return plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
 }
 
-static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status) {
+static void report_verdict(const struct onebit_plan *plan, onebit_status_t status) {
   const char *hearsay = plan->host.ranks ? " or another that it has heard of" : "";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
@@ -398,14 +399,14 @@ static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status)
   ob_steps_fail(plan, status);
 }
 
-/* Called when every rank's flags are known: all ranks then decide alike how the call ends. */
+/* Called when every rank's flags are known, so that all ranks decide on the same status. */
 bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   ob_steps_note_own(plan);
   onebit_status_t status = ob_call_verdict(plan->flight->outcome.status, plan->flight->failed_rank,
                                            plan->flight->not_finite_rank);
   if (plan->flight->outcome.status == ONEBIT_OK && status != ONEBIT_OK)
-    tell_verdict(plan, status);
+    report_verdict(plan, status);
   if (plan->flight->outcome.status != ONEBIT_OK)
     plan->flight->step = plan->flight->stop;
   return true;

@@ -21,14 +21,14 @@ unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t s
 void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
               const struct ob_message_shape *shape, enum ob_message_kind kind, float scale);
 
-/* The endpoints of a chunk's messages, once they are stamped. */
+/* Return a batch with the endpoints of a chunk's messages, which have their headers already. */
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk);
 struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk);
 
 /* Begins a batch; the plan gives up if that fails. */
 void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch);
 
-/* Steps of a host that walks (steps.h). */
+/* Functions of steps that the host runs (steps.h). */
 ob_step_run ob_send_to_servers, ob_receive_from_workers, ob_send_to_all, ob_receive_from_servers;
 
 /* Checks a message about a segment, and notes its flags. */

@@ -1,4 +1,5 @@
-/* The choice of a method: what exchanges take, on the slowest rank, and what steps then take. */
+/* Chooses a method: measures the seconds of exchanges on the slowest rank, and estimates those of a
+ * step. */
 #include "onebit/method.h"
 
 #include <math.h>
@@ -31,8 +32,8 @@ static bool is_allowed(const onebit_method_choice_t *choice, int method) {
   return !choice->methods || choice->methods >> method & 1;
 }
 
-/* True if the exchange of a method must be known: local steps make that of one bit. */
-static bool is_exchanged(const onebit_method_choice_t *choice, int method) {
+/* True if the time of a method's exchange is needed: local steps use the exchange of one bit. */
+static bool needs_exchange_time(const onebit_method_choice_t *choice, int method) {
   return is_allowed(choice, method) ||
          (method == ONEBIT_METHOD_ONE_BIT && is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS));
 }
@@ -70,7 +71,7 @@ static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
   return ONEBIT_OK;
 }
 
-/* The local steps that a training has now; 0: it has none. */
+/* Returns the number of local steps that a training has now; 0: it has none. */
 static size_t current_local_steps(const onebit_method_choice_t *choice) {
   return choice->current == ONEBIT_METHOD_LOCAL_STEPS ? choice->local_steps : 0;
 }
@@ -84,8 +85,8 @@ static uint64_t hash_numbers(const onebit_method_choice_t *choice) {
   return ob_hash(step, &choice->bytes_a_day, sizeof choice->bytes_a_day);
 }
 
-/* Agrees on what must be the same, and on the largest of the ranks' numbers, which are not
- * negative: then their bits are in the order of the numbers. */
+/* Agrees on what must be the same, and sets `number` to the largest of all ranks. Numbers are not
+ * negative, so their bits, read as integers, have the same order. */
 static onebit_status_t agree_on_choice(onebit_comm_t comm, onebit_status_t status,
                                        const onebit_method_choice_t *choice, double *number) {
   const struct ob_term terms[] = {
@@ -113,8 +114,8 @@ struct probe {
   void *context;
 };
 
-static onebit_status_t exchange_here(void *context, onebit_method_t method, size_t elements,
-                                     double *seconds) {
+static onebit_status_t run_default_exchange(void *context, onebit_method_t method, size_t elements,
+                                            double *seconds) {
   onebit_comm_t comm = context;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan = NULL;
@@ -137,7 +138,7 @@ static onebit_status_t exchange_here(void *context, onebit_method_t method, size
   return status;
 }
 
-/* The seconds of one exchange on the slowest rank. */
+/* Measures the seconds of one exchange on the slowest rank. */
 static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t method,
                                      size_t elements, double *seconds) {
   *seconds = 0;
@@ -149,8 +150,9 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* Sizes grow until the rate shows. A time that another program may have made is measured again: of
- * few elements, or of more than four times the time before. */
+/* The number of elements grows until the time depends on it. A time that another program may have
+ * lengthened is measured again: that of few elements, or one that has grown by more than the
+ * elements have. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
 #define SHOWS_AFTER 0.03 /* seconds */
 #define SPENT_AFTER 0.4
@@ -161,7 +163,7 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   const size_t first_count = end < FIRST ? end : FIRST;
   size_t count = first_count;
   double first, seconds, again, spent;
-  OB_TRY(time_exchange(probe, method, count, &seconds)); /* which may open connections */
+  OB_TRY(time_exchange(probe, method, count, &seconds)); /* the first one may open connections */
   OB_TRY(time_exchange(probe, method, count, &again));
   spent = seconds + again;
   first = seconds = fmin(seconds, again);
@@ -184,12 +186,12 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
 
 static onebit_status_t measure_exchanges(onebit_comm_t comm, onebit_method_choice_t *choice,
                                          onebit_method_exchange_t exchange, void *context) {
-  const struct probe probe = {comm, choice, exchange ? exchange : exchange_here,
+  const struct probe probe = {comm, choice, exchange ? exchange : run_default_exchange,
                               exchange ? context : comm};
   double found[METHODS] = {0}, nothing = 0;
   OB_TRY(agree_on_choice(comm, check_choice(choice), choice, &nothing));
   for (int m = 0; m < EXCHANGES && choice->elements; m++)
-    if (is_exchanged(choice, m))
+    if (needs_exchange_time(choice, m))
       OB_TRY(measure_method(&probe, (onebit_method_t)m, &found[m]));
   found[ONEBIT_METHOD_LOCAL_STEPS] = found[ONEBIT_METHOD_ONE_BIT];
   memcpy(choice->exchange, found, sizeof found);
@@ -205,8 +207,8 @@ onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t
 
 /* --- The choice --------------------------------------------------------------------------------*/
 
-static bool sends_too_much(onebit_comm_t comm, const onebit_method_choice_t *choice, int method,
-                           double exchanges_a_second) {
+static bool exceeds_byte_budget(onebit_comm_t comm, const onebit_method_choice_t *choice,
+                                int method, double exchanges_a_second) {
   const struct ob_cost_task task = {.elements = choice->elements,
                                     .bits = rows[method].bits,
                                     .hosts = comm->hosts.count,
@@ -216,50 +218,54 @@ static bool sends_too_much(onebit_comm_t comm, const onebit_method_choice_t *cho
   return choice->bytes_a_day > 0 && 86400 * exchanges_a_second * bytes > choice->bytes_a_day;
 }
 
-static double exchange_waiting(const onebit_method_choice_t *choice, int method) {
+static double exchange_wait_seconds(const onebit_method_choice_t *choice, int method) {
   const double exchange = choice->exchange[method];
   return choice->blocking ? exchange : ob_step_waiting(exchange, choice->compute);
 }
 
-static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choice, int method) {
-  const double seconds = choice->compute + exchange_waiting(choice, method) + choice->extra[method];
-  return !is_allowed(choice, method) || sends_too_much(comm, choice, method, 1 / seconds) ? INFINITY
-                                                                                          : seconds;
+static double estimate_step_seconds(onebit_comm_t comm, const onebit_method_choice_t *choice,
+                                    int method) {
+  const double seconds =
+      choice->compute + exchange_wait_seconds(choice, method) + choice->extra[method];
+  return !is_allowed(choice, method) || exceeds_byte_budget(comm, choice, method, 1 / seconds)
+             ? INFINITY
+             : seconds;
 }
 
-/* Exchanges of one bit may take at most this part of the time of their local steps. At the
- * boundaries a training that already has local steps keeps their number. */
-static double allowed_part(size_t steps, size_t current) {
+/* Returns the largest part of the time of local steps that the exchange after them may take. The
+ * limits differ for the current number of steps, so that small changes of time do not change it. */
+static double max_exchange_part(size_t steps, size_t current) {
   if (!current || steps > current)
     return 1 / 20.0;
   return steps == current ? 1 / 14.0 : 1 / 28.0;
 }
 
-/* Finds the fewest local steps, and what a step then takes. */
-static double expect_local_step(onebit_comm_t comm, onebit_method_choice_t *choice) {
+/* Sets the fewest local steps that suffice, and returns the seconds of a step; INFINITY: local
+ * steps are not allowed, or not needed. */
+static double estimate_local_step_seconds(onebit_comm_t comm, onebit_method_choice_t *choice) {
   static const size_t steps[] = {10, 30, 100, 300};
   const int method = ONEBIT_METHOD_LOCAL_STEPS;
   const size_t current = current_local_steps(choice);
   const double bearable = (current ? 0.7 : 1.0) * choice->compute;
-  const bool fits =
-      !sends_too_much(comm, choice, ONEBIT_METHOD_ONE_BIT,
-                      1 / (choice->compute + exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT)));
+  const bool fits = !exceeds_byte_budget(
+      comm, choice, ONEBIT_METHOD_ONE_BIT,
+      1 / (choice->compute + exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT)));
   if (!is_allowed(choice, method) ||
-      (fits && exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT) <= bearable))
+      (fits && exchange_wait_seconds(choice, ONEBIT_METHOD_ONE_BIT) <= bearable))
     return INFINITY;
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
     const double each = choice->exchange[method] / (double)steps[k];
     const double seconds = choice->compute + each + choice->extra[method];
     const bool is_last = k + 1 == sizeof steps / sizeof steps[0];
     choice->local_steps = steps[k];
-    if (!sends_too_much(comm, choice, method, 1 / seconds / (double)steps[k]) &&
-        (is_last || each <= choice->compute * allowed_part(steps[k], current)))
+    if (!exceeds_byte_budget(comm, choice, method, 1 / seconds / (double)steps[k]) &&
+        (is_last || each <= choice->compute * max_exchange_part(steps[k], current)))
       return seconds;
   }
   return INFINITY;
 }
 
-static int best_of(const onebit_method_choice_t *choice) {
+static int find_best_method(const onebit_method_choice_t *choice) {
   int best = (int)choice->current;
   for (int m = 0; m < METHODS; m++) {
     const double worth = m == ONEBIT_METHOD_DENSE ? OB_STEP_WORTH_DENSE : OB_STEP_WORTH;
@@ -282,7 +288,7 @@ static struct duration duration(double seconds) {
   return made;
 }
 
-static void describe(onebit_method_choice_t *choice) {
+static void describe_choice(onebit_method_choice_t *choice) {
   const double *expected = choice->expected;
   char *text = choice->text;
   const size_t capacity = sizeof choice->text;
@@ -297,7 +303,7 @@ static void describe(onebit_method_choice_t *choice) {
   at += (size_t)snprintf(text + at, capacity - at, ": computation %s, an exchange",
                          duration(choice->compute).text);
   for (int m = 0, some = 0; m < EXCHANGES; m++)
-    if (is_exchanged(choice, m))
+    if (needs_exchange_time(choice, m))
       at += (size_t)snprintf(text + at, capacity - at, "%s %s %s", some++ ? "," : "",
                              duration(choice->exchange[m]).text, rows[m].name);
 }
@@ -306,13 +312,13 @@ static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t 
   const int current = (int)choice->current;
   const size_t local = current_local_steps(choice);
   if (choice->step > 0)
-    choice->extra[current] =
-        choice->step - choice->compute -
-        (local ? choice->exchange[current] / (double)local : exchange_waiting(choice, current));
+    choice->extra[current] = choice->step - choice->compute -
+                             (local ? choice->exchange[current] / (double)local
+                                    : exchange_wait_seconds(choice, current));
   for (int m = 0; m < EXCHANGES; m++)
-    choice->expected[m] = expect_step(comm, choice, m);
-  choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = expect_local_step(comm, choice);
-  choice->method = (onebit_method_t)best_of(choice);
+    choice->expected[m] = estimate_step_seconds(comm, choice, m);
+  choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = estimate_local_step_seconds(comm, choice);
+  choice->method = (onebit_method_t)find_best_method(choice);
   if (!isfinite(choice->expected[choice->method]))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "choice->bytes_a_day is %g: each of the methods sends more",
@@ -321,7 +327,7 @@ static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t 
     choice->local_steps = 0;
   choice->warmup_steps = choice->method == ONEBIT_METHOD_EIGHT_BITS ? SIZE_MAX - 1 : 0;
   choice->dense_below = choice->method == ONEBIT_METHOD_DENSE ? SIZE_MAX : 0;
-  describe(choice);
+  describe_choice(choice);
   return ONEBIT_OK;
 }
 

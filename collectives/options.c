@@ -11,8 +11,8 @@
 
 #define LARGEST_BLOCK 65536
 
-/* With one scale the sum is still made of runs, so that threads can share it and float32 lanes keep
- * their precision. */
+/* Elements of a run. With one scale the sum is computed in runs, so that threads can share it and
+ * float32 lanes keep their precision. */
 #define RUN 2048
 
 #define MAX_THREADS 1024
@@ -101,7 +101,8 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* Fills in the number of copies. With levels one addition does not restore the residual. */
+/* Fills in the number of copies. With more than one bit a residual in one copy cannot be restored
+ * by one addition. */
 static onebit_status_t resolve_copies(onebit_plan_options_t *options) {
   if (options->residual_copies < 0 || options->residual_copies > 2)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",
@@ -154,11 +155,11 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
   return ONEBIT_OK;
 }
 
-/* --- The choice of the schedule, which schedule.c may replace by doubling ----------------------*/
+/* --- The choice of the schedule; schedule.c may replace an allgather by doubling ---------------*/
 
 /* Fails unless the schedule that was asked for is possible. */
-static onebit_status_t choose_check(const struct onebit_plan *plan,
-                                    const struct ob_plan_shape *shape) {
+static onebit_status_t check_requested_schedule(const struct onebit_plan *plan,
+                                                const struct ob_plan_shape *shape) {
 #define CONSTANT(constant, name) , "ONEBIT_SCHEDULE_" #constant
   static const char *const names[] = {"" OB_SCHEDULES(CONSTANT)};
 #undef CONSTANT
@@ -172,22 +173,24 @@ static onebit_status_t choose_check(const struct onebit_plan *plan,
   return ob_schedule_find(options->schedule)->applicable(plan, shape);
 }
 
-/* Elements of the buffer that an allreduce is about. */
-static size_t choose_elements_of(const struct ob_plan_shape *shape) {
+/* Returns the number of elements of an allreduce's buffer. */
+static size_t count_allreduce_elements(const struct ob_plan_shape *shape) {
   size_t elements = 0;
   for (size_t k = 0; k < shape->pieces; k++)
     elements += shape->counts[k];
   return elements;
 }
 
-/* The ranks may have different numbers of threads, and must choose alike: the model counts one. */
-static struct ob_cost_task choose_task_of(const struct onebit_plan *plan,
+/* Describes the plan for the cost model, with one thread: ranks may have different numbers of
+ * threads, and must make the same choice. */
+static struct ob_cost_task make_cost_task(const struct onebit_plan *plan,
                                           const struct ob_plan_shape *shape) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
       .operation = options->operation,
-      .elements = choose_elements_of(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
+      .elements =
+          count_allreduce_elements(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
       .bits = options->bits,
@@ -204,12 +207,12 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
   return plan->comm->transport->put && plan->comm->size > 1;
 }
 
-/* Limits the cost model's choice. Ranks that are threads have no network, and get the schedule that
- * they ask for. The model has no numbers for messages between GPUs: there the schedule that needs
- * none is taken. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer takes
- * servers' messages: one bit an element, or means that it streams through a window of messages. */
-static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
-                        struct ob_cost_task *task) {
+/* Limits the cost model's choice. Ranks that are threads have no network: their default is the
+ * exchange. The model has no numbers for messages between GPUs, whose default is the exchange too.
+ * Profile deepspeed fixes the arithmetic, and so the schedule. An optimizer needs messages of
+ * servers, so it has the exchange or the hierarchical schedule. */
+static void limit_schedule_choice(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                                  struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   bool modelled = plan->comm->transport->network;
   bool free = (modelled || is_between_gpus(plan)) && !shape->one_scale &&
@@ -229,17 +232,16 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
     task->schedule = ONEBIT_SCHEDULE_EXCHANGE;
 }
 
-static void tell_of_gpus(struct ob_cost_choice *choice) {
+static void add_gpu_note(struct ob_cost_choice *choice) {
   size_t length = strlen(choice->text);
   snprintf(choice->text + length, sizeof choice->text - length,
            "between GPUs these times are not to be trusted: an optimizer is hierarchical where it "
            "can be, an allreduce the exchange unless another schedule is asked for\n");
 }
 
-/* Takes the schedule that was asked for, even if the model has no time for it (on one host, or
- * dense) and names another one. */
-static void take_requested_schedule(struct ob_cost_choice *choice,
-                                    const struct ob_cost_task *task) {
+/* Sets the schedule that was asked for, even if the model cannot estimate its time (on one host, or
+ * dense) and has chosen another one. */
+static void set_requested_schedule(struct ob_cost_choice *choice, const struct ob_cost_task *task) {
   if (!task->schedule || choice->schedule == task->schedule)
     return;
   choice->schedule = task->schedule;
@@ -249,13 +251,13 @@ static void take_requested_schedule(struct ob_cost_choice *choice,
 }
 
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  OB_TRY(choose_check(plan, shape));
-  struct ob_cost_task task = choose_task_of(plan, shape);
-  set_freedom(plan, shape, &task);
+  OB_TRY(check_requested_schedule(plan, shape));
+  struct ob_cost_task task = make_cost_task(plan, shape);
+  limit_schedule_choice(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
-  take_requested_schedule(&plan->choice, &task);
+  set_requested_schedule(&plan->choice, &task);
   if (is_between_gpus(plan) && !shape->options.schedule)
-    tell_of_gpus(&plan->choice);
+    add_gpu_note(&plan->choice);
   plan->options.wire = plan->choice.wire;
   plan->schedule = ob_schedule_find(plan->choice.schedule);
   if (shape->windowed && !plan->schedule->whole)

@@ -1,4 +1,4 @@
-/* Plans: made, ended, and asked; and their residuals. */
+/* Creates, destroys and describes plans; exports, imports and resets their residuals. */
 #include "collectives/plan_private.h"
 
 #include <inttypes.h>
@@ -12,11 +12,11 @@
 #include "base/memory.h"
 #include "collectives/communicator.h"
 
-/* The last of the terms below: where a device decides otherwise than a processor. */
+/* The last of the terms below: a device may choose another number than a processor. */
 #define TERM_MESSAGES 14
 
-/* Compares the arguments that all ranks must give alike; each tells the others where its shared
- * memory is. */
+/* Compares the arguments that must be the same on all ranks; each rank sends the others the name of
+ * its shared memory. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
                                      const struct onebit_plan *plan) {
@@ -46,7 +46,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
 
 /* The second half of creation where ranks share memory: every rank has allocated its block, and
  * attaches the others'. */
-static onebit_status_t attach_host(struct onebit_plan *plan) {
+static onebit_status_t attach_host_memory(struct onebit_plan *plan) {
   onebit_status_t status = ob_host_attach(plan);
   if (status == ONEBIT_OK && plan->executor->attached)
     status = plan->executor->attached(plan);
@@ -105,10 +105,10 @@ static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
   return agree_on_plan(comm, status, shape, count, plan);
 }
 
-/* Devices among processors: all cut their messages as processors do, which the ranks find when they
- * compare. */
-static onebit_status_t propose_as_host(onebit_comm_t comm, const struct ob_plan_shape *shape,
-                                       size_t count, struct onebit_plan **plan) {
+/* Builds the plan again with the messages of a processor: ranks differ only in their number, so
+ * some ranks use devices and others processors. */
+static onebit_status_t propose_host_messages(onebit_comm_t comm, const struct ob_plan_shape *shape,
+                                             size_t count, struct onebit_plan **plan) {
   struct ob_plan_shape mixed = *shape;
   mixed.among_hosts = true;
   ob_plan_release(*plan);
@@ -122,9 +122,9 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
   comm->plans++;
   status = propose_terms(comm, status, shape, count, &plan);
   if (status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(comm, TERM_MESSAGES))
-    status = propose_as_host(comm, shape, count, &plan);
+    status = propose_host_messages(comm, shape, count, &plan);
   if (status == ONEBIT_OK && plan->host.shared.base)
-    status = attach_host(plan);
+    status = attach_host_memory(plan);
   if (status == ONEBIT_OK && plan->window)
     status = ob_agree(comm, comm->transport->window_register(plan->window), NULL, 0);
   if (status != ONEBIT_OK) {
@@ -140,7 +140,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
   return status;
 }
 
-static size_t common_multiple(size_t a, size_t b) {
+static size_t least_common_multiple(size_t a, size_t b) {
   size_t x = a, y = b;
   while (y) {
     size_t remainder = x % y;
@@ -153,7 +153,7 @@ static size_t common_multiple(size_t a, size_t b) {
 /* DeepSpeed pads to a multiple of ranks * lcm(ranks, 8) (runtime/fp16/onebit/adam.py,
  * corrected_tensor_size). */
 size_t ob_plan_pad_count(size_t ranks, size_t count) {
-  size_t quantum = ranks * common_multiple(ranks, 8);
+  size_t quantum = ranks * least_common_multiple(ranks, 8);
   return (count + quantum - 1) / quantum * quantum;
 }
 
@@ -194,7 +194,7 @@ onebit_status_t ob_plan_create_numbers(onebit_comm_t comm, onebit_status_t statu
   options.device = device;
   options.threads = 1;
   if (operation == ONEBIT_ALLREDUCE)
-    options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip, and every device has it */
+    options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one latency, and every device supports it */
   const onebit_status_t resolved = ob_plan_resolve(&options, &shape);
   shape.refused = refused;
   ob_plan_cut(&shape, 1, count, &counts, &valid);
@@ -269,7 +269,7 @@ const char *onebit_plan_explain(onebit_plan_t plan) {
   return is_plan ? plan->choice.text : "";
 }
 
-/* --- The residual, for the plan's owner: out, in, and set back ---------------------------------*/
+/* --- Export, import and reset of residuals -----------------------------------------------------*/
 
 /* Fails unless the plan is idle, so that its residual can be read. Waits for work on a stream. */
 static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
@@ -288,7 +288,7 @@ onebit_status_t ob_plan_note_import(onebit_plan_t plan, bool large) {
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
   OB_CALL_SCOPE;
   OB_TRY(plan_residual_check_idle(plan));
-  if (!ob_plan_in_bits(plan)) /* without residuals, and memory for them */
+  if (!ob_plan_in_bits(plan)) /* a dense plan has no residuals */
     return ONEBIT_OK;
   if (worker)
     OB_TRY(ob_residual_export(&plan->state->worker, &plan->geometry.layout, worker));
@@ -306,7 +306,7 @@ static onebit_status_t plan_residual_check_finite(const char *name, const float 
   return ONEBIT_OK;
 }
 
-static bool any_large(const float *values, size_t count) {
+static bool has_large_value(const float *values, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (fabsf(values[i]) >= OB_LARGE_SCALE)
       return true;
@@ -329,7 +329,8 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
     return ob_plan_note_import(plan, plan->state->server_large);
   OB_TRY(ob_residual_import(&plan->state->server, &plan->geometry.layout, server));
   return ob_plan_note_import(
-      plan, any_large(server, ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
+      plan,
+      has_large_value(server, ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
 }
 
 onebit_status_t ob_plan_accept(onebit_plan_t plan) {
@@ -362,7 +363,7 @@ static onebit_status_t clear_results(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The first copy of the residuals is an optimizer's momentum until bits are sent. */
+/* The first copy becomes the current one: it is an optimizer's momentum until bits are sent. */
 onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
   if (ob_ladder_is_used(&plan->state->ladder))
     plan->state->last_width = ob_ladder_width_in(plan, last_width);

@@ -23,22 +23,22 @@ struct ob_plan_shape {
   onebit_dtype_t output_dtype; /* the options' dtype, unless the caller sets another */
   size_t block;                /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
-  bool segment_a_piece; /* rank k serves piece k; else shares are cut by size */
-  /* NULL, or one a rank and another: rank k serves the pieces from segment_pieces[k] up to the next
-   * rank's. */
+  bool segment_a_piece; /* rank k reduces piece k; else segments are cut by size */
+  /* NULL, or a number for each rank and one more: rank k reduces the pieces segment_pieces[k] ..
+   * segment_pieces[k + 1] - 1. */
   const size_t *segment_pieces;
-  bool momentum;     /* the source will want the last result */
+  bool momentum;     /* compression reads the last call's result (struct ob_source) */
   bool moments;      /* moments of this rank's own gradients are kept (struct ob_source) */
   bool from_servers; /* a pass reads the result in the compressed form in which servers send it */
   struct ob_serving serving;
-  /* Dense: few message buffers, results are stored before the call is known to be well. */
+  /* Dense, with few message buffers: results are stored before the call is known to succeed. */
   bool windowed;
-  /* A reduce-scatter or an allgather works on the shares of one list of pieces, cut by size as an
-   * allreduce cuts them. A dense allgather then moves values as they are, finite or not. */
+  /* A reduce-scatter or an allgather is about the segments of one list of pieces, cut by size as in
+   * an allreduce. A dense allgather then copies values, finite or not. */
   bool of_segments;
-  bool among_hosts; /* others' plans run on processors, whose messages are cut that way */
+  bool among_hosts; /* plans of other ranks run on processors: messages are cut as theirs are */
   size_t pieces;
-  const size_t *counts, *valid; /* one a piece; valid NULL: all */
+  const size_t *counts, *valid; /* elements of each piece, and those without padding; NULL: all */
   bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */
 };
 
@@ -55,16 +55,17 @@ struct ob_call {
   uint32_t agreed;
   const char *agreed_name;
   bool agreed_whole; /* the agreed number is an integer, not a float32 */
-  const float *rate; /* NULL, or in memory of the device what counts instead of `agreed` */
+  const float *rate; /* NULL, or in memory of the device the number that replaces `agreed` */
   /* Arrays of pointers, by piece, in memory of the plan's device; NULL: the plan's inputs and
    * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
   bool counted;       /* only the device knows the bias corrections of the step */
-  bool only_at_first; /* likewise, until when the source's momentum is kept */
+  bool only_at_first; /* only the device knows until which step the source's momentum is kept */
   /* The stream of the device, if on_stream: NULL is a stream, too. */
   bool on_stream;
   void *stream;
-  /* Stops when decided: the caller applies either all or none of several plans (ob_plan_apply). */
+  /* The call stops after the step DECIDE: the caller then applies all of several plans, or none
+   * (ob_plan_apply). */
   bool hold;
 };
 
@@ -74,8 +75,8 @@ struct ob_spent {
   double compress, apply; /* seconds */
 };
 
-/* Collective; `status` is how the caller fares so far, so that a rank with a wrong argument takes
- * part in the failure. On failure *plan is NULL on all ranks. */
+/* Collective; `status` is the caller's status so far, so that a rank with a wrong argument makes
+ * the creation fail on all ranks. On failure *plan is NULL on all ranks. */
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *plan);
@@ -83,23 +84,23 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
 /* Checks options and fills in the defaults. */
 onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape);
 
-/* The pieces of a plan on one buffer of `count` elements: the buffer, or a part for each rank,
- * which in profile deepspeed comes from padding. Fills in counts and valid, one a piece and at most
- * one a rank, for the shape. */
+/* Sets the pieces of a plan on one buffer of `count` elements: the whole buffer, or a part for each
+ * rank, in profile deepspeed of the padded buffer. Fills in counts and valid, which have at most an
+ * entry for each rank. */
 void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
                  size_t *valid);
 
-/* A plan of a few float32 numbers, dense, for an allreduce or an allgather: collective, `status`
- * and `refused` as ob_plan_create and the shape have them. */
+/* Creates a plan of a few float32 numbers, dense, for an allreduce or an allgather. Collective;
+ * `status` as in ob_plan_create, `refused` as in the shape. */
 onebit_status_t ob_plan_create_numbers(onebit_comm_t comm, onebit_status_t status,
                                        onebit_operation_t operation, onebit_device_t device,
                                        size_t count, bool *refused, onebit_plan_t *plan);
 
-/* `count` elements with the padding of profile deepspeed. */
+/* Returns the number of elements with the padding of profile deepspeed. */
 size_t ob_plan_pad_count(size_t ranks, size_t count);
 
-/* Begins a call. `status`: this rank's arguments; a negative one is told to the other ranks, and
- * comes out at the end. Errors: ONEBIT_ERROR_BUSY, ONEBIT_ERROR_TRANSPORT (broken). */
+/* Begins a call. `status` is the result of checking this rank's arguments: an error is sent to the
+ * other ranks, and returned at the end. Errors: ONEBIT_ERROR_BUSY, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
                               const struct ob_call *call);
 
@@ -115,33 +116,35 @@ void ob_plan_revoke(onebit_plan_t plan);
  * NULL is fine. */
 void ob_plan_abandon(onebit_plan_t plan);
 
-/* A collective of a plan on a device, on this stream of it; the errors are the collectives', and
- * what is not known yet when it returns comes from ob_plan_settle. */
+/* Enqueues a collective of a plan on a stream of its device. The errors are those of the
+ * collective; ob_plan_settle returns the status of what has not run yet. */
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_operation_t operation, void *stream);
 
-/* Ends a call that ob_plan_start began on a stream as soon as all of it is there: its status as far
- * as that is known. */
+/* Ends a call that ob_plan_start began on a stream once all its work is enqueued there. Returns its
+ * status as far as that is known. */
 onebit_status_t ob_plan_put(onebit_plan_t plan);
 
 /* Resets the residuals, whose memory goes back to the system until a call writes it again. */
 onebit_status_t ob_plan_return_residual(onebit_plan_t plan);
 
-/* The ranks have the same again: forgets that a message was refused. Errors: the executor's. */
+/* Forgets that a message was refused; the caller knows that the ranks have the same state again.
+ * Errors: the executor's. */
 onebit_status_t ob_plan_accept(onebit_plan_t plan);
 
 /* Waits for work on streams. Returns the first status since the last time that was not ONEBIT_OK;
  * an error counts more than a skip. */
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
 
-/* Applies and commits a call that ended well, if it was held, and waits for its outputs unless it
- * is on a stream: its status. ob_plan_visit runs a pass of another sink over its results before. */
+/* Applies and commits a held call that ended well, waits for its outputs unless it is on a stream,
+ * and returns its status. ob_plan_visit, called before, runs the pass of another sink over its
+ * results. */
 onebit_status_t ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 
-/* --- The functions of other modules */
+/* --- Functions that read a plan, for other modules */
 
-/* The layout of its elements in pieces and blocks, and in messages. */
+/* Return the layout of the elements in pieces and blocks, and that of the messages. */
 const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan);
 const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan);
 
@@ -153,20 +156,21 @@ bool ob_plan_is_broken(const struct onebit_plan *plan); /* its transport has fai
 uint64_t ob_plan_wire_bytes(const struct onebit_plan *plan);
 uint64_t ob_plan_memory_bytes(const struct onebit_plan *plan);
 
-/* The memory that residuals are in, and that messages are in. */
+/* Return the kind of memory that residuals are in, and that messages are in. */
 const struct ob_memory *ob_plan_memory(const struct onebit_plan *plan);
 const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan);
 
-/* The work of passes over its layout. The residual of what this rank sends, or of what it sends as
- * the server of its segment. */
+/* Return the settings and scratch memory of passes over the layout; the worker residual, or the
+ * server residual. */
 struct ob_work *ob_plan_work(const struct onebit_plan *plan);
 struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server);
 
-/* Begins to measure with the host's clock what calls spend; returns that since the last time. */
+/* Begin to measure the time of calls with the host's clock; return the time since the last
+ * reading. */
 void ob_plan_clock(onebit_plan_t plan);
 struct ob_spent ob_plan_read_spent(onebit_plan_t plan);
 
-/* A call on one send and one receive buffer, to be completed. */
+/* Returns a call on one send and one receive buffer, to which the caller may add more. */
 struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvbuf);
 
 /* Clears everything that calls have left: residuals, of which the first copy becomes the current
@@ -202,7 +206,7 @@ struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, s
 struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
                                              size_t chunk);
 
-/* Elements in the longest message, those that fill its last words up too. */
+/* Returns the elements of the longest message, with those that pad its last word. */
 size_t ob_plan_longest_message(const struct onebit_plan *plan);
 
 #endif

@@ -9,11 +9,12 @@
 #include "base/memory.h"
 #include "collectives/messages.h"
 
-/* From this many bytes of buffer on, residuals and results are written past the caches: they
- * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
+/* From this many bytes of buffer on, residuals and results are written with non-temporal stores,
+ * since in the caches they would only replace data that is read. Measured with onebit-bench codec;
+ * results do not depend on it. */
 #define STREAM_BYTES ((size_t)16 << 20)
 
-static onebit_status_t plan_build_out_of_memory(const struct onebit_plan *plan) {
+static onebit_status_t report_plan_out_of_memory(const struct onebit_plan *plan) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
 }
 
@@ -32,7 +33,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   const struct ob_work *work = &plan->state->work;
   size_t first, end;
   ob_plan_find_compressed(plan, &first, &end);
-  if (plan->momentum) { /* an optimizer keeps other things there before */
+  if (plan->momentum) { /* an optimizer has its whole momentum there before bits are sent */
     first = 0;
     end = plan->geometry.layout.blocks;
   }
@@ -61,12 +62,12 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   plan->state->server_sums =
       plan_build_allocate_from(plan, memory, plan->state->server.blocks, sizeof(double));
   return plan->state->worker_sums && plan->state->server_sums ? ONEBIT_OK
-                                                              : plan_build_out_of_memory(plan);
+                                                              : report_plan_out_of_memory(plan);
 }
 
 /* Allocates the messages of `count` ranks; NULL when count is 0. */
-static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
-                                        unsigned char **memory) {
+static onebit_status_t allocate_member_messages(struct onebit_plan *plan, size_t count,
+                                                unsigned char **memory) {
   struct ob_window *window = plan->window;
   if (!count)
     return ONEBIT_OK;
@@ -77,7 +78,7 @@ static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
   }
   *memory =
       plan_build_allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
-  return *memory ? ONEBIT_OK : plan_build_out_of_memory(plan);
+  return *memory ? ONEBIT_OK : report_plan_out_of_memory(plan);
 }
 
 static onebit_status_t allocate_window(struct onebit_plan *plan) {
@@ -96,14 +97,14 @@ static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   struct ob_geometry *geometry = &plan->geometry;
   size_t results = plan->sizes.results;
   OB_TRY(allocate_window(plan));
-  OB_TRY(allocate_members(plan, plan->sizes.outgoing, &geometry->outgoing));
-  OB_TRY(allocate_members(plan, plan->sizes.incoming, &geometry->incoming));
+  OB_TRY(allocate_member_messages(plan, plan->sizes.outgoing, &geometry->outgoing));
+  OB_TRY(allocate_member_messages(plan, plan->sizes.incoming, &geometry->incoming));
   if (plan->host.shared.base)
     return ONEBIT_OK; /* results are there */
-  OB_TRY(allocate_members(plan, results, &geometry->results[0]));
-  OB_TRY(allocate_members(plan, plan->momentum ? results : 0, &geometry->results[1]));
+  OB_TRY(allocate_member_messages(plan, results, &geometry->results[0]));
+  OB_TRY(allocate_member_messages(plan, plan->momentum ? results : 0, &geometry->results[1]));
   if (!plan->momentum)
-    geometry->results[1] = geometry->results[0]; /* nobody looks back: one copy will do */
+    geometry->results[1] = geometry->results[0]; /* no call reads the last result */
   return ONEBIT_OK;
 }
 
@@ -112,7 +113,7 @@ static onebit_status_t allocate_batches(struct onebit_plan *plan) {
   plan->exchange = plan_build_allocate(plan, slots, sizeof(struct ob_batch *));
   plan->gather = plan_build_allocate(plan, slots, sizeof(struct ob_batch *));
   if (!plan->exchange || !plan->gather)
-    return plan_build_out_of_memory(plan);
+    return report_plan_out_of_memory(plan);
   for (size_t i = 0; i < slots; i++) {
     OB_TRY(ob_batch_create(plan->comm, peers, &plan->exchange[i]));
     OB_TRY(ob_batch_create(plan->comm, peers, &plan->gather[i]));
@@ -125,12 +126,12 @@ static onebit_status_t allocate_lists(struct onebit_plan *plan) {
   plan->views = plan_build_allocate(plan, ranks, sizeof *plan->views);
   plan->inputs = plan_build_allocate(plan, pieces, sizeof *plan->inputs);
   plan->outputs = plan_build_allocate(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
-  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : plan_build_out_of_memory(plan);
+  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : report_plan_out_of_memory(plan);
 }
 
 /* Launchers bind a rank to one core unless told otherwise. Two threads there took 1.5 times as long
  * as one (64 MiB, one rank). A device has no such threads. */
-static void warn_of_sharing(const struct onebit_plan *plan, int threads) {
+static void warn_of_shared_processors(const struct onebit_plan *plan, int threads) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
   const int processors = ob_processors();
   if (plan->options.device == ONEBIT_DEVICE_HOST && processors > 0 && threads > processors &&
@@ -151,7 +152,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->max_width = (unsigned)plan->options.max_bits;
   work->measured = plan->options.max_bits > plan->options.bits;
   work->threads = shape->options.threads;
-  warn_of_sharing(plan, work->threads);
+  warn_of_shared_processors(plan, work->threads);
   work->undoes = plan->options.residual_copies == 1;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
   work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
@@ -177,8 +178,8 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
-/* With one copy a call is undone from its inputs. After a device's kernels, and where a host's
- * ranks add up their inputs, these are not at hand. */
+/* Refuses one copy where a call cannot be undone: undoing needs the inputs, which are not available
+ * on a device, nor where the ranks of a host add up their inputs. */
 static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
@@ -198,14 +199,14 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
   geometry->first_segment = across ? (size_t)hosts->local_rank * geometry->members : 0;
   plan->member_ranks = plan_build_allocate(plan, geometry->members, sizeof *plan->member_ranks);
   if (!plan->member_ranks)
-    return plan_build_out_of_memory(plan);
+    return report_plan_out_of_memory(plan);
   for (int k = 0; k < (int)geometry->members; k++)
     plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->local_rank] : k;
   return ONEBIT_OK;
 }
 
-/* Sets the elements of messages, all of them if every rank sends to every other one, and their
- * type. Dense messages have the 16-bit values of the buffers, except in an allreduce. */
+/* Sets whether messages have all elements or a segment, and their type. Dense messages have the
+ * 16-bit values of the buffers, except in an allreduce. */
 static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
@@ -219,7 +220,6 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
                    plan->options.operation != ONEBIT_ALLREDUCE;
 }
 
-/* This rank's part of making a plan. */
 onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
   if (plan->options.max_bits < plan->options.bits) /* an optimizer's */
@@ -248,7 +248,7 @@ onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_sha
   return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
 }
 
-/* False: some of their messages are still under way. */
+/* Returns false if some of the batches' messages are still in flight. */
 static bool destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
   bool all = true;
   for (size_t i = 0; batches && i < plan->geometry.slots; i++)
@@ -304,5 +304,5 @@ void ob_plan_release(struct onebit_plan *plan) {
   if (exchanged && gathered)
     ob_handle_release(plan);
   else
-    ob_memory_keep(plan); /* and through it the memory of its messages */
+    ob_memory_keep(plan); /* the plan has the addresses of its messages, which stay allocated */
 }

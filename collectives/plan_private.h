@@ -17,16 +17,16 @@ struct ob_trace {
   bool open; /* moments[count] has begun */
 };
 
-/* The call in flight: ob_plan_start makes it, the steps go by it, and the next one replaces it. */
+/* The call in flight: ob_plan_start fills it in, the steps read and update it. */
 struct ob_flight {
   struct ob_call call;
-  size_t step, stop;                /* the next one; where the walk ends */
+  size_t step, stop;                /* the next step; the step before which the call stops */
   int failed_rank, not_finite_rank; /* the first rank that reported it, or -1 */
   bool large_heard;                 /* a rank has large scales */
   bool apply_early_ok;              /* the call will succeed: results are applied as they arrive */
   float worker_scale, server_scale;
   struct ob_outcome outcome; /* of this rank */
-  struct ob_host_call host;  /* where the plan is hierarchical */
+  struct ob_host_call host;  /* used if the plan is hierarchical */
   struct ob_watch watch;     /* how long nothing has moved */
   double began; /* for ONEBIT_DEBUG=TRACE: when the call began, and the bytes that it sends */
   uint64_t call_bytes;
@@ -44,13 +44,13 @@ struct ob_plan_state {
   struct ob_ladder ladder;
   struct ob_work work;
   uint32_t sequence; /* of the latest call */
-  uint64_t calls;    /* that were hierarchical */
+  uint64_t calls;    /* the number of hierarchical calls */
   struct ob_trace trace;
   bool clocked; /* `spent` is wanted */
   struct ob_spent spent;
-  struct ob_outcome outcome;      /* of calls on streams, until ob_plan_settle */
-  bool in_flight, broken;         /* broken: the transport failed, nothing can follow */
-  bool refused;                   /* for a plan that shares it with no other */
+  struct ob_outcome outcome; /* of calls on streams, until ob_plan_settle */
+  bool in_flight, broken;    /* broken: the transport failed, nothing can follow */
+  bool refused;              /* struct onebit_plan's `refused` points here unless it is shared */
   const struct onebit_plan *next; /* in the engine's list */
   bool claimed;
 };

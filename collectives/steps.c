@@ -78,7 +78,7 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacit
 
 size_t ob_plan_trace_length(onebit_plan_t plan) { return plan->state->trace.count; }
 
-static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
+static void begin_moment(struct ob_trace *trace, const struct ob_step *step, double now) {
   if (trace->count == trace->capacity || trace->open)
     return;
   trace->open = true;
@@ -86,7 +86,7 @@ static void trace_begin(struct ob_trace *trace, const struct ob_step *step, doub
       .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
 }
 
-static void trace_end(struct ob_trace *trace, double now) {
+static void end_moment(struct ob_trace *trace, double now) {
   if (!trace->open)
     return;
   struct ob_moment *moment = &trace->moments[trace->count++];
@@ -103,8 +103,8 @@ struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   return spent;
 }
 
-static void trace_count(const struct onebit_plan *plan, const struct ob_step *step,
-                        double seconds) {
+static void add_spent_time(const struct onebit_plan *plan, const struct ob_step *step,
+                           double seconds) {
   enum time time = abouts[step->kind].time;
   if (time == COMPRESS)
     plan->state->spent.compress += seconds;
@@ -113,14 +113,14 @@ static void trace_count(const struct onebit_plan *plan, const struct ob_step *st
 }
 
 /* Runs a step of a plan that is traced, or that counts what it spends. */
-static bool trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+static bool run_traced_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   double before = ob_seconds();
-  trace_begin(&plan->state->trace, step, before);
+  begin_moment(&plan->state->trace, step, before);
   bool done = step->run(plan, step->chunk, wait);
   double after = ob_seconds();
-  trace_count(plan, step, after - before);
+  add_spent_time(plan, step, after - before);
   if (done)
-    trace_end(&plan->state->trace, after);
+    end_moment(&plan->state->trace, after);
   return done;
 }
 
@@ -173,7 +173,7 @@ static int awaited_rank(const struct onebit_plan *plan) {
   }
 }
 
-static void steps_describe(const void *waiter, struct ob_wait *wait) {
+static void describe_step_wait(const void *waiter, struct ob_wait *wait) {
   const struct onebit_plan *plan = waiter;
   ob_plan_describe_call(plan, wait);
   if (plan->flight->step == plan->flight->stop)
@@ -193,7 +193,8 @@ static double grace_seconds(const struct onebit_plan *plan) {
 }
 
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
-  return ob_watch_look(&plan->flight->watch, plan->comm, grace_seconds(plan), steps_describe, plan);
+  return ob_watch_look(&plan->flight->watch, plan->comm, grace_seconds(plan), describe_step_wait,
+                       plan);
 }
 
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
@@ -204,7 +205,7 @@ bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (flight->step < flight->stop) {
     const struct ob_step *step = &plan->steps[flight->step++];
-    if (!(traced ? trace_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
+    if (!(traced ? run_traced_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
       flight->step--;
       break;
     }
@@ -259,7 +260,7 @@ void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan) 
 }
 
 /* The first unclaimed plan from `plan` on, claimed; NULL if none. The lock is held. */
-static const struct onebit_plan *claim_from(const struct onebit_plan *plan) {
+static const struct onebit_plan *claim_plan_from(const struct onebit_plan *plan) {
   while (plan && plan->state->claimed)
     plan = plan->state->next;
   if (plan)
@@ -267,10 +268,10 @@ static const struct onebit_plan *claim_from(const struct onebit_plan *plan) {
   return plan;
 }
 
-static const struct onebit_plan *claim_next(struct ob_engine *engine,
-                                            const struct onebit_plan *held) {
+static const struct onebit_plan *claim_next_plan(struct ob_engine *engine,
+                                                 const struct onebit_plan *held) {
   OB_LOCKED(&engine->lock);
-  const struct onebit_plan *next = claim_from(held ? held->state->next : engine->first);
+  const struct onebit_plan *next = claim_plan_from(held ? held->state->next : engine->first);
   if (held)
     held->state->claimed = false;
   return next;
@@ -279,13 +280,13 @@ static const struct onebit_plan *claim_next(struct ob_engine *engine,
 bool ob_engine_advance(struct ob_engine *engine) {
   bool moved = false;
   const struct onebit_plan *plan = NULL;
-  while ((plan = claim_next(engine, plan)))
+  while ((plan = claim_next_plan(engine, plan)))
     moved |= ob_steps_walk(plan, false);
   return moved;
 }
 
 /* A plan that another thread is moving is not at its end. The lock is held. */
-static bool has_unfinished(const struct ob_engine *engine) {
+static bool has_unfinished_plan(const struct ob_engine *engine) {
   for (const struct onebit_plan *plan = engine->first; plan; plan = plan->state->next)
     if (plan->state->claimed || plan->flight->step < plan->flight->stop)
       return true;
@@ -294,13 +295,13 @@ static bool has_unfinished(const struct ob_engine *engine) {
 
 bool ob_engine_busy(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
-  return has_unfinished(engine);
+  return has_unfinished_plan(engine);
 }
 
 /* Waits until one is, or until the engine's thread is to stop: then false. */
-static bool engine_await(struct ob_engine *engine) {
+static bool await_unfinished(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
-  while (!engine->stop && !has_unfinished(engine))
+  while (!engine->stop && !has_unfinished_plan(engine))
     pthread_cond_wait(&engine->work, &engine->lock);
   return !engine->stop;
 }
@@ -326,10 +327,10 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
 
 /* With ONEBIT_PROGRESS=thread and a core to spare a computation need not call the library for its
  * communication to go on. */
-static void *move_requests(void *argument) {
+static void *run_progress_thread(void *argument) {
   OB_CALL_SCOPE;
   struct ob_engine *engine = argument;
-  for (unsigned idle = 0; engine_await(engine);) {
+  for (unsigned idle = 0; await_unfinished(engine);) {
     idle = ob_engine_advance(engine) ? 0 : idle + 1;
     if (idle)
       ob_backoff(idle);
@@ -340,7 +341,7 @@ static void *move_requests(void *argument) {
 /* Separates threads: one that was told to stop has ended before the next one begins. */
 static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void set_stop(struct ob_engine *engine, bool stop) {
+static void set_engine_stop(struct ob_engine *engine, bool stop) {
   OB_LOCKED(&engine->lock);
   engine->stop = stop;
   pthread_cond_signal(&engine->work);
@@ -350,9 +351,10 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
   int code = 0;
   pthread_mutex_lock(&threads_lock);
   if (engine->users == 0) {
-    set_stop(engine, false);
-    code = ob_memory_must_fail() ? EAGAIN
-                                 : pthread_create(&engine->thread, NULL, move_requests, engine);
+    set_engine_stop(engine, false);
+    code = ob_memory_must_fail()
+               ? EAGAIN
+               : pthread_create(&engine->thread, NULL, run_progress_thread, engine);
   }
   engine->users += code == 0;
   pthread_mutex_unlock(&threads_lock);
@@ -362,7 +364,7 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
 void ob_progress_end(struct ob_engine *engine) {
   OB_LOCKED(&threads_lock);
   if (--engine->users == 0) {
-    set_stop(engine, true);
+    set_engine_stop(engine, true);
     pthread_join(engine->thread, NULL);
   }
 }

@@ -2,10 +2,10 @@
  * Steps: a call walks a list of them, each a function that does one thing to one chunk. The
  * schedule writes the list when the plan is made; the executor has the functions.
  *
- * A rank that fails (a wrong argument, a damaged message) does not stop: it goes on through the
- * same steps and sends messages that say so in their flags, so that all ranks come to the end of
- * the same call and none waits for ever. Flags add up: a message carries what its sender knows when
- * it leaves, so the last message of a phase tells all.
+ * A rank that fails (a wrong argument, a damaged message) does not stop: it runs the same steps and
+ * sends messages with an error flag, so that all ranks come to the end of the same call and none
+ * waits for ever. A message has all flags that its sender has set or received before, so the last
+ * message of a phase has the flags of the whole phase.
  */
 #ifndef OB_COLLECTIVES_STEPS_H
 #define OB_COLLECTIVES_STEPS_H

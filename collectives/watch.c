@@ -28,7 +28,7 @@ struct path {
   char text[64];
 };
 
-static struct path directory_of_user(void) {
+static struct path user_directory(void) {
   struct path path;
   snprintf(path.text, sizeof path.text, "/tmp/onebit-%lu", (unsigned long)geteuid());
   return path;
@@ -53,7 +53,7 @@ static int presence_is_due(const struct ob_presence *presence, double waited, do
   return presence->file && waited >= SHORTEST && now - presence->written >= SHORTEST;
 }
 
-static void presence_write(struct ob_presence *presence, double now, const char *text) {
+static void write_presence(struct ob_presence *presence, double now, const char *text) {
   char line[512];
   presence->written = now;
   int length = snprintf(line, sizeof line, "rank %d of %d over %s\n%s\n", presence->rank,
@@ -68,7 +68,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   static atomic_uint numbers;
   const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   *presence = (struct ob_presence){.rank = rank, .size = size, .over = over};
-  if (!is_own_directory(directory_of_user().text))
+  if (!is_own_directory(user_directory().text))
     return;
   int file = -1;
   for (struct stat is = {0};
@@ -82,7 +82,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
     }
   }
   presence->file = file;
-  presence_write(presence, 0, "");
+  write_presence(presence, 0, "");
 }
 
 void ob_presence_end(struct ob_presence *presence) {
@@ -121,8 +121,8 @@ bool ob_watch_count(struct ob_watch *watch) {
 }
 
 /* "allreduce call 3 of plan 1 (16 MiB): waited 5 s for rank 3 on host h2 (receive, chunk 5)" */
-static void compose_wait(onebit_comm_t comm, const char *verb, double seconds,
-                         const struct ob_wait *wait, char *text, size_t bytes) {
+static void write_wait_text(onebit_comm_t comm, const char *verb, double seconds,
+                            const struct ob_wait *wait, char *text, size_t bytes) {
   char whom[OB_HOST_NAME_BYTES + 32], detail[sizeof wait->detail + 4] = "";
   const char *host = wait->peer >= 0 ? ob_comm_host_name(comm, wait->peer) : "";
   if (wait->peer < 0)
@@ -135,7 +135,7 @@ static void compose_wait(onebit_comm_t comm, const char *verb, double seconds,
 }
 
 /* True if it is time for the next notice: after 10 s, a minute and five. */
-static bool is_due(const struct ob_watch *watch) {
+static bool is_notice_due(const struct ob_watch *watch) {
   static const double times[] = {1, 6, 30};
   return watch->notices < 3 && watch->waited >= times[watch->notices] * ob_watch_notice;
 }
@@ -147,28 +147,28 @@ static void print_notice(struct ob_watch *watch, onebit_comm_t comm, const struc
   if (comm->noticed > 0 && watch->seen - comm->noticed < ob_watch_notice)
     return;
   comm->noticed = watch->seen;
-  compose_wait(comm, "waiting", watch->waited, wait, text, sizeof text);
+  write_wait_text(comm, "waiting", watch->waited, wait, text, sizeof text);
   ob_log(OB_LOG_WARN, comm->rank, "%s", text);
 }
 
 static void publish_wait(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
-  compose_wait(comm, "waiting", watch->waited, wait, text, sizeof text);
-  presence_write(&comm->presence, watch->seen, text);
+  write_wait_text(comm, "waiting", watch->waited, wait, text, sizeof text);
+  write_presence(&comm->presence, watch->seen, text);
 }
 
-static onebit_status_t watch_give_up(onebit_comm_t comm, double seconds,
-                                     const struct ob_wait *wait) {
+static onebit_status_t give_up_wait(onebit_comm_t comm, double seconds,
+                                    const struct ob_wait *wait) {
   char text[OB_END_BYTES];
-  compose_wait(comm, "waited", seconds, wait, text, sizeof text);
+  write_wait_text(comm, "waited", seconds, wait, text, sizeof text);
   ob_comm_give_up(comm, text);
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
 }
 
 /* The communicator has failed. The rank that gave up may itself have waited for another rank: the
  * message names the rank that this one waited for, so that the chain leads to the missing rank. */
-static onebit_status_t add_awaited(onebit_status_t status, ob_wait_describe *describe,
-                                   const void *waiter) {
+static onebit_status_t add_awaited_rank(onebit_status_t status, ob_wait_describe *describe,
+                                        const void *waiter) {
   struct ob_wait wait = {.peer = -1};
   char message[2 * OB_END_BYTES];
   snprintf(message, sizeof message, "%s", onebit_last_error());
@@ -183,18 +183,18 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
     return ONEBIT_OK;
   onebit_status_t health = ob_comm_health(comm);
   if (health != ONEBIT_OK)
-    return add_awaited(health, describe, waiter);
+    return add_awaited_rank(health, describe, waiter);
   bool late = watch->waited >= comm->timeout + grace;
   bool shown = presence_is_due(&comm->presence, watch->waited, watch->seen);
-  if (!late && !shown && !is_due(watch))
+  if (!late && !shown && !is_notice_due(watch))
     return ONEBIT_OK;
   struct ob_wait wait = {.peer = -1, .others = "other ranks"};
   describe(waiter, &wait);
   if (late)
-    return watch_give_up(comm, comm->timeout, &wait);
+    return give_up_wait(comm, comm->timeout, &wait);
   if (shown)
     publish_wait(watch, comm, &wait);
-  if (is_due(watch))
+  if (is_notice_due(watch))
     print_notice(watch, comm, &wait);
   return ONEBIT_OK;
 }
@@ -212,9 +212,9 @@ onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char 
   if (watch->presence && presence_is_due(watch->presence, watch->waited, watch->seen)) {
     char text[OB_END_BYTES];
     snprintf(text, sizeof text, "%s: waiting %.3g s for %s", what, watch->waited, whom);
-    presence_write(watch->presence, watch->seen, text);
+    write_presence(watch->presence, watch->seen, text);
   }
-  if (!is_due(watch))
+  if (!is_notice_due(watch))
     return ONEBIT_OK;
   watch->notices++;
   ob_log(OB_LOG_WARN, -1, "%s: waiting %.3g s for %s", what, watch->waited, whom);
@@ -260,7 +260,7 @@ bool ob_comm_is_foreign(onebit_comm_t comm) {
   return comm->forks != ob_forks() && comm->transport->network;
 }
 
-static bool end_now(onebit_comm_t comm, const char *text) {
+static bool set_comm_end(onebit_comm_t comm, const char *text) {
   OB_LOCKED(&comm->end.lock);
   bool first = !comm->end.set;
   if (first)
@@ -269,20 +269,20 @@ static bool end_now(onebit_comm_t comm, const char *text) {
   return first;
 }
 
-void ob_comm_hear_end(onebit_comm_t comm, const char *text) { end_now(comm, text); }
+void ob_comm_hear_end(onebit_comm_t comm, const char *text) { set_comm_end(comm, text); }
 
-static void end_for_all(onebit_comm_t comm, const char *text) {
-  if (end_now(comm, text) && comm->transport->abort)
+static void end_comm_for_all(onebit_comm_t comm, const char *text) {
+  if (set_comm_end(comm, text) && comm->transport->abort)
     comm->transport->abort(comm, comm->end.text);
 }
 
 void ob_comm_give_up(onebit_comm_t comm, const char *text) {
   char whole[OB_END_BYTES];
   snprintf(whole, sizeof whole, "rank %d gave up: %.220s", comm->rank, text);
-  end_for_all(comm, whole);
+  end_comm_for_all(comm, whole);
 }
 
-static onebit_status_t refuse_foreign(onebit_comm_t comm) {
+static onebit_status_t check_not_foreign(onebit_comm_t comm) {
   if (!ob_comm_is_foreign(comm))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_TRANSPORT,
@@ -291,14 +291,14 @@ static onebit_status_t refuse_foreign(onebit_comm_t comm) {
 }
 
 onebit_status_t ob_comm_check(onebit_comm_t comm) {
-  OB_TRY(refuse_foreign(comm));
+  OB_TRY(check_not_foreign(comm));
   if (!atomic_load(&comm->end.set))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_TRANSPORT, "the communicator has failed before: %s", comm->end.text);
 }
 
 onebit_status_t ob_comm_health(onebit_comm_t comm) {
-  onebit_status_t status = refuse_foreign(comm);
+  onebit_status_t status = check_not_foreign(comm);
   if (status == ONEBIT_OK && comm->transport->health && !atomic_load(&comm->end.set))
     status = comm->transport->health(comm);
   if (atomic_load(&comm->end.set))
@@ -310,9 +310,9 @@ onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
   OB_CALL_SCOPE;
   char text[64];
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  OB_TRY(refuse_foreign(comm));
+  OB_TRY(check_not_foreign(comm));
   snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
-  end_for_all(comm, text);
+  end_comm_for_all(comm, text);
   return ONEBIT_OK;
 }
 
@@ -324,13 +324,13 @@ onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors)
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
-  OB_TRY(refuse_foreign(comm));
+  OB_TRY(check_not_foreign(comm));
   if (!comm->transport->shrink)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "over %s a communicator cannot go on without a rank: end the job, and start it "
                     "again from the last checkpoint",
                     comm->transport->name);
   snprintf(text, sizeof text, "rank %d called onebit_comm_shrink", comm->rank);
-  end_for_all(comm, text);
+  end_comm_for_all(comm, text);
   return comm->transport->shrink(comm, survivors);
 }

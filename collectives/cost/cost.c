@@ -1,4 +1,4 @@
-/* The cost model: the seconds and bytes of a call, and which schedule that makes. */
+/* The cost model: the seconds and bytes of a call, and the choice of the schedule. */
 #include "collectives/cost/cost.h"
 
 #include <stdio.h>
@@ -19,8 +19,8 @@ const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule) {
   return rows[schedule];
 }
 
-static const struct ob_schedule *cost_schedule_of(const struct ob_cost_task *task,
-                                                  onebit_schedule_t schedule, onebit_wire_t wire) {
+static const struct ob_schedule *task_schedule(const struct ob_cost_task *task,
+                                               onebit_schedule_t schedule, onebit_wire_t wire) {
   if (wire == ONEBIT_WIRE_DENSE && task->operation != ONEBIT_ALLREDUCE)
     return &ob_schedule_window;
   if (task->operation == ONEBIT_ALLGATHER)
@@ -33,12 +33,12 @@ static const struct ob_schedule *cost_schedule_of(const struct ob_cost_task *tas
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk) {
   struct ob_cost_model model = ob_cost_model(costs, task);
-  return costs->call * model.core +
-         cost_schedule_of(task, schedule, wire)->cost(&model, wire, chunk);
+  return costs->call * model.core + task_schedule(task, schedule, wire)->cost(&model, wire, chunk);
 }
 
-/* The better of recursive doubling, which sends everything in each of few rounds, and a ring, which
- * sends a segment in each of many and has one rank of a host send to the next host. */
+/* Returns the time of the faster of two algorithms: recursive doubling, which sends all elements in
+ * each of few rounds, and a ring, which sends a segment in each of many, and in which one rank of a
+ * host sends to the next host. */
 double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                            size_t size) {
   struct ob_cost_model model = ob_cost_model(costs, task);
@@ -77,17 +77,19 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
 /* The capacity for a schedule's description of itself. */
 #define LINE 128
 
-/* Elements a message of one bit may have; the first is preferred. Of more bits they are fewer. From
- * 64 Ki, 8 kB, below which the cost of each message outweighs what finer overlap brings (measured:
- * 16 Ki took 1.3 to 2 times as long from 1 MiB on, 2 and 4 hosts at 1 Gbit/s), to 448 Ki, 57 kB
- * with its scales: the largest that stays below the 64 KiB which MPI libraries send eagerly over
- * TCP. */
+/* The elements that a message of one bit may have; the first number is preferred, and messages of
+ * more bits have fewer. The smallest is 64 Ki (8 kB): below that the cost of each message is larger
+ * than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as long from 1 MiB on, 2 and
+ * 4 hosts at 1 Gbit/s). The largest is 448 Ki (57 kB with its scales), which stays below the 64 KiB
+ * that MPI libraries send eagerly over TCP. */
 static const size_t chunks[] = {131072, 65536, 262144, 458752};
 
-/* A tie of chunks goes to the first: the model does not know two per cent. */
+/* A chunk is preferred to the first one only if its time is below this part: the model is not more
+ * precise than two per cent. */
 #define WORTH 0.98
 
-/* Bits round, float32 does not: to be chosen, bits must be this much faster. */
+/* Bits are chosen only if they are faster by this factor, because they round and float32 does not.
+ * */
 #define ROUNDING_COSTS 1.03
 
 const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES] = {
@@ -107,21 +109,23 @@ bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedul
   return ob_schedule_find(schedule)->describe(task, wire, 1, line, sizeof line);
 }
 
-static bool is_wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
+static bool is_candidate_allowed(const struct ob_cost_task *task,
+                                 const struct ob_cost_candidate *row) {
   if (task->schedule != ONEBIT_SCHEDULE_AUTOMATIC && task->schedule != row->schedule)
     return false;
   return task->wire == row->wire || (task->dense_allowed && row->wire == ONEBIT_WIRE_DENSE);
 }
 
-/* A candidate's time, with the chunk that suits it. */
+/* A candidate's time with its fastest chunk. */
 struct estimate {
   size_t chunk;
   double seconds;
   bool measured;
 };
 
-static struct estimate by_model(const struct ob_costs *costs, const struct ob_cost_task *task,
-                                const struct ob_cost_candidate *row, size_t chunk) {
+static struct estimate estimate_with_chunk(const struct ob_costs *costs,
+                                           const struct ob_cost_task *task,
+                                           const struct ob_cost_candidate *row, size_t chunk) {
   return (struct estimate){
       .chunk = chunk, .seconds = ob_cost_seconds(costs, task, row->schedule, row->wire, chunk)};
 }
@@ -132,9 +136,9 @@ static struct estimate estimate_candidate(const struct ob_costs *costs,
   size_t given = ob_cost_measured_chunk(costs, task, k);
   const size_t width = row->wire == ONEBIT_WIRE_BITS && task->bits > 1 ? (size_t)task->bits : 1;
   given = task->chunk ? task->chunk : given / width;
-  struct estimate best = by_model(costs, task, row, given ? given : chunks[0] / width);
+  struct estimate best = estimate_with_chunk(costs, task, row, given ? given : chunks[0] / width);
   for (size_t i = 1; !given && i < sizeof chunks / sizeof chunks[0]; i++) {
-    struct estimate other = by_model(costs, task, row, chunks[i] / width);
+    struct estimate other = estimate_with_chunk(costs, task, row, chunks[i] / width);
     if (other.seconds < WORTH * best.seconds)
       best = other;
   }
@@ -142,14 +146,15 @@ static struct estimate estimate_candidate(const struct ob_costs *costs,
   return best;
 }
 
-static void cost_append(struct ob_cost_choice *choice, const char *line) {
+static void append_line(struct ob_cost_choice *choice, const char *line) {
   size_t length = strlen(choice->text);
   snprintf(choice->text + length, sizeof choice->text - length, "%s", line);
 }
 
 /* Adds a line about a candidate, with its time or the reason why it has none. */
-static bool cost_tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
-                      const struct ob_cost_candidate *row, const struct estimate *estimate) {
+static bool append_candidate_line(struct ob_cost_choice *choice, const struct ob_cost_task *task,
+                                  const struct ob_cost_candidate *row,
+                                  const struct estimate *estimate) {
   char about[LINE] = "", line[LINE + 64];
   bool possible = ob_schedule_find(row->schedule)
                       ->describe(task, row->wire, estimate->chunk, about, sizeof about);
@@ -158,20 +163,21 @@ static bool cost_tell(struct ob_cost_choice *choice, const struct ob_cost_task *
              estimate->measured ? "as measured" : "by the model");
   else
     snprintf(line, sizeof line, "%s%s", about, about[0] ? "\n" : "");
-  cost_append(choice, line);
+  append_line(choice, line);
   return possible;
 }
 
-static void cost_conclude(struct ob_cost_choice *choice, const struct ob_costs *costs, int bits) {
+static void append_chosen_line(struct ob_cost_choice *choice, const struct ob_costs *costs,
+                               int bits) {
   char line[OB_COST_SOURCE_CAPACITY + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
            ob_cost_schedule_name(choice->schedule), ob_wire_name(choice->wire, bits), choice->chunk,
            costs->source);
-  cost_append(choice, line);
+  append_line(choice, line);
 }
 
-static void cost_choose(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
-                        const struct estimate *estimate) {
+static void set_choice(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
+                       const struct estimate *estimate) {
   choice->schedule = row->schedule;
   choice->wire = row->wire;
   choice->chunk = estimate->chunk;
@@ -180,14 +186,14 @@ static void cost_choose(struct ob_cost_choice *choice, const struct ob_cost_cand
 
 /* If the only allowed schedule is one that these ranks cannot run, the choice is exchange, which
  * all can. */
-static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *task,
-                      struct ob_cost_choice *choice) {
+static void choose_exchange(const struct ob_costs *costs, const struct ob_cost_task *task,
+                            struct ob_cost_choice *choice) {
   size_t k = 0;
   while (ob_cost_candidates[k].schedule != ONEBIT_SCHEDULE_EXCHANGE ||
          ob_cost_candidates[k].wire != task->wire)
     k++;
   struct estimate only = estimate_candidate(costs, task, k);
-  cost_choose(choice, &ob_cost_candidates[k], &only);
+  set_choice(choice, &ob_cost_candidates[k], &only);
 }
 
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -195,18 +201,18 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
   *choice = (struct ob_cost_choice){.schedule = ONEBIT_SCHEDULE_EXCHANGE, .wire = task->wire};
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
     const struct ob_cost_candidate *row = &ob_cost_candidates[k];
-    if (!is_wanted(task, row))
+    if (!is_candidate_allowed(task, row))
       continue;
     struct estimate now = estimate_candidate(costs, task, k);
-    if (!cost_tell(choice, task, row, &now))
+    if (!append_candidate_line(choice, task, row, &now))
       continue;
     bool exact = row->wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
     if (choice->chunk == 0 || now.seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds)
-      cost_choose(choice, row, &now);
+      set_choice(choice, row, &now);
   }
   if (choice->chunk == 0)
-    fall_back(costs, task, choice);
-  cost_conclude(choice, costs, task->bits);
+    choose_exchange(costs, task, choice);
+  append_chosen_line(choice, costs, task->bits);
 }
 
 /* --- The measurements of whole calls -----------------------------------------------------------*/
@@ -221,20 +227,20 @@ bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) 
   return true;
 }
 
-/* One scale for all leaves no overlap, and chunks do not matter: corrections measured with blocks
- * do not apply. */
-static bool correction_applies(const struct ob_costs *costs, const struct ob_cost_task *task) {
+/* True if corrections apply to the task: it is of the kind that was measured. With one scale for
+ * the buffer nothing overlaps, so corrections measured with blocks do not apply. */
+static bool is_corrected(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
          task->ranks_per_host > 0 && costs->hosts == task->hosts &&
          costs->ranks_per_host == task->ranks_per_host;
 }
 
-static double cost_measured_bytes_of(const struct ob_cost_task *task) {
+static double buffer_bytes(const struct ob_cost_task *task) {
   return (double)task->elements * (double)sizeof(float);
 }
 
-/* The logarithm to base 2, exact at powers of two and linear in between: the same on every machine,
- * which a library's is not. */
+/* Returns the logarithm to base 2, exact at powers of two and linear in between. It is the same on
+ * every machine; the C library's is not. */
 static double log2_linear(double bytes) {
   double whole = 0;
   for (; bytes >= 2; bytes /= 2)
@@ -242,7 +248,7 @@ static double log2_linear(double bytes) {
   return whole + bytes - 1;
 }
 
-static double cost_measured_between(const struct ob_cost_curve *curve, size_t k, double bytes) {
+static double interpolate_curve(const struct ob_cost_curve *curve, size_t k, double bytes) {
   double low = log2_linear(curve->point[k].bytes), high = log2_linear(curve->point[k + 1].bytes);
   double part = (log2_linear(bytes) - low) / (high - low);
   return curve->point[k].value + part * (curve->point[k + 1].value - curve->point[k].value);
@@ -252,15 +258,15 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
                       size_t candidate, bool *measured) {
   const struct ob_cost_curve *curve = &costs->measured.factor[candidate];
   size_t count = (size_t)curve->count, k = 0;
-  double bytes = cost_measured_bytes_of(task);
-  *measured = count && correction_applies(costs, task);
+  double bytes = buffer_bytes(task);
+  *measured = count && is_corrected(costs, task);
   if (!*measured)
     return 1;
   if (bytes <= curve->point[0].bytes)
     return curve->point[0].value;
   while (k + 1 < count && bytes > curve->point[k + 1].bytes)
     k++;
-  return k + 1 < count ? cost_measured_between(curve, k, bytes) : curve->point[k].value;
+  return k + 1 < count ? interpolate_curve(curve, k, bytes) : curve->point[k].value;
 }
 
 /* Sizes below half of the smallest measured one use the model: they are hardly more than one
@@ -270,9 +276,9 @@ size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost
   const struct ob_cost_candidate *which = &ob_cost_candidates[candidate];
   const struct ob_cost_curve *curve = &costs->measured.chunk;
   size_t count = (size_t)curve->count, k = 0;
-  double bytes = cost_measured_bytes_of(task);
+  double bytes = buffer_bytes(task);
   if (which->schedule != ONEBIT_SCHEDULE_EXCHANGE || which->wire != ONEBIT_WIRE_BITS || !count ||
-      !correction_applies(costs, task) || bytes < curve->point[0].bytes / 2)
+      !is_corrected(costs, task) || bytes < curve->point[0].bytes / 2)
     return 0;
   while (k + 1 < count && bytes * bytes >= curve->point[k].bytes * curve->point[k + 1].bytes)
     k++;

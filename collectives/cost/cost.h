@@ -2,18 +2,18 @@
  * The cost model: how long a collective takes, from what links and cores can do. Plans choose their
  * schedule by it, onebit-tune fits it to a cluster, onebit-tune --predict extrapolates with it.
  *
- * A phase is cut in K messages a peer, and its parts overlap but for the first message's way
+ * A phase sends K messages to each peer. Its parts overlap, except that the first message passes
  * through all of them:
  *
  *   seconds = call + latencies + (sum of all parts) / K + apply
  *             + (1 - 1/K) * (max(wire, cores) + unhidden * min(wire, cores))
  *
- * wire: bytes that leave the busiest host, at the bandwidth both ways; cores: compressing, reducing
- * and messages, on a core that as many ranks share as there are too many of them. Only + - * / on
- * doubles, so that all ranks that have the same costs come to the same choice.
+ * wire: the time of the bytes that leave the busiest host; cores: the time of compressing,
+ * reducing, sending and receiving, longer where ranks share a core. The model uses only + - * / on
+ * doubles, so that all ranks with the same costs make the same choice.
  *
- * Where whole calls were measured on as many hosts and ranks, the choice corrects the model: its
- * times are multiplied by measured/model of the sizes around.
+ * If whole calls were measured on the same number of hosts and ranks, the model's times are
+ * multiplied by the quotient measured/model of the nearest sizes.
  */
 #ifndef OB_COLLECTIVES_COST_H
 #define OB_COLLECTIVES_COST_H
@@ -33,7 +33,7 @@ struct ob_link {
 #define OB_COST_CODEC_CAPACITY  16
 #define OB_COST_SOURCE_CAPACITY 256
 
-/* A candidate of the choice, in the order in which they are tried. */
+/* A candidate of the choice; the array has the order in which they are tried. */
 struct ob_cost_candidate {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
@@ -53,18 +53,19 @@ struct ob_cost_curve {
 #define OB_COST_MIN_FACTOR 0.05
 #define OB_COST_MAX_FACTOR 20.0
 
-/* Curves of the measured number of hosts and ranks on each, and no others. */
+/* Curves for the number of hosts, and of ranks on each, that was measured. */
 struct ob_cost_measured {
   struct ob_cost_curve factor[OB_COST_CANDIDATES];
   struct ob_cost_curve chunk; /* of the compressed exchange */
 };
 
-/* Plain bytes: rank 0 may send them to the others as they are. Seconds of one core where a core is
- * not shared. */
+/* The costs. The struct has no pointers: rank 0 may send its bytes to the others. Seconds are those
+ * of a core that ranks do not share. */
 struct ob_costs {
-  struct ob_link between, inside; /* hosts; ranks of a host */
-  /* Seconds an element: compress; reduce and one stream more of it; decode to the caller's buffer;
-   * read dense input into a message or shared memory; add a dense stream; write dense output. */
+  struct ob_link between, inside; /* between hosts; between the ranks of a host */
+  /* Seconds an element: compress; reduce, and reduce one message more; decode to the caller's
+   * buffer; read dense input into a message or shared memory; add a dense message; write dense
+   * output. */
   double compress, reduce, reduce_stream, apply, load, add, convert;
   double call; /* seconds that a call takes on each rank, whatever its size */
   /* The part of between.bandwidth that a compressed exchange reaches; the codec's times within an
@@ -78,14 +79,14 @@ struct ob_costs {
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */
   double cores_shared;   /* cores that all hosts share, being one machine; 0: each has its own */
-  double hosts, ranks_per_host; /* the cluster that was measured; 0: nothing was */
+  double hosts, ranks_per_host; /* the cluster that was measured; 0: none was */
   double residual; /* root mean square of log(predicted / measured) of the fit; 0: no fit */
   struct ob_cost_measured measured;
   char codec[OB_COST_CODEC_CAPACITY];
   char source[OB_COST_SOURCE_CAPACITY]; /* the origin of these costs */
 };
 
-/* The call to be made, and the choices that it leaves. */
+/* The call whose schedule is chosen, and the limits of the choice. */
 struct ob_cost_task {
   onebit_operation_t operation;
   size_t elements; /* the plan's count */
@@ -111,26 +112,26 @@ struct ob_cost_choice {
   char text[1024]; /* a line for each candidate, with the time predicted for it */
 };
 
-/* A gigabit Ethernet between hosts, shared memory inside, and what that codec does on one core of a
- * server. NULL or an unknown codec: the portable one's. */
+/* Sets the costs to those of a gigabit Ethernet between hosts, of shared memory inside, and of this
+ * codec on one core of a server. NULL or an unknown codec: the scalar one's. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
 
-/* All hosts are one machine, as containers and emulated hosts may be: sets cores_shared, and says
- * so in `source`. Costs that were measured have it already, and stay as they are. */
+/* Sets cores_shared for hosts that are all on one machine, as containers and emulated hosts may be,
+ * and adds that to `source`. Measured costs include it already and are not changed. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
 /* Returns by which factor shared cores make a rank's work slower than alone: 1 or more. */
 double ob_cost_sharing_factor(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* True if these ranks can make such a call at all. */
+/* True if the ranks of the task can use this schedule. */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire);
 
-/* Seconds of one call, on the slowest rank, by the model alone. */
+/* Returns the seconds of one call, on the slowest rank, by the model alone. */
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk);
 
-/* Seconds of MPI_Allreduce of task->elements elements of `element_bytes` bytes each. */
+/* Returns the seconds of MPI_Allreduce of task->elements elements of `element_bytes` bytes each. */
 double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                            size_t element_bytes);
 
@@ -138,12 +139,13 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
 double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
                           onebit_wire_t wire);
 
-/* The factor of the model's time of a candidate: measured/model of the sizes around, in between
- * linear in the logarithm of the size; 1 where nothing of the kind was measured. */
+/* Returns the factor that corrects the model's time of a candidate: the quotient measured/model,
+ * interpolated linearly in the logarithm of the size; 1 if no such call was measured. */
 double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *task,
                       size_t candidate, bool *measured);
 
-/* Elements of the messages that were fastest at the nearest size; 0: none was measured. */
+/* Returns the elements of the messages that were fastest at the nearest size; 0: none was
+ * measured. */
 size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
                               size_t candidate);
 

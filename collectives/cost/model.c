@@ -1,4 +1,4 @@
-/* The default costs, phases of messages in seconds, and how parts of a call overlap. */
+/* The default costs, the seconds of phases of messages, and those of parts that overlap. */
 #include "collectives/cost/model.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static const struct codec_speed speeds[] = {
     {"scalar", 0.43, 0.36, 0.160, 0.16},
 };
 
-static const struct codec_speed *speed_of(const char *codec) {
+static const struct codec_speed *find_codec_speed(const char *codec) {
   size_t k = 0, last = sizeof speeds / sizeof speeds[0] - 1;
   while (k < last && !(codec && strcmp(codec, speeds[k].name) == 0))
     k++;
@@ -32,9 +32,9 @@ static const struct codec_speed *speed_of(const char *codec) {
 }
 
 void ob_costs_default(const char *codec, struct ob_costs *costs) {
-  const struct codec_speed *speed = speed_of(codec);
-  memset(costs, 0, sizeof *costs); /* padding too: the bytes are sent */
-  /* TCP carries 1448 bytes in 1538 on the wire; 50 microseconds are a kernel's and a switch's. */
+  const struct codec_speed *speed = find_codec_speed(codec);
+  memset(costs, 0, sizeof *costs); /* also the padding, because the bytes are sent */
+  /* TCP carries 1448 bytes in 1538 on the wire; the kernels and a switch take 50 microseconds. */
   costs->between = (struct ob_link){50e-6, 125e6 * 1448 / 1538, 4e-6, 0.3e-9};
   /* A call of two ranks takes 1 to 2 microseconds in all, which includes two messages and one
    * latency. */
@@ -43,7 +43,7 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->reduce = 1e-9 * speed->reduce;
   costs->reduce_stream = 1e-9 * speed->reduce_stream;
   costs->apply = 1e-9 * speed->apply;
-  /* Eight bytes an element, and four, of a core's 40 GB/s. */
+  /* A core moves 40 GB/s: load and convert move eight bytes an element, add moves four. */
   costs->load = costs->convert = 0.2e-9;
   costs->add = 0.1e-9;
   costs->call = 10e-6;
@@ -73,8 +73,8 @@ void ob_costs_of_one_machine(struct ob_costs *costs) {
 
 #define HEADER_BYTES 40.0 /* of a message */
 
-static double larger_of(double a, double b) { return a > b ? a : b; }
-static double smaller_of(double a, double b) { return a < b ? a : b; }
+static double max_of_two(double a, double b) { return a > b ? a : b; }
+static double min_of_two(double a, double b) { return a < b ? a : b; }
 
 double ob_cost_rounds(double ranks) {
   double rounds = 0;
@@ -83,25 +83,25 @@ double ob_cost_rounds(double ranks) {
   return rounds;
 }
 
-static double cores_of(const struct ob_cost_model *model) {
+static double host_cores(const struct ob_cost_model *model) {
   const struct ob_costs *costs = model->costs;
   double cores = costs->cores_per_host > 0 ? costs->cores_per_host : model->on_host;
   if (costs->cores_shared > 0)
-    cores = smaller_of(cores, costs->cores_shared / model->hosts);
+    cores = min_of_two(cores, costs->cores_shared / model->hosts);
   return cores;
 }
 
 struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task) {
-  struct ob_cost_model model = {.costs = costs, .task = task, .hosts = larger_of(1, task->hosts)};
+  struct ob_cost_model model = {.costs = costs, .task = task, .hosts = max_of_two(1, task->hosts)};
   int ranks = task->ranks > 0 ? task->ranks : task->hosts * task->ranks_per_host;
-  model.ranks = larger_of(1, ranks);
+  model.ranks = max_of_two(1, ranks);
   model.on_host = task->max_ranks > 0 ? task->max_ranks : task->ranks_per_host;
-  model.on_host = smaller_of(model.ranks, larger_of(1, model.on_host));
+  model.on_host = min_of_two(model.ranks, max_of_two(1, model.on_host));
   model.away = model.hosts > 1 ? model.ranks - model.on_host : 0;
-  double cores = cores_of(&model), rank_cores = cores / model.on_host;
-  model.core = larger_of(1, 1 / rank_cores);
-  model.flow = larger_of(1, 1 / cores);
-  model.threads = smaller_of(larger_of(1, task->threads), larger_of(1, rank_cores));
+  double cores = host_cores(&model), rank_cores = cores / model.on_host;
+  model.core = max_of_two(1, 1 / rank_cores);
+  model.flow = max_of_two(1, 1 / cores);
+  model.threads = min_of_two(max_of_two(1, task->threads), max_of_two(1, rank_cores));
   model.codec = costs->codec_factor * model.core / model.threads;
   return model;
 }
@@ -111,21 +111,21 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
     return 4;
   if (task->block == ONEBIT_BLOCK_BUFFER)
     return 1.0 / 8;
-  return larger_of(1, task->bits) / 8 + 4 / (double)(task->block ? task->block : OB_DEFAULT_BLOCK);
+  return max_of_two(1, task->bits) / 8 + 4 / (double)(task->block ? task->block : OB_DEFAULT_BLOCK);
 }
 
 /* --- Phases ------------------------------------------------------------------------------------*/
 
 /* The number of messages to each peer, rounded up. */
-static double model_messages_of(double elements, size_t chunk) {
+static double message_count(double elements, size_t chunk) {
   double exact = elements / (double)chunk;
   size_t whole = (size_t)exact;
-  return larger_of(1, (double)whole + ((double)whole < exact ? 1 : 0));
+  return max_of_two(1, (double)whole + ((double)whole < exact ? 1 : 0));
 }
 
 struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
                             double far, double elements, size_t chunk) {
-  double messages = model_messages_of(elements, chunk);
+  double messages = message_count(elements, chunk);
   double bytes = elements * ob_cost_element_bytes(model->task, wire) + messages * HEADER_BYTES;
   return (struct ob_phase){near, far, elements, bytes, messages, near * messages, far * messages};
 }
@@ -158,14 +158,14 @@ double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *p
   return 2 * model->core * (far + near);
 }
 
-/* Ranks that share a core also wait for their turn on it. */
-static double turn_seconds(const struct ob_cost_model *model) {
+/* Returns the seconds that a rank waits for its turn on a shared core. */
+static double core_wait_seconds(const struct ob_cost_model *model) {
   return (model->core - 1) * model->costs->oversubscribed;
 }
 
 double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase) {
-  return phase->far > 0    ? model->costs->between.latency + turn_seconds(model)
-         : phase->near > 0 ? model->costs->inside.latency + turn_seconds(model)
+  return phase->far > 0    ? model->costs->between.latency + core_wait_seconds(model)
+         : phase->near > 0 ? model->costs->inside.latency + core_wait_seconds(model)
                            : 0;
 }
 
@@ -176,7 +176,7 @@ double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase 
 bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task) {
   struct ob_cost_model model = ob_cost_model(costs, task);
   double rounds = ob_cost_rounds(model.ranks), more = model.ranks - 1 - rounds;
-  double wait = costs->inside.latency + turn_seconds(&model);
+  double wait = costs->inside.latency + core_wait_seconds(&model);
   return model.ranks >= OB_COST_DOUBLING_RANKS &&
          (model.hosts > 1 || (rounds - 1) * wait < 2 * more * costs->inside.message * model.core);
 }
@@ -193,7 +193,8 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
   phase->far_sends = ob_cost_rounds(model->ranks) - phase->near_sends;
   for (double had = 1; had < model->ranks; had *= 2) {
     double trip = had < model->on_host ? costs->inside.latency : costs->between.latency;
-    seconds += (had * phase->bytes > OB_COST_EAGER_BYTES ? 3 : 1) * (trip + turn_seconds(model));
+    seconds +=
+        (had * phase->bytes > OB_COST_EAGER_BYTES ? 3 : 1) * (trip + core_wait_seconds(model));
   }
   return seconds;
 }
@@ -202,13 +203,13 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 
 double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts *parts) {
   double first = (parts->wire + parts->cores) / parts->pieces;
-  double remainder = larger_of(parts->wire, parts->cores) +
-                     smaller_of(1, costs->unhidden) * smaller_of(parts->wire, parts->cores);
+  double remainder = max_of_two(parts->wire, parts->cores) +
+                     min_of_two(1, costs->unhidden) * min_of_two(parts->wire, parts->cores);
   return first + (1 - 1 / parts->pieces) * remainder + parts->after;
 }
 
 double ob_cost_of_mean(const struct ob_cost_model *model) {
-  return larger_of(model->costs->apply, model->ranks * model->costs->reduce_stream);
+  return max_of_two(model->costs->apply, model->ranks * model->costs->reduce_stream);
 }
 
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,

@@ -7,28 +7,28 @@
 
 #include "collectives/cost/cost.h"
 
-/* Larger messages are agreed on before they are sent (rendezvous), which costs a round trip: the
- * limit of MPI libraries over TCP. */
+/* The largest message that MPI libraries send over TCP without a rendezvous, which costs a round
+ * trip. */
 #define OB_COST_EAGER_BYTES 65536.0
 
 /* A task in numbers. */
 struct ob_cost_model {
   const struct ob_costs *costs;
   const struct ob_cost_task *task;
-  double ranks, on_host, away; /* in all; on the fullest host; on other hosts than that */
+  double ranks, on_host, away; /* all ranks; those of the host with the most; those elsewhere */
   double hosts;
   double core;    /* shared cores make a rank's work slower by this factor */
   double flow;    /* the same for a rank that is alone on its host */
-  double threads; /* how many times faster the codec is: they help where there are cores */
-  double codec;   /* by what the seconds of a codec are multiplied */
+  double threads; /* the codec is faster by this factor: at most the cores of a rank */
+  double codec;   /* the seconds of a codec are multiplied by this factor */
 };
 
 struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* Rounds of doubling after which one rank's data has reached `ranks` ranks. */
+/* Returns the rounds of doubling after which one rank's data has reached `ranks` ranks. */
 double ob_cost_rounds(double ranks);
 
-/* Bytes an element takes in messages, headers left out. */
+/* Returns the bytes of an element in messages, without headers. */
 double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire);
 
 /* A phase in which every rank sends `elements` to each of its peers, `near` of them on its host and
@@ -46,15 +46,15 @@ struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wir
 struct ob_phase ob_phase_among_all(const struct ob_cost_model *model, onebit_wire_t wire,
                                    double elements, size_t chunk);
 
-/* Seconds on the wire; of a core, for sending and receiving; until the first message is there.
- * Dense messages that are too large to be sent eagerly cost what large ones of MPI_Allreduce do. */
+/* Return the seconds on the wire (dense: those of messages too large for the eager protocol are as
+ * in MPI_Allreduce); of a core, for sending and receiving; until the first message has arrived. */
 double ob_phase_wire(const struct ob_cost_model *model, const struct ob_phase *phase,
                      bool compressed);
 double ob_phase_dense_wire(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase);
 
-/* The number of parts that overlap: one, if all scales are known at the end only. */
+/* Returns the number of parts that overlap: one, if the scale is known only at the end. */
 double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase);
 
 /* Parts of a call, in seconds: work before and between messages (cores), the messages (wire), and
@@ -65,9 +65,9 @@ struct ob_call_parts {
 
 double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts *parts);
 
-/* An element of the mean of all ranks' messages, which is computed where it is written: the larger
- * of decoding one and reading so many. (4 MiB on 2, 4, 8 and 16 ranks that are threads, AVX-512,
- * beside the exchange, whose parts are known: 0.13, 0.14, 0.32 and 0.57 ns.) */
+/* Returns the seconds of an element of the mean of all ranks' messages, which each rank computes:
+ * the larger of decoding one message and reading all of them. (Measured, 4 MiB on 2, 4, 8 and 16
+ * ranks that are threads, AVX-512: 0.13, 0.14, 0.32 and 0.57 ns.) */
 double ob_cost_of_mean(const struct ob_cost_model *model);
 
 /* Returns the time of compressing and decoding a segment among `peers`, each of which reduces a
@@ -75,19 +75,20 @@ double ob_cost_of_mean(const struct ob_cost_model *model);
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
                            double segment, double peers, double before, double after);
 
-/* Seconds of dense messages in `phases` phases, through a window of two chunks: a chunk leaves only
- * when the result of the last but one is there, so nothing overlaps, and each chunk costs one
- * latency, or three with a rendezvous. */
+/* Returns the seconds of dense messages in `phases` phases, through a window of two chunks: a chunk
+ * is sent only after the result of the chunk two before it has arrived, so nothing overlaps, and
+ * each chunk costs one latency, or three with a rendezvous. */
 double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,
                          double phases);
 
-/* Doubling: whether these ranks pass on an allgather's one message in rounds. On one host fewer
- * waits are worth more than fewer messages, unless there are many. */
+/* True if rounds of doubling are faster for an allgather of one message. They have fewer messages
+ * but more waits, so on one host they are faster only for many ranks. */
 bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* True if this phase is made by doubling; below, makes it so, and returns its latency. Ranks of a
- * host are neighbours: the first rounds are theirs. A round sends all that a rank has, and a
- * message too large to be sent eagerly takes a round trip more. */
+/* True if this phase uses doubling. ob_phase_double sets the phase's messages to those of doubling,
+ * and returns its latency: ranks of a host have adjacent numbers, so the first rounds are inside
+ * the host; a round sends all that a rank has, and a message too large for the eager protocol takes
+ * a round trip more. */
 bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase);
 
@@ -103,7 +104,7 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 #define OB_STEP_WORTH       1.05
 #define OB_STEP_WORTH_DENSE 1.02
 
-/* The seconds of an exchange that a step waits for, where it overlaps. */
+/* Returns the seconds that a step waits for an exchange which overlaps with the computation. */
 static inline double ob_step_waiting(double exchange, double compute) {
   const double behind = exchange - OB_STEP_HIDING * compute, exposed = OB_STEP_EXPOSED * exchange;
   return behind > exposed ? behind : exposed;

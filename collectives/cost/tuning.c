@@ -1,4 +1,4 @@
-/* Reads a tuning file, which may hold anything; and what compressing saves by it. */
+/* Reads a tuning file, without trusting its contents, and estimates the gain of compressing. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/cost/tuning.h"
 
@@ -14,7 +14,8 @@
 #include "collectives/cost/cost.h"
 #include "compression/codec.h"
 
-/* A line is a key and a host's name at most; a file has a line a host and some more. */
+/* The longest line has a key and the name of a host; a file has a line for each host and some
+ * more. */
 #define LINE_CAPACITY 512
 #define MAX_LINES     100000
 
@@ -22,8 +23,8 @@ static const char heading[] = "onebit tuning ";
 
 /* --- Words */
 
-/* The defaults, and why. */
-static enum ob_tuning_state tuning_refuse(struct ob_costs *costs, const struct ob_tuning_here *here,
+/* Sets the default costs, and the reason in `source`. */
+static enum ob_tuning_state refuse_tuning(struct ob_costs *costs, const struct ob_tuning_here *here,
                                           enum ob_tuning_state state, const char *path,
                                           const char *why) {
   ob_costs_default(here->codec, costs);
@@ -51,12 +52,12 @@ struct reader {
   bool seen[OB_TUNING_KEYS];
   size_t hosts, line;
   bool here_listed;
-  char wrong[OB_TUNING_WRONG_CAPACITY]; /* what is, or "" */
+  char wrong[OB_TUNING_WRONG_CAPACITY]; /* the fault of the line, or "" */
 };
 
 /* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
  * zero byte, is wrong. */
-static bool tuning_next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
+static bool read_next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
   size_t length = 0;
   int c = getc(file);
   if (c == EOF)
@@ -76,15 +77,15 @@ static bool tuning_next_line(struct reader *reader, FILE *file, char line[LINE_C
   return true;
 }
 
-static void tuning_read_text(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY],
-                             const char *key, const char *value) {
+static void read_text_value(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY],
+                            const char *key, const char *value) {
   if (*text)
     snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
   snprintf(text, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
 }
 
 /* A comment may follow a number; names and words may have a # in them. */
-static void tuning_read_number(struct reader *reader, size_t k, char *text) {
+static void read_number_value(struct reader *reader, size_t k, char *text) {
   const struct ob_tuning_key *key = &ob_tuning_keys[k];
   text[strcspn(text, " \t#")] = '\0';
   double value;
@@ -100,20 +101,20 @@ static void tuning_read_number(struct reader *reader, size_t k, char *text) {
   reader->seen[k] = true;
 }
 
-static void tuning_read_host(struct reader *reader, const char *name) {
+static void read_host_name(struct reader *reader, const char *name) {
   reader->hosts++;
   reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
 }
 
-static void tuning_read_key(struct reader *reader, const char *key, char *value) {
+static void read_key_value(struct reader *reader, const char *key, char *value) {
   if (strcmp(key, "host") == 0)
-    tuning_read_host(reader, value);
+    read_host_name(reader, value);
   else if (strcmp(key, "date") == 0)
-    tuning_read_text(reader, reader->origin.date, key, value);
+    read_text_value(reader, reader->origin.date, key, value);
   else if (strcmp(key, "mpi") == 0)
-    tuning_read_text(reader, reader->origin.mpi, key, value);
+    read_text_value(reader, reader->origin.mpi, key, value);
   else if (strcmp(key, "codec") == 0)
-    tuning_read_text(reader, reader->codec, key, value);
+    read_text_value(reader, reader->codec, key, value);
   else if (strcmp(key, "correction") == 0)
     ob_tuning_read_correction(&reader->costs.measured, value, reader->wrong);
   else if (strcmp(key, "chunk") == 0)
@@ -125,11 +126,11 @@ static void tuning_read_key(struct reader *reader, const char *key, char *value)
     if (k == OB_TUNING_KEYS)
       snprintf(reader->wrong, sizeof reader->wrong, "has an unknown key, '%.40s'", key);
     else
-      tuning_read_number(reader, k, value);
+      read_number_value(reader, k, value);
   }
 }
 
-static void read_line(struct reader *reader, char *line) {
+static void parse_tuning_line(struct reader *reader, char *line) {
   line += strspn(line, " \t");
   char *value = line + strcspn(line, " \t");
   if (*line == '#' || !*line)
@@ -140,7 +141,7 @@ static void read_line(struct reader *reader, char *line) {
   if (!*value)
     snprintf(reader->wrong, sizeof reader->wrong, "has no value for '%.40s'", line);
   else
-    tuning_read_key(reader, line, value);
+    read_key_value(reader, line, value);
 }
 
 /* --- Files */
@@ -167,16 +168,16 @@ static void check_complete(struct reader *reader) {
 }
 
 /* Reads the whole file into the reader. */
-static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
+static enum ob_tuning_state read_tuning_lines(struct reader *reader, FILE *file) {
   char line[LINE_CAPACITY];
   enum ob_tuning_state state = OB_TUNING_READ;
-  while (state == OB_TUNING_READ && !*reader->wrong && tuning_next_line(reader, file, line)) {
+  while (state == OB_TUNING_READ && !*reader->wrong && read_next_line(reader, file, line)) {
     if (*reader->wrong)
       break;
     if (reader->line == 1)
       state = check_heading(reader, line);
     else
-      read_line(reader, line);
+      parse_tuning_line(reader, line);
   }
   if (state == OB_TUNING_READ)
     check_complete(reader);
@@ -189,11 +190,11 @@ static enum ob_tuning_state accept_costs(struct reader *reader, const char *path
   char why[256];
   if (here->host && !reader->here_listed) {
     snprintf(why, sizeof why, "is of other hosts: %.80s is not among them", here->host);
-    return tuning_refuse(costs, here, OB_TUNING_STALE, path, why);
+    return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   if (here->codec && strcmp(reader->codec, here->codec) != 0) {
     snprintf(why, sizeof why, "is of codec %.20s, here it is %.20s", reader->codec, here->codec);
-    return tuning_refuse(costs, here, OB_TUNING_STALE, path, why);
+    return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   *costs = reader->costs;
   snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_CAPACITY - 1, reader->codec);
@@ -208,16 +209,16 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
   struct reader reader = {.here = here};
   char why[256];
   memset(&reader.costs, 0, sizeof reader.costs); /* padding too */
-  enum ob_tuning_state state = read_all(&reader, file);
+  enum ob_tuning_state state = read_tuning_lines(&reader, file);
   if (origin)
     *origin = reader.origin;
   if (state == OB_TUNING_DAMAGED) {
     snprintf(why, sizeof why, "is damaged: line %zu %s", reader.line, reader.wrong);
-    return tuning_refuse(costs, here, state, path, why);
+    return refuse_tuning(costs, here, state, path, why);
   }
   if (state == OB_TUNING_NEWER) {
     snprintf(why, sizeof why, "is of a newer version than %d", OB_TUNING_VERSION);
-    return tuning_refuse(costs, here, state, path, why);
+    return refuse_tuning(costs, here, state, path, why);
   }
   return accept_costs(&reader, path, costs);
 }
@@ -233,7 +234,7 @@ enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_her
     if (code == ENOENT)
       snprintf(why, sizeof why, "does not exist");
     ob_input_close(&input);
-    return tuning_refuse(costs, here, OB_TUNING_MISSING, path, why);
+    return refuse_tuning(costs, here, OB_TUNING_MISSING, path, why);
   }
   enum ob_tuning_state state = ob_tuning_parse(file, path, here, costs, origin);
   fclose(file);
@@ -266,7 +267,7 @@ enum ob_tuning_state ob_tuning_find(struct ob_costs *costs) {
   if (ob_tuning_path(path))
     return ob_tuning_read(path, &here, costs, NULL);
   const char *named = ob_knob_text(OB_KNOB_TUNING);
-  return tuning_refuse(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
+  return refuse_tuning(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
                        named ? "names no file" : "is not set");
 }
 

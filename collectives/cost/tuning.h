@@ -11,8 +11,8 @@
  *   chunk 16777216 262144                    messages of so many elements are the fastest for that
  *
  * Every key is there once (host: once a host), in any order; corrections and chunks, of which there
- * may be none, in the order of their sizes. Reading never fails: what cannot be used leaves the
- * defaults, with words that say why.
+ * may be none, in the order of their sizes. Reading never fails: for a file that cannot be used it
+ * gives the default costs, and costs->source has the reason.
  */
 #ifndef OB_COLLECTIVES_TUNING_H
 #define OB_COLLECTIVES_TUNING_H
@@ -33,15 +33,15 @@ enum ob_tuning_state {
   OB_TUNING_MISSING, /* no file, or one that cannot be opened */
   OB_TUNING_DAMAGED, /* the message names the line */
   OB_TUNING_NEWER,   /* a version that this library does not know */
-  OB_TUNING_STALE    /* of other hosts, or measured with another codec */
+  OB_TUNING_STALE    /* the file is for other hosts, or was measured with another codec */
 };
 
-/* The host and the codec that the file must be of. NULL: any. */
+/* The host that the file must list, and the codec that it must have. NULL: any. */
 struct ob_tuning_here {
   const char *host, *codec;
 };
 
-/* The contents of a file besides costs. */
+/* The contents of a file other than costs. */
 struct ob_tuning_origin {
   char date[OB_TUNING_TEXT_CAPACITY], mpi[OB_TUNING_TEXT_CAPACITY];
   const char *const *hosts; /* to write: `host_count` names */
@@ -52,8 +52,8 @@ struct ob_tuning_origin {
  * ~/.config. False when the environment names none (ONEBIT_TUNING=none, or no home). */
 bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]);
 
-/* Fills in the costs, always: costs->source says where they come from, and what was wrong with the
- * file. `origin` may be NULL; its hosts are not filled in. */
+/* Fills in the costs, with the defaults if the file cannot be used; costs->source has their origin,
+ * and the file's fault. `origin` may be NULL; its hosts are not filled in. */
 enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
                                     struct ob_costs *costs, struct ob_tuning_origin *origin);
 
@@ -70,16 +70,16 @@ enum ob_tuning_state ob_tuning_find(struct ob_costs *costs);
 bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin);
 
-/* A number as it is written in C, in the locale of the thread: false when `text` is not one, or
- * when it is not finite. */
+/* Parses a number as C writes it, in the locale of the thread. False if `text` is no number, or one
+ * that is not finite. */
 bool ob_tuning_number(const char *text, double *value);
 
-/* The time of a compressed allreduce of so many elements, as a part of MPI_Allreduce's, by the cost
- * model with the tuning here, or its defaults: 0.25 is a quarter. More than 1: it takes longer.
- * hosts: of the ranks, evenly. */
+/* Returns the time of a compressed allreduce over that of MPI_Allreduce, by the cost model with the
+ * tuning file of this host, or the default costs: 0.25 is a quarter, more than 1 is slower. The
+ * ranks are distributed evenly over the hosts. */
 double ob_cost_part(int hosts, int ranks, size_t elements, size_t element_bytes, int bits);
 
-/* --- The numbers of a tuning file: where each belongs, and what is sane ------------------------*/
+/* --- The numbers of a tuning file: their place in struct ob_costs, and their range -------------*/
 
 struct ob_tuning_key {
   const char *name;
@@ -91,11 +91,11 @@ struct ob_tuning_key {
 enum { OB_TUNING_KEYS = 29 };
 extern const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS];
 
-/* --- The lines of a tuning file that are of whole calls: correction and chunk ------------------*/
+/* --- The lines of a tuning file about whole calls: correction and chunk ------------------------*/
 
 #define OB_TUNING_WRONG_CAPACITY 160
 
-/* Parse the text after the key, and overwrite it; `wrong` gets the fault. */
+/* Parse the text after the key, which they overwrite; `wrong` receives the fault. */
 void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
                                char wrong[OB_TUNING_WRONG_CAPACITY]);
 void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,

@@ -1,18 +1,18 @@
 /*
- * Allgather: everyone's message to everyone, who each compute the mean; and the operation of that
- * name, where each goes to an output of its own. It rounds once, and not a second time as servers
- * do. Methods without servers exchange their signs so (EF-SGD, Karimireddy et al. 2019).
+ * Allgather: every rank sends its message to every other one. In an allreduce each rank computes
+ * the mean; in the operation allgather each message goes to an output of its own. Values are
+ * rounded once, not a second time by servers. Methods without servers exchange signs in this way
+ * (EF-SGD, Karimireddy et al. 2019).
  *
  *   bits       C0 G0 C1 G1 ... | c0 c1 ... | decide | A0 A1 ...
  *   one scale  C0 C1 ... finish G0 G1 ... | c0 c1 ... | decide | A0 A1 ...
  *   dense      C0 G0 C1 G1 ... | c0 c1 ... R0 R1 ... | decide | A0 A1 ...
  *
- * The mean of dense messages is taken before it is decided whether the call is well: it may
- * overflow.
+ * The mean of dense messages is computed before the decision, because it may overflow.
  *
- * Limits: (P - 1) n elements leave every rank, so it is for two or three ranks, and for small
- * buffers; one small message among four ranks or more is passed on in rounds (doubling.c), but not
- * among few ranks of one host. Not for an optimizer, which takes what servers send.
+ * Limits: every rank sends (P - 1) n elements, so it is for two or three ranks, and for small
+ * buffers; one small message among four ranks or more is sent in rounds (doubling.c), but not among
+ * few ranks of one host. Optimizers cannot use it: they need messages of servers.
  */
 #include "base/error.h"
 #include "collectives/plan_private.h"
@@ -26,26 +26,26 @@ static onebit_status_t allgather_applicable(const struct onebit_plan *plan,
              : ONEBIT_OK;
 }
 
-static bool is_mean(const struct onebit_plan *plan) {
+static bool is_allreduce(const struct onebit_plan *plan) {
   return plan->options.operation == ONEBIT_ALLREDUCE;
 }
 
 static void allgather_build(struct onebit_plan *plan, bool decided) {
   if (decided) {
-    ob_schedule_add_all(plan, is_mean(plan) ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY);
+    ob_schedule_add_all(plan, is_allreduce(plan) ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY);
     return;
   }
   ob_schedule_add_sending(plan,
                           plan->geometry.whole ? OB_STEP_COMPRESS_WHOLE : OB_STEP_COMPRESS_SEGMENT,
                           OB_STEP_GATHER);
   ob_schedule_add_all(plan, OB_STEP_COLLECT);
-  if (plan->geometry.dense && is_mean(plan))
+  if (plan->geometry.dense && is_allreduce(plan))
     ob_schedule_add_all(plan, OB_STEP_REDUCE_WHOLE);
 }
 
 static void allgather_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   *sizes = (struct ob_schedule_sizes){
-      .outgoing = plan->geometry.dense && is_mean(plan), /* where the mean is kept */
+      .outgoing = plan->geometry.dense && is_allreduce(plan), /* for the mean */
       .results = plan->geometry.members,
       .compressed_end = plan->geometry.layout.blocks,
       .wire_bytes = ob_schedule_bytes_to_all(plan),
@@ -60,8 +60,8 @@ static bool allgather_describe(const struct ob_cost_task *task, onebit_wire_t wi
          ob_schedule_describe("allgather", task, wire, chunk, line, capacity);
 }
 
-static double bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
-                        double latency) {
+static double allgather_bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
+                                  double latency) {
   const struct ob_costs *costs = model->costs;
   double n = (double)model->task->elements;
   double decode = model->task->operation == ONEBIT_ALLGATHER
@@ -76,8 +76,8 @@ static double bits_cost(const struct ob_cost_model *model, const struct ob_phase
   return ob_cost_overlap(costs, &parts);
 }
 
-static double dense_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
-                         double latency) {
+static double allgather_dense_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
+                                   double latency) {
   const struct ob_costs *costs = model->costs;
   double n = (double)model->task->elements;
   double codec = n * (costs->load + costs->convert + model->ranks * costs->add) * model->core;
@@ -85,7 +85,8 @@ static double dense_cost(const struct ob_cost_model *model, const struct ob_phas
          latency;
 }
 
-/* Counts the latencies of doubling where one message is passed on in rounds. */
+/* Returns the seconds of a call, with the latencies of doubling if the message is sent in rounds.
+ * */
 static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   struct ob_phase phase = ob_phase_among_all(model, wire, (double)model->task->elements, chunk);
   double latency = ob_phase_latency(model, &phase);
@@ -93,8 +94,8 @@ static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wi
     latency = ob_phase_double(model, &phase);
   else if (wire == ONEBIT_WIRE_DENSE && phase.bytes / phase.messages > OB_COST_EAGER_BYTES)
     latency *= 3;
-  return wire == ONEBIT_WIRE_DENSE ? dense_cost(model, &phase, latency)
-                                   : bits_cost(model, &phase, latency);
+  return wire == ONEBIT_WIRE_DENSE ? allgather_dense_cost(model, &phase, latency)
+                                   : allgather_bits_cost(model, &phase, latency);
 }
 
 const struct ob_schedule ob_schedule_allgather = {.whole = true,

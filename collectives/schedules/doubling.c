@@ -1,15 +1,15 @@
 /*
- * Doubling: an allgather of one small message, passed on in log2(P) rounds, each of which doubles
- * what a rank has. With 2^k ranks they go in pairs (recursive doubling), so that the answer carries
- * TCP's acknowledgement; with another number of ranks it is the allgather of Bruck et al. (1997),
- * and results lie in the order of their distance.
+ * Doubling: an allgather of one small message in log2(P) rounds, each of which doubles the number
+ * of messages that a rank has. 2^k ranks exchange in pairs (recursive doubling), so that the peer's
+ * message carries TCP's acknowledgement; another number of ranks uses the allgather of Bruck et al.
+ * (1997), and results lie in the order of their distance from the rank.
  *
  *   C | round 0 | round 1 | ... | R, if dense | decide | A
  *
- * Round k moves up to 2^k ranks' messages: in pairs to the rank whose number differs in bit k, who
- * answers with what it has; else to the rank 2^k places before.
+ * Round k sends up to 2^k ranks' messages: in pairs to the rank whose number differs in bit k,
+ * which sends as many back; else to the rank whose number is smaller by 2^k, modulo P.
  *
- * Limits: one message a rank, and a round's bytes are an MPI count, an int.
+ * Limits: each rank has one message, and a round's bytes must fit an MPI count, an int.
  */
 #include <limits.h>
 
@@ -17,8 +17,9 @@
 #include "collectives/messages.h"
 #include "collectives/watch.h"
 
-/* Ranks that are threads keep to rounds: nothing is won there. */
-static bool rounds_pay(onebit_comm_t comm) {
+/* True if rounds are used among these ranks. Ranks that are threads have no cost model, so any
+ * number from OB_COST_DOUBLING_RANKS on uses them. */
+static bool are_rounds_used(onebit_comm_t comm) {
   const struct ob_cost_task task = {
       .hosts = comm->hosts.count, .ranks = comm->size, .max_ranks = comm->hosts.max};
   return comm->transport->network ? ob_cost_rounds_pay(&comm->costs, &task)
@@ -28,11 +29,12 @@ static bool rounds_pay(onebit_comm_t comm) {
 bool ob_doubling_fits(const struct onebit_plan *plan) {
   const struct ob_geometry *geometry = &plan->geometry;
   return plan->schedule == &ob_schedule_allgather && plan->options.operation == ONEBIT_ALLREDUCE &&
-         rounds_pay(plan->comm) && plan->comm->transport->host_messages && geometry->chunks == 1 &&
+         are_rounds_used(plan->comm) && plan->comm->transport->host_messages &&
+         geometry->chunks == 1 &&
          geometry->stride <= (size_t)INT_MAX / (geometry->members / 2); /* the last round's */
 }
 
-static bool in_pairs(const struct onebit_plan *plan) { return !plan->geometry.rotated; }
+static bool is_in_pairs(const struct onebit_plan *plan) { return !plan->geometry.rotated; }
 
 /* The messages of a round: their number, their places, and the ranks that send and receive them. */
 struct round {
@@ -40,10 +42,11 @@ struct round {
   size_t to, from;                          /* members */
 };
 
-static struct round round_of(const struct onebit_plan *plan, size_t number) {
+static struct round plan_round(const struct onebit_plan *plan, size_t number) {
   size_t size = plan->geometry.members, own = plan->geometry.member;
   size_t distance = (size_t)1 << number;
-  if (in_pairs(plan)) { /* each of a pair has the group of `distance` ranks that it is in */
+  if (is_in_pairs(
+          plan)) { /* each rank of a pair has the messages of its group of `distance` ranks */
     size_t peer = own ^ distance;
     return (struct round){distance, own & ~(distance - 1), peer & ~(distance - 1), peer, peer};
   }
@@ -53,7 +56,7 @@ static struct round round_of(const struct onebit_plan *plan, size_t number) {
 
 struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t number) {
   struct ob_batch *batch = plan->gather[0];
-  struct round round = round_of(plan, number);
+  struct round round = plan_round(plan, number);
   unsigned char *results = plan->geometry.results[!plan->state->result_now];
   size_t each = plan->geometry.peer_stride;
   batch->sends = batch->receives = 1;
@@ -78,7 +81,7 @@ bool ob_begin_round(const struct onebit_plan *plan, size_t number, bool wait) {
 
 static void check_round(const struct onebit_plan *plan, size_t number) {
   const struct ob_endpoint *in = &plan->gather[0]->receive[0];
-  struct round round = round_of(plan, number);
+  struct round round = plan_round(plan, number);
   struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
   size_t bytes = round.count * plan->geometry.peer_stride;
   if (in->bytes != bytes) {
@@ -87,7 +90,7 @@ static void check_round(const struct onebit_plan *plan, size_t number) {
     return;
   }
   for (size_t k = round.to_position; k < round.to_position + round.count; k++) {
-    size_t member = in_pairs(plan) ? k : ob_neighbour(&plan->geometry, k);
+    size_t member = is_in_pairs(plan) ? k : ob_neighbour(&plan->geometry, k);
     struct ob_endpoint one = {ob_result_of(plan, member, 0), ob_message_bytes(&shape),
                               plan->member_ranks[member]};
     ob_check_message(plan, &one, 0, 0, OB_MESSAGE_SERVER);
@@ -127,5 +130,5 @@ static void doubling_sizes(const struct onebit_plan *plan, struct ob_schedule_si
   sizes->wire_bytes = (plan->geometry.members - 1) * plan->geometry.stride;
 }
 
-/* The model counts it as the allgather, whose cost has its rounds. */
+/* The cost model has no row for doubling: the cost of the allgather includes the rounds. */
 const struct ob_schedule ob_schedule_doubling = {.build = doubling_build, .sizes = doubling_sizes};

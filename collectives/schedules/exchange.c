@@ -8,10 +8,10 @@
  *   one scale       C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | early? ...
  *   reduce-scatter  C0 E0 C1 E1 ... | r0 r1 ... | decide | A0 A1 ...
  *
- * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
- * arrive and results leave. Results are decoded as they come when every worker's flags are in and
- * no rank can cause the call to be skipped any more (steps.c, ob_steps_check_early); otherwise
- * after the decision, so that a call that is skipped changes no buffer.
+ * While a rank compresses chunk i + 1, chunk i is sent; while it reduces chunk i, the next ones
+ * arrive and results are sent. Results are decoded when they arrive if every worker's flags have
+ * been received and no rank can cause the call to be skipped any more (messages.c,
+ * ob_steps_check_early); otherwise after the decision, so that a skipped call changes no buffer.
  *
  * Limits: 2 (P - 1) messages a chunk and rank, and n / P elements in one of them.
  */
@@ -84,8 +84,8 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
   return ob_cost_overlap(costs, &parts);
 }
 
-/* Dense: a chunk's result is waited for before the next but one is reduced: as if nothing
- * overlapped. */
+/* Returns the seconds of a call. In a dense one a rank waits for a chunk's result before it reduces
+ * the next but one, as if nothing overlapped. */
 static double exchange_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   double n = (double)model->task->elements, segment = n / model->ranks;
   if (model->task->operation == ONEBIT_REDUCE_SCATTER)

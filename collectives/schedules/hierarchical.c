@@ -1,21 +1,22 @@
 /*
- * Hierarchical: the ranks of a host add up in full precision, each for one part of the elements;
- * between hosts, ranks of the same place exchange bits as in exchange.c; and bits are spread inside
- * the host (the two-level allreduce of Goyal et al. 2017, section 4, and of Horovod, with messages
- * of one bit between hosts).
+ * Hierarchical: each rank of a host adds one part of the elements of all its ranks in full
+ * precision; between hosts, the ranks with the same local number exchange bits as in exchange.c;
+ * and the ranks of a host publish the bits to each other (the two-level allreduce of Goyal et al.
+ * 2017, section 4, and of Horovod, with messages of one bit between hosts).
  *
  *   P0 P1 B0 C0 E0 P2 B1 C1 E1 ... | r0 f0 R0 G0 ... | c0 p0 w0 early? A0 c1 p1 w1 A1 ... | decide
  *
  * Letters as in schedule.h. Inside the host: P put a chunk of the input, when there is space, B
- * barrier, f wait until the result of a call before is no longer used, p publish a chunk of the
- * results, w wait for the others'. A rank puts a chunk ahead, so that the ranks of a host need not
- * keep in step. Applying results early takes the flags of the host's other ranks, who have received
- * from other workers: all have given them when the first chunk is here.
+ * barrier, f wait until the result of an earlier call is no longer used, p publish a chunk of the
+ * results, w wait for those of the other ranks. A rank puts its input one chunk ahead, so that the
+ * ranks of a host may differ by a chunk. Applying results early requires the flags of the host's
+ * other ranks, which have received from other workers: all are known when the first chunk of
+ * results has been published.
  *
- * Over shared memory host.c has the steps, on a stream cuda/stream_messages.c.
+ * The steps over shared memory are in host.c, those on a stream in cuda/stream_messages.c.
  *
- * Limits: all hosts have as many ranks; a scale a block, since a rank has a part of the buffer
- * only.
+ * Limits: all hosts have the same number of ranks; each block has a scale, since a rank compresses
+ * only a part of the buffer.
  */
 #include <stdio.h>
 
@@ -114,8 +115,9 @@ static bool hierarchical_describe(const struct ob_cost_task *task, onebit_wire_t
   return false;
 }
 
-/* Input goes to shared memory, and every rank adds the segments of its place. Ranks of a host wait
- * for each other before, after adding, and when bits are there. */
+/* Returns the seconds of a call. Every rank copies its input to shared memory, and adds the
+ * segments of its local number. The ranks of a host wait for each other three times: before and
+ * after adding, and for the published bits. */
 static double hierarchical_cost(const struct ob_cost_model *model, onebit_wire_t wire,
                                 size_t chunk) {
   const struct ob_costs *costs = model->costs;

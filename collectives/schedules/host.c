@@ -28,32 +28,32 @@ struct page {
   _Alignas(OB_ALIGNMENT) _Atomic uint32_t flags[2];
   _Atomic uint32_t agreed[2];
   _Atomic float rms[2];  /* struct ob_ladder */
-  _Atomic uint32_t gone; /* its transport has failed; then `end` says why */
+  _Atomic uint32_t gone; /* 1: the rank's transport has failed; `end` has the error message */
   char end[OB_END_BYTES];
 };
 
-static struct page *page_of(const struct ob_host *host, size_t rank) {
+static struct page *rank_page(const struct ob_host *host, size_t rank) {
   return (struct page *)(void *)host->shared.base[rank];
 }
 
-static size_t align_up(size_t bytes) {
+static size_t round_up_to_line(size_t bytes) {
   return (bytes + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
 }
 
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-static onebit_status_t create_shared(struct onebit_plan *plan) {
+static onebit_status_t create_shared_memory(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
   const struct ob_hosts *hosts = &plan->comm->hosts;
   size_t elements = ob_plan_longest_message(plan),
          results = plan->geometry.members * plan->geometry.peer_stride;
   host->slots = plan->geometry.chunks < WINDOW_CHUNKS ? plan->geometry.chunks : WINDOW_CHUNKS;
-  host->segment_bytes = align_up(elements * sizeof(float));
-  host->inputs_at = align_up(sizeof(struct page));
+  host->segment_bytes = round_up_to_line(elements * sizeof(float));
+  host->inputs_at = round_up_to_line(sizeof(struct page));
   host->results_at[0] =
       host->inputs_at + host->slots * plan->geometry.segments * host->segment_bytes;
-  host->results_at[1] = host->results_at[0] + (plan->momentum ? align_up(results) : 0);
-  size_t bytes = host->results_at[1] + align_up(results);
+  host->results_at[1] = host->results_at[0] + (plan->momentum ? round_up_to_line(results) : 0);
+  size_t bytes = host->results_at[1] + round_up_to_line(results);
   host->mean = ob_allocate(elements, sizeof(float));
   host->views = ob_allocate(host->ranks, sizeof *host->views);
   if (!host->mean || !host->views)
@@ -69,7 +69,7 @@ onebit_status_t ob_host_create(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   plan->host =
       (struct ob_host){.ranks = (size_t)hosts->each, .local_rank = (size_t)hosts->local_rank};
-  return plan->executor->shares_memory ? create_shared(plan) : ONEBIT_OK;
+  return plan->executor->shares_memory ? create_shared_memory(plan) : ONEBIT_OK;
 }
 
 onebit_status_t ob_host_attach(struct onebit_plan *plan) {
@@ -89,36 +89,37 @@ void ob_host_destroy(struct ob_host *host) {
 
 /* --- Counters ----------------------------------------------------------------------------------*/
 
-static void host_set(const struct ob_host *host, enum counter kind, uint64_t chunks) {
-  atomic_store_explicit(&page_of(host, host->local_rank)->counters[kind].chunks, chunks,
+static void set_counter(const struct ob_host *host, enum counter kind, uint64_t chunks) {
+  atomic_store_explicit(&rank_page(host, host->local_rank)->counters[kind].chunks, chunks,
                         memory_order_release);
 }
 
 static uint64_t read_counter(const struct ob_host *host, size_t rank, enum counter kind) {
-  return atomic_load_explicit(&page_of(host, rank)->counters[kind].chunks, memory_order_acquire);
+  return atomic_load_explicit(&rank_page(host, rank)->counters[kind].chunks, memory_order_acquire);
 }
 
 static bool is_gone(const struct ob_host *host, size_t rank) {
-  return atomic_load_explicit(&page_of(host, rank)->gone, memory_order_acquire);
+  return atomic_load_explicit(&rank_page(host, rank)->gone, memory_order_acquire);
 }
 
-/* The ranks of this host. */
-static const int *ranks_here(const struct onebit_plan *plan) {
+/* Returns the ranks of this host. */
+static const int *host_ranks(const struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   return hosts->ranks + hosts->host * hosts->each;
 }
 
-/* True if all ranks of the host have done `chunks` chunks, or one of them has failed. Until then
- * this rank's messages must move on: the others may wait for them. */
-static bool all_ranks_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
+/* True if all ranks of the host have done `chunks` chunks, or one of them has failed. Otherwise
+ * advances this rank's messages, because the other ranks may wait for them. */
+static bool have_all_ranks_done(const struct onebit_plan *plan, enum counter kind,
+                                uint64_t chunks) {
   const struct ob_host *host = &plan->host;
   plan->flight->host.awaited = -1;
   for (size_t rank = 0; rank < host->ranks; rank++) {
     if (read_counter(host, rank, kind) >= chunks)
       continue;
-    plan->flight->host.awaited = ranks_here(plan)[rank];
+    plan->flight->host.awaited = host_ranks(plan)[rank];
     if (is_gone(host, rank)) {
-      ob_error(ONEBIT_ERROR_TRANSPORT, "%.*s", OB_END_BYTES - 1, page_of(host, rank)->end);
+      ob_error(ONEBIT_ERROR_TRANSPORT, "%.*s", OB_END_BYTES - 1, rank_page(host, rank)->end);
       ob_steps_give_up(plan);
       return true;
     }
@@ -131,8 +132,8 @@ static bool all_ranks_have(const struct onebit_plan *plan, enum counter kind, ui
 
 /* --- Flags -------------------------------------------------------------------------------------*/
 
-static void tell_flags(const struct onebit_plan *plan) {
-  struct page *page = page_of(&plan->host, plan->host.local_rank);
+static void publish_flags(const struct onebit_plan *plan) {
+  struct page *page = rank_page(&plan->host, plan->host.local_rank);
   atomic_store_explicit(&page->flags[plan->flight->host.parity], ob_steps_flags(plan),
                         memory_order_relaxed);
   atomic_store_explicit(&page->rms[plan->flight->host.parity], plan->state->ladder.max_rms,
@@ -140,12 +141,12 @@ static void tell_flags(const struct onebit_plan *plan) {
 }
 
 /* Records the flags that other ranks of the host have received. */
-static void hear_flags(const struct onebit_plan *plan) {
+static void record_host_flags(const struct onebit_plan *plan) {
   const struct ob_host *host = &plan->host;
   const unsigned parity = plan->flight->host.parity;
-  const int *ranks = ranks_here(plan);
+  const int *ranks = host_ranks(plan);
   for (size_t k = 0; k < host->ranks; k++) {
-    struct page *page = page_of(host, k);
+    struct page *page = rank_page(host, k);
     unsigned flags = atomic_load_explicit(&page->flags[parity], memory_order_relaxed);
     uint32_t agreed = atomic_load_explicit(&page->agreed[parity], memory_order_relaxed);
     float rms = atomic_load_explicit(&page->rms[parity], memory_order_relaxed);
@@ -159,7 +160,7 @@ static void hear_flags(const struct onebit_plan *plan) {
 /* --- A call ------------------------------------------------------------------------------------*/
 
 void ob_host_begin(const struct onebit_plan *plan) {
-  struct page *page = page_of(&plan->host, plan->host.local_rank);
+  struct page *page = rank_page(&plan->host, plan->host.local_rank);
   const unsigned parity = plan->state->calls & 1;
   plan->flight->host = (struct ob_host_call){
       .base = plan->state->calls * plan->geometry.chunks, .parity = parity, .awaited = -1};
@@ -169,15 +170,16 @@ void ob_host_begin(const struct onebit_plan *plan) {
   plan->state->calls++;
 }
 
-/* Nobody waits any more for steps that were left out; but the others must not take the steps that a
- * failed rank has left out for done. */
+/* Sets the counters to their values after the call, so that no rank waits for steps that a skipped
+ * call has left out. A rank whose transport has failed does not, so that the other ranks do not
+ * take its missing steps for done. */
 void ob_host_end(const struct onebit_plan *plan) {
   for (int kind = 0; kind < COUNTERS && !plan->state->broken; kind++)
-    host_set(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
+    set_counter(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
 }
 
 void ob_host_give_up(const struct onebit_plan *plan) {
-  struct page *page = page_of(&plan->host, plan->host.local_rank);
+  struct page *page = rank_page(&plan->host, plan->host.local_rank);
   snprintf(page->end, sizeof page->end, "%s", plan->flight->outcome.error);
   atomic_store_explicit(&page->gone, 1, memory_order_release);
 }
@@ -196,12 +198,12 @@ void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment
 /* True if the slot's earlier chunk is no longer needed. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
   uint64_t number = plan->flight->host.base + chunk + 1, slots = plan->host.slots;
-  return number <= slots || all_ranks_have(plan, USED, number - slots);
+  return number <= slots || have_all_ranks_done(plan, USED, number - slots);
 }
 
 void ob_host_mark_loaded(const struct onebit_plan *plan, size_t chunk) {
-  tell_flags(plan);
-  host_set(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
+  publish_flags(plan);
+  set_counter(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
 }
 
 bool ob_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -221,9 +223,9 @@ bool ob_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 bool ob_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_ranks_have(plan, LOADED, plan->flight->host.base + chunk + 1))
+  if (!have_all_ranks_done(plan, LOADED, plan->flight->host.base + chunk + 1))
     return false;
-  hear_flags(plan);
+  record_host_flags(plan);
   return true;
 }
 
@@ -241,25 +243,25 @@ void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
 }
 
 void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk) {
-  host_set(&plan->host, USED, plan->flight->host.base + chunk + 1);
+  set_counter(&plan->host, USED, plan->flight->host.base + chunk + 1);
 }
 
 bool ob_host_wait_free(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   uint64_t base = plan->flight->host.base;
-  return all_ranks_have(
+  return have_all_ranks_done(
       plan, APPLIED, chunk < plan->geometry.slots ? base : base + chunk + 1 - plan->geometry.slots);
 }
 
 bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  tell_flags(plan);
-  host_set(&plan->host, COLLECTED, plan->flight->host.base + chunk + 1);
+  publish_flags(plan);
+  set_counter(&plan->host, COLLECTED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
-/* Results that the other ranks of the host have collected are read in their blocks. */
-static void check_collected(const struct onebit_plan *plan, size_t chunk) {
+/* Checks the results that the other ranks of the host have collected, in their blocks of memory. */
+static void check_collected_results(const struct onebit_plan *plan, size_t chunk) {
   const size_t members = plan->geometry.members;
   const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;
   for (size_t segment = 0; segment < plan->geometry.segments; segment++) {
@@ -276,24 +278,24 @@ static void check_collected(const struct onebit_plan *plan, size_t chunk) {
 
 bool ob_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_ranks_have(plan, COLLECTED, plan->flight->host.base + chunk + 1))
+  if (!have_all_ranks_done(plan, COLLECTED, plan->flight->host.base + chunk + 1))
     return false;
-  hear_flags(plan);
-  check_collected(plan, chunk);
+  record_host_flags(plan);
+  check_collected_results(plan, chunk);
   return true;
 }
 
-static bool host_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_host_chunk(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!plan->executor->run[OB_STEP_APPLY](plan, chunk, wait))
     return false;
-  host_set(&plan->host, APPLIED, plan->flight->host.base + chunk + 1);
+  set_counter(&plan->host, APPLIED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
 bool ob_host_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->flight->apply_early_ok || host_apply(plan, chunk, wait);
+  return !plan->flight->apply_early_ok || apply_host_chunk(plan, chunk, wait);
 }
 
 bool ob_host_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->flight->apply_early_ok || host_apply(plan, chunk, wait);
+  return plan->flight->apply_early_ok || apply_host_chunk(plan, chunk, wait);
 }

@@ -1,4 +1,4 @@
-/* Cutting a plan in segments, chunks and steps: what all schedules share. */
+/* Cuts a plan in segments, chunks and steps, for all schedules. */
 #include "collectives/schedules/schedule.h"
 
 #include <stdio.h>
@@ -14,42 +14,42 @@
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
-/* More chunks than this are a mistake, or more elements than any memory holds. */
+/* A larger number of chunks is refused: chunk_size is a mistake, or no memory has so many
+ * elements. */
 #define MAX_CHUNKS_ASKED ((size_t)1 << 20)
 
-static size_t schedule_divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
+static size_t divide_rounding_up(size_t a, size_t b) { return a / b + (a % b != 0); }
 
-/* total * part / parts, without overflow. */
-static size_t schedule_fraction(size_t total, size_t part, size_t parts) {
+/* Returns total * part / parts, without overflow. */
+static size_t scale_by_fraction(size_t total, size_t part, size_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-/* The first word of segment k, before it is moved to the start of a block. */
-static size_t first_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
-                         size_t k) {
+/* Returns the first word of segment k, which the caller moves to the start of a block. */
+static size_t segment_first_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                                 size_t k) {
   const struct ob_layout *layout = &plan->geometry.layout;
   if (shape->segment_pieces)
     return layout->piece[shape->segment_pieces[k]].first_word;
   if (shape->segment_a_piece)
     return layout->piece[k].first_word;
-  return schedule_fraction(layout->words, k, plan->geometry.segments);
+  return scale_by_fraction(layout->words, k, plan->geometry.segments);
 }
 
-/* Elements of a segment in a message, as a host would have it. */
-static size_t chunk_of_host(const struct onebit_plan *plan, size_t elements) {
+/* Returns the elements of a message between processors, for a segment of so many elements. */
+static size_t choose_host_chunk(const struct onebit_plan *plan, size_t elements) {
   const size_t fixed = CHUNK_ELEMENTS / (plan->geometry.dense ? 1 : plan->geometry.width);
   size_t chunk = plan->comm->transport->network ? plan->choice.chunk : fixed;
   /* A chunk of the host's inputs is as many elements of every segment, which should stay in the
    * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
   if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > fixed)
     chunk = fixed;
-  return schedule_divided_up(elements, chunk) > MAX_CHUNKS
-             ? schedule_divided_up(elements, MAX_CHUNKS)
-             : chunk;
+  return divide_rounding_up(elements, chunk) > MAX_CHUNKS ? divide_rounding_up(elements, MAX_CHUNKS)
+                                                          : chunk;
 }
 
-static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
-                         size_t words) {
+static size_t choose_chunk_count(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                                 size_t words) {
   const struct ob_executor *executor = plan->executor;
   size_t elements = words * OB_LANES, chunk = plan->options.chunk_size;
   size_t max = plan->comm->transport->put ? OB_MAX_STREAM_ELEMENTS : OB_MAX_CHUNK_ELEMENTS;
@@ -57,14 +57,14 @@ static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_sh
     return 1;
   if (!chunk && executor->chunks && !shape->among_hosts)
     chunk =
-        schedule_divided_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
+        divide_rounding_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
   else if (!chunk)
-    chunk = chunk_of_host(plan, elements);
-  return schedule_divided_up(elements, chunk < max ? chunk : max);
+    chunk = choose_host_chunk(plan, elements);
+  return divide_rounding_up(elements, chunk < max ? chunk : max);
 }
 
-/* Explains the number of chunks; the cost model's numbers are for a host. */
-static void tell_of_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+/* Adds the number of chunks of a device to the explanation; the cost model's is for a processor. */
+static void explain_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   char *text = plan->choice.text;
   size_t length = strlen(text);
   if (plan->executor->chunks && !plan->options.chunk_size && !shape->among_hosts)
@@ -77,20 +77,21 @@ static void tell_of_chunks(struct onebit_plan *plan, const struct ob_plan_shape 
 static void cut_segment(struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         size_t segment) {
   struct ob_geometry *geometry = &plan->geometry;
-  size_t first = first_word(plan, shape, segment), end = first_word(plan, shape, segment + 1);
+  size_t first = segment_first_word(plan, shape, segment),
+         end = segment_first_word(plan, shape, segment + 1);
   for (size_t i = 0; i < geometry->chunks; i++)
     geometry->bounds[segment * geometry->chunks + i] = ob_layout_block_from(
-        &geometry->layout, first + schedule_fraction(end - first, i, geometry->chunks));
+        &geometry->layout, first + scale_by_fraction(end - first, i, geometry->chunks));
 }
 
 static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   size_t longest = 0;
   for (size_t k = 0; k < geometry->segments; k++) {
-    size_t words = first_word(plan, shape, k + 1) - first_word(plan, shape, k);
+    size_t words = segment_first_word(plan, shape, k + 1) - segment_first_word(plan, shape, k);
     longest = words > longest ? words : longest;
   }
-  geometry->chunks = chunks_for(plan, shape, longest);
+  geometry->chunks = choose_chunk_count(plan, shape, longest);
   if (geometry->chunks > MAX_CHUNKS_ASKED)
     return plan->options.chunk_size
                ? ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu: %zu messages to a rank",
@@ -141,8 +142,8 @@ uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   return (plan->geometry.members - 1) * (uint64_t)schedule_result_bytes(plan, own);
 }
 
-static size_t stride_of(size_t bytes) {
-  return schedule_divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
+static size_t message_stride(size_t bytes) {
+  return divide_rounding_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
 }
 
 /* Allocates for the longest message of the largest width that the plan may use. */
@@ -154,15 +155,15 @@ static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *
       size_t bytes = schedule_message_bytes(plan, segment, i);
       geometry->stride = bytes > geometry->stride ? bytes : geometry->stride;
     }
-  geometry->stride = stride_of(geometry->stride);
+  geometry->stride = message_stride(geometry->stride);
   geometry->width = width;
   /* One more cache line: messages of all peers are read together, and at distances of a multiple of
    * 4 kB they would compete for the same few lines of the L1 cache. */
   geometry->peer_stride = geometry->slots * geometry->stride + OB_ALIGNMENT;
 }
 
-/* One small message may be passed on in rounds. */
-static void consider_doubling(struct onebit_plan *plan) {
+/* Replaces the allgather of one small message by doubling. */
+static void use_doubling_if_possible(struct onebit_plan *plan) {
   struct ob_geometry *geometry = &plan->geometry;
   if (!ob_doubling_fits(plan))
     return;
@@ -171,7 +172,7 @@ static void consider_doubling(struct onebit_plan *plan) {
   geometry->peer_stride = geometry->stride;
 }
 
-static void schedule_measure(struct onebit_plan *plan) {
+static void update_sizes(struct onebit_plan *plan) {
   plan->schedule->sizes(plan, &plan->sizes);
   plan->wire_bytes = plan->sizes.wire_bytes;
 }
@@ -181,8 +182,8 @@ void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
   geometry->width = width;
   geometry->result_width = ob_serve_width(plan->state->server.serving.rule, width);
   if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
-    geometry->stride = geometry->peer_stride = stride_of(schedule_message_bytes(plan, 0, 0));
-  schedule_measure(plan);
+    geometry->stride = geometry->peer_stride = message_stride(schedule_message_bytes(plan, 0, 0));
+  update_sizes(plan);
 }
 
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -192,9 +193,9 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
   size_t window = plan->schedule->window;
   geometry->slots = window && geometry->chunks > window ? window : geometry->chunks;
   set_strides(geometry, plan);
-  consider_doubling(plan);
-  tell_of_chunks(plan, shape);
-  schedule_measure(plan);
+  use_doubling_if_possible(plan);
+  explain_chunks(plan, shape);
+  update_sizes(plan);
   return ONEBIT_OK;
 }
 
@@ -219,7 +220,7 @@ void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compres
   ob_schedule_add_all(plan, send);
 }
 
-/* Writes the list, or counts its steps where it has no memory yet. */
+/* Writes the list of steps, or only counts them if the list has no memory yet. */
 static void list_steps(struct onebit_plan *plan) {
   plan->step_count = 0;
   plan->schedule->build(plan, false);

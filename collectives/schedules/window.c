@@ -1,22 +1,22 @@
 /*
  * Dense window: float32 or 16-bit values in few message buffers, for the warm-up of an optimizer,
- * whose plans would else need as much memory as the gradients again (a pipelined reduce-scatter and
- * allgather, segment by segment, with two segments in flight).
+ * whose messages would otherwise need as much memory as the gradients (a pipelined reduce-scatter
+ * and allgather, chunk by chunk, with two chunks in flight).
  *
  *   allreduce       C0 E0 | C1 E1 r0 R0 G0 | C2 E2 r1 R1 G1 c0 A0 | C3 E3 r2 ... decide
  *   reduce-scatter  C0 E0 | C1 E1 r0 A0 | ... decide
  *   allgather       C0 G0 | C1 G1 c0 A0 | ... decide
  *
- * An allreduce's results are applied a chunk later than they could be: what the network has to do
- * next is put there first. In a hierarchical plan they are not; there put and barrier come before
+ * An allreduce's results are applied a chunk later than they could be, so that the network has the
+ * next messages first. A hierarchical plan applies them at once; there put and barrier come before
  * C, wait free before R, publish and wait after c (hierarchical.c).
  *
- * Limits: results are applied before the call is known to be well, so a caller who must be able to
- * skip it gives a buffer of its own to them.
+ * Limits: results are applied before the call is known to succeed, so a caller who must be able to
+ * skip it has them written to a buffer of its own.
  */
 #include "collectives/plan_private.h"
 
-static void add_before(struct onebit_plan *plan, size_t chunk) {
+static void add_sending_steps(struct onebit_plan *plan, size_t chunk) {
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
   if (plan->host.ranks)
     ob_hierarchical_add_inputs(plan, chunk, 0);
@@ -29,7 +29,7 @@ static void add_before(struct onebit_plan *plan, size_t chunk) {
   ob_steps_add(plan, gathers ? OB_STEP_GATHER : OB_STEP_EXCHANGE, chunk);
 }
 
-static void add_after(struct onebit_plan *plan, size_t chunk) {
+static void add_receiving_steps(struct onebit_plan *plan, size_t chunk) {
   switch (plan->options.operation) {
   case ONEBIT_REDUCE_SCATTER:
     ob_steps_add(plan, OB_STEP_RECEIVE, chunk);
@@ -64,9 +64,9 @@ static void window_build(struct onebit_plan *plan, bool decided) {
   bool apart = plan->options.operation == ONEBIT_ALLREDUCE && !plan->host.ranks;
   for (size_t i = 0; !decided && i < chunks + 2; i++) {
     if (i < chunks)
-      add_before(plan, i);
+      add_sending_steps(plan, i);
     if (i > 0 && i <= chunks)
-      add_after(plan, i - 1);
+      add_receiving_steps(plan, i - 1);
     if (apart && i > 1)
       window_add_results(plan, i - 2);
   }

@@ -150,7 +150,7 @@ MUTANTS = [
     ("decision", "optimizers/statistics.c", "describe statistics",
      "  bool of_error = error.value >= ONEBIT_RESIDUAL_RATIO_LIMIT;",
      "  bool of_error = error.value >= 2 * ONEBIT_RESIDUAL_RATIO_LIMIT;"),
-    ("decision", "base/error.c", "errors_kept optimizers",
+    ("decision", "base/error.c", "steps optimizers",
      "  bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;",
      "  bool worse = outcome->status == ONEBIT_OK;"),
     # The freeze
@@ -193,7 +193,7 @@ MUTANTS = [
     ("timeout", "collectives/watch.c", "requests",
      "    watch->waited += gap < LONGEST_GAP ? gap : LONGEST_GAP;", "    watch->waited += gap;"),
     ("timeout", "collectives/watch.c", "requests",
-     "  if (!late && !shown && !is_due(watch))", "  if (!late && !shown)"),
+     "  if (!late && !shown && !is_notice_due(watch))", "  if (!late && !shown)"),
     ("timeout", "collectives/steps.c", "requests wrong_calls",
      "  return longest * (double)plan->flight->step / (double)(plan->step_count + 1);", "  return 0 * longest;"),
     ("timeout", "collectives/transports/transport_loopback.c", "requests damage errors_kept",
@@ -242,7 +242,7 @@ MUTANTS = [
      "  ladder->state.settling = SETTLING_WINDOWS;", "  ladder->state.settling = 0;"),
     ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
      "  if (below > DESCEND_RATIO || ladder->state.ratio > DESCEND_RATIO)", "  if (ladder->state.ratio > DESCEND_RATIO)"),
-    ("ladder", "collectives/ladder.h > collectives/messages.c", "ladder optimizer_ladder",
+    ("ladder", "collectives/ladder.h > collectives/messages.c tests/test_ladder.c", "ladder optimizer_ladder",
      "  ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;", "  ladder->max_rms = rms;"),
     # Checkpoints
     ("checkpoint", "optimizers/checkpoint/part.c", "checkpoint_damage",
