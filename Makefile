@@ -64,8 +64,8 @@ FUZZ_SECONDS ?= 600
 JOBS     ?= 1
 BENCH    ?=
 
-# Before anything is written: what neither make nor the shell would leave as it is. Paths of what is
-# installed may have blanks; $(BUILD) may not, since it begins the names of targets.
+# Paths with characters that make or the shell would change are refused before anything is written.
+# Paths of installed files may have blanks; $(BUILD) may not, since it begins the names of targets.
 hash     := \#
 opening  := (
 odd_characters = $(strip $(foreach odd,' " ` \ | & ; < > * ? [ ] : % $(hash),$(findstring $(odd),$(1))) \
@@ -77,7 +77,7 @@ ifneq ($(words $(BUILD)),1)
 $(error BUILD=$(BUILD): a blank cannot be in it)
 endif
 
-# What of it is on: empty where it is not.
+# Which parts are built: each variable is empty if its part is off.
 is_darwin   := $(filter Darwin,$(SYSTEM))
 has_mpi     := $(filter 1,$(MPI))
 has_cuda    := $(filter-out 0,$(CUDA))
@@ -94,8 +94,8 @@ so_name   = libonebit.$(if $(is_darwin),$(1:%=%.)dylib,so$(1:%=.%))
 SONAME   := $(call so_name,$(firstword $(subst ., ,$(VERSION))))
 Q        := $(if $(filter 1,$(V)),,@)
 say       = $(if $(filter 1,$(V)),,@printf '  %-8s%s\n' $(1) '$@$(if $(filter $(compilers),$(1)),$(progress))')
-# The first build tells how far it is. A make that only prints its commands counts them; later builds
-# compile what has changed.
+# The first build prints its progress; a make that only prints its commands counts them. Later builds
+# compile changed files alone, and print none.
 compilers := CC CU FC
 is_unbuilt := $(if $(wildcard $(BUILD)/libonebit.a),,1)
 progress  = $(if $(is_unbuilt),$(if $(COUNTING),,$(eval compiled += x) ($(words $(compiled)) of $(total))))
@@ -103,8 +103,8 @@ total     = $(eval total := $(shell $(MAKE) -n COUNTING=1 $(MAKEOVERRIDES) $(fil
   2>/dev/null | grep -cE "printf .*' ($(subst $(eval) ,|,$(compilers))) '"))$(total)
 comma    := ,
 
-# --- Flags. What asks an installed tool is expanded late, in the recipes: `make deps demo` must be
-# --- able to start on a machine that has none of the tools yet.
+# --- Flags. Variables that run an installed tool are expanded late, in the recipes: `make deps demo`
+# --- must be able to start on a machine that has none of the tools yet.
 
 # A constant of an enum without a name is a number here, beside floats too: clang warns from 19 on.
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes \
@@ -121,7 +121,7 @@ CUDA_CFLAGS = -DONEBIT_HAVE_CUDA=1 $(if $(has_nccl),-DONEBIT_HAVE_NCCL=1) \
   $(if $(is_emulated),-Itests/emulation/include,$(addprefix -isystem ,$(addsuffix /include,\
     $(if $(has_nccl),$(NCCL_HOME)) $(CUDA_HOME))))
 endif
-# Device code has no contraction either. A program needs only those of the libraries that it uses.
+# Device code has no contraction either. A program is linked only to the libraries that it uses.
 ifeq ($(CUDA),1)
 CUDA_LAST = $(lastword $(CUDA_ARCHS))
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
@@ -136,7 +136,7 @@ CUDA_LIBRARY = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
 NCCL_LIBRARY = $(if $(has_nccl),$(NCCL_HOME:%=%/lib))
 library_in = $(or $(patsubst $(2)/%,-l:%,$(if $(wildcard $(2)/lib$(1).so),,\
   $(lastword $(sort $(wildcard $(2)/lib$(1).so.*))))),-l$(1))
-# CUDA_RPATH=0: whoever loads the library knows where CUDA's are, as the Python package does.
+# CUDA_RPATH=0: the program that loads the library finds CUDA's first, as the Python package does.
 CUDA_RPATH ?= 1
 CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) \
   $(if $(filter-out 0,$(CUDA_RPATH)),-Wl$(comma)-rpath$(comma)$(folder))) \
@@ -146,8 +146,8 @@ CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) \
 endif
 SAN_FLAGS  = $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
-# Clang tells of a loop that was to become vectors and did not, as all are in a build with a
-# sanitizer or with little optimisation; gcc passes over a -Wno- that it does not know.
+# Clang warns of loops that it could not vectorise, which are all loops in a build with a sanitizer or
+# with little optimisation; gcc ignores a -Wno- that it does not know.
 NO_VECTORS = $(if $(SAN)$(filter -O0 -O1 -Og,$(CFLAGS)),-Wno-pass-failed)
 
 # Equal bits on every machine are part of what the library means: no contraction and no fast-math,
@@ -167,8 +167,8 @@ endif
 ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(has_openmp),-fopenmp) $(SAN_FLAGS)
 # A sanitizer's functions come with the program.
 DEFINED = $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
-# What is registered elsewhere (delete functions of MPI's attributes, MPI's progress, threads and what
-# ends them, handlers of the process's exit) is code of the library: dlclose must not unmap it.
+# dlclose must not unmap the library, since functions of it are registered elsewhere: delete functions of
+# MPI's attributes, MPI's progress, threads and their ends, handlers of the process's exit.
 NODELETE = -Wl,-z,nodelete
 # Before glibc 2.34 shared memory and dlsym are in libraries of their own. The library is linked to no
 # MPI, and finds that of the process (base/bound_mpi.h); a program that calls MPI is linked to one.
@@ -186,7 +186,7 @@ only_cuda := $(if $(has_cuda),,%_cuda.o)
 only_nccl := $(if $(has_nccl),,%_nccl.o)
 only_its_system := $(if $(is_darwin),$(call objects,collectives/transports/*sockets*.c),%_darwin.o)
 
-# What stands before MPI or NCCL in a program that knows nothing of onebit: no part of the library.
+# The preload libraries' objects, which replace calls of MPI or NCCL, are no part of the library.
 RULES    := $(call objects,dropin/rules*.c)
 PRELOADED := $(call objects,dropin/preload.c dropin/report*.c) $(RULES)
 PRELOADED_MPI := $(call objects,dropin/mpi/preload*.c)
@@ -250,8 +250,7 @@ $(STATIC): $(LIBRARY)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
-# What leaves the shared library is decided in onebit.map; all else is hidden, and what is not is
-# bound inside, too.
+# The shared library exports the symbols of onebit.map, and binds its own calls of them inside.
 include dropin/kinds/rules.mk
 LINK_SHARED = $(if $(is_darwin),-dynamiclib -Wl$(comma)-install_name$(comma)$(LIBDIR)/$(SONAME) \
   -Wl$(comma)-exported_symbol$(comma)'_onebit_*' -Wl$(comma)-exported_symbol$(comma)'_ONEBIT_*',\
@@ -279,7 +278,7 @@ TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c tools/d
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 
-# And what tests link of programs.
+# Tests link objects of programs.
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_dropin: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
@@ -306,7 +305,7 @@ kernels: $(call objects_cu,cuda/*.cu)
 	@tests/scripts/check-kernels || [ $$? = 77 ] # not here
 
 export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL NCCL_HOME CUDA_CFLAGS SAN VERSION
-# Of the tests only what is asked for is built; scripts that run programs say so by their names.
+# Only the tests in TESTS are built; the names of some scripts say which programs they need.
 named   = $(foreach name,$(TESTS),$(filter %/$(name) %/test_$(name),$(UNIT) $(RANKED)))
 preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL)) \
   $(if $(filter check-faults,$(TESTS)),$(FAULTS))
@@ -323,13 +322,13 @@ check-long: $(BUILD)/tests/test_long_faults
 	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
-# Of the tests that are built, and of what is installed.
+# Runs the tests that are built, and those of an installation.
 installed-check: all
 	@$(MAKE) -s install DESTDIR="$$(cd $(BUILD) && pwd)/stage" >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
 
-# Also where nobody has said -j: the first build is most of the time. Where nothing is built yet, it
-# is one without device code, which the demo does not use and which takes longer than all else.
+# The demo builds in parallel also without -j, since the first build is most of the time. Where nothing
+# is built yet, it builds without device code, which the demo does not use and which takes longest.
 demo_build = $(BUILD)$(if $(and $(has_cuda),$(is_unbuilt)),/demo/build)
 demo: $(BUILD)/flags
 	+$(Q)$(MAKE) $(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) $(demo_build)/examples/train_text \

@@ -3,8 +3,8 @@
 
 PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/libonebit-nccl.so)
 
-# Before MPI: it calls libonebit.so, beside which it is installed, by the name of this release, and
-# as a filter, which the loader searches before the program's own libraries. So a program that is
+# The library that is preloaded before MPI calls libonebit.so, beside which it is installed, by the name
+# of this release, as a filter, which the loader searches before the program's own. So a program that is
 # linked to onebit shares this library, also where its own is another release. The library itself
 # calls PMPI_ where a wrapper would catch its call.
 $(BUILD)/release/libonebit.so: $(SHARED)

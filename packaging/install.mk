@@ -1,4 +1,4 @@
-# What `make install` lays down, and `make uninstall` takes away again: one list for both. A file is
+# `make install` and `make uninstall` have one list of files. A file is
 # named as "SOURCE:DESTINATION", and goes to $(DESTDIR)DESTINATION. The directories in destinations are
 # variables of the shell ("build/onebit-info:$BINDIR/onebit-info"), since a path may have blanks, where
 # make would cut it. Files with @NAMES@ to fill in are made in $(BUILD)/install first.
@@ -47,8 +47,8 @@ INSTALLED_LINKS    = "$(notdir $(SHARED)):$$LIBDIR/$(SONAME)" "$(SONAME):$$LIBDI
   $(foreach name,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) $(if $(is_darwin),,netlab),\
     "onebit:$$COMPLETIONDIR/onebit-$(name)")
 
-# What a path is when one stands in the directory of the other: ../../include. awk's work, since
-# realpath is not everywhere; paths outside PREFIX stay as they are.
+# A path relative to a directory, such as ../../include. awk computes it, since not every system has
+# realpath; paths outside PREFIX stay as they are.
 relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN { \
   if (index(from, prefix "/") != 1 || index(to "/", prefix "/") != 1) { print to; exit } \
   n = split(substr(from, length(prefix) + 2), part, "/"); for (k = 1; k <= n; k++) up = up "/.."; \
@@ -89,7 +89,7 @@ $(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment
 	mv $@.new $@
 all: $(MAN_LIST)
 
-# What there is about some headers, and the rest.
+# The manual pages about the given headers, and those of sections 1 and 7.
 in_section = man$(subst .,,$(suffix $(1)))/$(1)
 pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1)) ' \
   'index(of, " " $$1 " ") { print $$2 ".3" }' $(MAN_LIST)),\
@@ -98,7 +98,7 @@ pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1))
 # A program that links the static library needs what the library was linked with, but has its own
 # ideas of hardening and the like (LDFLAGS).
 PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBRARY_LIBS))
-# Of pkg-config's blanks; sed takes one of the two away.
+# pkg-config wants a backslash before a blank; sed takes one of the two away.
 escape = $(subst $(space),\\ ,$(1))
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
   -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e 's|@MANDIR@|$(MANDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
@@ -113,8 +113,8 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR
   -e 's|@WITH_NCCL@|$(filter 1,$(NCCL))|g' -e 's|@MODULEDIR@|$(MODULEDIR)|g' \
   -e 's|@POINTER@|$(shell echo __SIZEOF_POINTER__ | $(CC) -E -P -)|g'
 
-# Filled in anew each time: PREFIX and the like may differ from those of the last call, which may
-# have been root's, in a directory of whoever built.
+# These files are written anew each time, since PREFIX and the like may differ from those of the last
+# call. They are removed first: root may have written them in another user's build directory.
 all: | $(FILLED)
 $(FILLED):
 	@mkdir -p $@
@@ -147,8 +147,8 @@ install: all $(FILLED_FILES)
 	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS),try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
 	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor)'
 
-# Headers of all builds, since this one may be another than the one that was installed. Directories
-# go only where they are onebit's own and nothing else is in them.
+# Headers of all builds are removed, since another build may have been installed. Directories are
+# removed only if they are onebit's own and empty.
 UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INSTALLED_LINKS) \
   $(call to,$$INCLUDEDIR/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
 uninstall: $(MAN_LIST)
@@ -157,7 +157,7 @@ uninstall: $(MAN_LIST)
 	  "$$DOCDIR/examples" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
 	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done
 
-# The source archive of a release: of the commit, the same bytes from every checkout of it.
+# The source archive of a release has the same bytes from every checkout of the commit.
 .PHONY: dist
 DIST = $(BUILD)/onebit-$(VERSION).tar.gz
 dist:

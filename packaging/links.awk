@@ -1,5 +1,5 @@
-# A document as it is installed: of its links to files those stay that lead to one of -v installed=,
-# a list of paths from the top of the source; of the others only the words do.
+# Prints a document as it is installed. A link stays if it leads to one of the files of -v installed=, a
+# list of paths from the top of the source; of any other link only its text stays.
 BEGIN {
   count = split(installed, file, " ")
   for (k = 1; k <= count; k++) known[file[k]] = 1
@@ -10,7 +10,7 @@ code || /^    / { print; next }
   line = ""
   while (match($0, /!?\[[^][]*\]\([^() ]+\)/)) {
     link = substr($0, RSTART, RLENGTH)
-    line = line substr($0, 1, RSTART - 1) (stays(target(link)) ? link : words(link))
+    line = line substr($0, 1, RSTART - 1) (is_installed(target(link)) ? link : text_of(link))
     $0 = substr($0, RSTART + RLENGTH)
   }
   print line $0
@@ -22,13 +22,13 @@ function target(link) {
   return link
 }
 
-function words(link) {
+function text_of(link) {
   sub(/\]\([^()]*\)$/, "", link)
   sub(/^!?\[/, "", link)
   return link
 }
 
-function stays(path,    n, k, part, from, whole) {
+function is_installed(path,    n, k, part, from, whole) {
   if (path == "" || path ~ /:\/\//) return 1
   from = FILENAME
   sub(/[^\/]*$/, "", from)

@@ -9,7 +9,7 @@
 
 #include "onebit/mpi_calls.h"
 
-/* Called from Fortran alone. */
+/* Only Fortran calls these functions. */
 int ob_fortran_allreduce(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place,
                          int count, int datatype, int op, int comm);
 int ob_fortran_allgather(CFI_cdesc_t *sendbuf, int sendcount, int sendtype, CFI_cdesc_t *recvbuf,
@@ -28,43 +28,45 @@ int ob_fortran_same(const void *a, const void *b);
 int ob_fortran_handle(int which);
 void ob_fortran_message(char *text, int length);
 
-/* NULL, which every call refuses as a buffer, for an array with gaps. */
-static void *base(const CFI_cdesc_t *array) {
+/* The address of an array; of one with gaps NULL, which every call refuses as a buffer. */
+static void *buffer_address(const CFI_cdesc_t *array) {
   return array->rank == 0 || CFI_is_contiguous(array) ? array->base_addr : NULL;
 }
 
-/* Fortran knows MPI_IN_PLACE by its address, C by its value. */
-static const void *source(const CFI_cdesc_t *sendbuf, const CFI_cdesc_t *in_place) {
-  return sendbuf->base_addr == in_place->base_addr ? MPI_IN_PLACE : base(sendbuf);
+/* Fortran recognises MPI_IN_PLACE by its address, C by its value. */
+static const void *source_address(const CFI_cdesc_t *sendbuf, const CFI_cdesc_t *in_place) {
+  return sendbuf->base_addr == in_place->base_addr ? MPI_IN_PLACE : buffer_address(sendbuf);
 }
 
 int ob_fortran_allreduce(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place,
                          int count, int datatype, int op, int comm) {
-  return ONEBIT_Allreduce(source(sendbuf, in_place), base(recvbuf), count, MPI_Type_f2c(datatype),
-                          MPI_Op_f2c(op), MPI_Comm_f2c(comm));
+  return ONEBIT_Allreduce(source_address(sendbuf, in_place), buffer_address(recvbuf), count,
+                          MPI_Type_f2c(datatype), MPI_Op_f2c(op), MPI_Comm_f2c(comm));
 }
 
 int ob_fortran_allgather(CFI_cdesc_t *sendbuf, int sendcount, int sendtype, CFI_cdesc_t *recvbuf,
                          CFI_cdesc_t *in_place, int recvcount, int recvtype, int comm) {
-  return ONEBIT_Allgather(source(sendbuf, in_place), sendcount, MPI_Type_f2c(sendtype),
-                          base(recvbuf), recvcount, MPI_Type_f2c(recvtype), MPI_Comm_f2c(comm));
+  return ONEBIT_Allgather(source_address(sendbuf, in_place), sendcount, MPI_Type_f2c(sendtype),
+                          buffer_address(recvbuf), recvcount, MPI_Type_f2c(recvtype),
+                          MPI_Comm_f2c(comm));
 }
 
 int ob_fortran_reduce_scatter_block(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf,
                                     CFI_cdesc_t *in_place, int count, int datatype, int op,
                                     int comm) {
-  return ONEBIT_Reduce_scatter_block(source(sendbuf, in_place), base(recvbuf), count,
-                                     MPI_Type_f2c(datatype), MPI_Op_f2c(op), MPI_Comm_f2c(comm));
+  return ONEBIT_Reduce_scatter_block(source_address(sendbuf, in_place), buffer_address(recvbuf),
+                                     count, MPI_Type_f2c(datatype), MPI_Op_f2c(op),
+                                     MPI_Comm_f2c(comm));
 }
 
 int ob_fortran_forget(CFI_cdesc_t *buffer, int comm) {
-  return ONEBIT_Forget(base(buffer), MPI_Comm_f2c(comm));
+  return ONEBIT_Forget(buffer_address(buffer), MPI_Comm_f2c(comm));
 }
 
 int ob_fortran_begin(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place, int count,
                      int datatype, int op, int comm, int persistent, ONEBIT_Request *request) {
-  const void *from = source(sendbuf, in_place);
-  void *to = base(recvbuf);
+  const void *from = source_address(sendbuf, in_place);
+  void *to = buffer_address(recvbuf);
   MPI_Datatype type = MPI_Type_f2c(datatype);
   if (persistent)
     return ONEBIT_Allreduce_init(from, to, count, type, MPI_Op_f2c(op), MPI_Comm_f2c(comm),
@@ -85,7 +87,7 @@ int ob_fortran_request_free(ONEBIT_Request *request) { return ONEBIT_Request_fre
 
 int ob_fortran_same(const void *a, const void *b) { return a == b; }
 
-/* ONEBIT_AVG, ONEBIT_BFLOAT16_TYPE, ONEBIT_FLOAT16_TYPE. */
+/* which: 0 for ONEBIT_AVG, 1 for ONEBIT_BFLOAT16_TYPE, 2 for ONEBIT_FLOAT16_TYPE. */
 int ob_fortran_handle(int which) {
   return which == 0   ? MPI_Op_c2f(ONEBIT_AVG)
          : which == 1 ? MPI_Type_c2f(ONEBIT_BFLOAT16_TYPE)

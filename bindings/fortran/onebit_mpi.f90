@@ -34,7 +34,7 @@ module onebit_mpi
     module procedure requests_differ
   end interface
 
-  ! What MPI_IN_PLACE and MPI_STATUS_IGNORE are known by is their place in memory, so they go along.
+  ! MPI_IN_PLACE and MPI_STATUS_IGNORE are recognised by their addresses, so calls pass them to C.
   interface
     function f_allreduce(sendbuf, recvbuf, in_place, count, datatype, op, comm) &
         bind(C, name="ob_fortran_allreduce") result(code)
@@ -199,7 +199,7 @@ contains
     type(MPI_Info), intent(in) :: info
     type(ONEBIT_Request), intent(out) :: request
     integer, optional, intent(out) :: ierror
-    if (info == MPI_INFO_NULL) continue ! not looked at
+    if (info == MPI_INFO_NULL) continue ! info has no effect
     call report(f_begin(sendbuf, recvbuf, MPI_IN_PLACE, count, datatype%MPI_VAL, op%MPI_VAL, &
         comm%MPI_VAL, 1_c_int, request), ierror)
   end subroutine ONEBIT_Allreduce_init
@@ -210,7 +210,7 @@ contains
     call report(f_start(request), ierror)
   end subroutine ONEBIT_Start
 
-  ! Empty, as MPI's of a collective.
+  ! Sets an empty status, as MPI does for a collective.
   subroutine set_status(status, code)
     type(MPI_Status), intent(inout) :: status
     integer(c_int), intent(in) :: code
@@ -244,7 +244,7 @@ contains
     call report(code, ierror)
   end subroutine ONEBIT_Test
 
-  ! Without statuses, which would all be empty: MPI_ERR_IN_STATUS when any of them has failed.
+  ! The call has no statuses, which would all be empty. ierror is MPI_ERR_IN_STATUS if any request failed.
   subroutine ONEBIT_Waitall(requests, ierror)
     type(ONEBIT_Request), intent(inout) :: requests(:)
     integer, optional, intent(out) :: ierror
@@ -278,7 +278,7 @@ contains
     datatype%MPI_VAL = f_handle(2_c_int)
   end function ONEBIT_FLOAT16_TYPE
 
-  ! The words for the latest error, and blanks.
+  ! Returns the latest error message, padded with blanks.
   function onebit_last_error() result(words)
     character(len=512) :: words
     character(kind=c_char) :: text(512)

@@ -1,6 +1,6 @@
-# The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC)
-# is. Included by the Makefile at FORTRAN=1. MPICH's wrapper gives C flags that are Fortran's, so
-# warnings are no errors there.
+# Builds the Fortran module and the C functions that it calls, a library beside libonebit, with the
+# compiler of $(MPIFC). The Makefile includes this file if FORTRAN=1. Warnings of C are no errors, since
+# MPICH's wrapper passes flags of Fortran to the C compiler.
 
 FORTRANS := $(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod)
 FORTRAN_FLAGS := -O2 -g -fPIC -Wall

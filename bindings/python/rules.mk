@@ -1,11 +1,11 @@
-# The libraries inside the Python package, and its wheels: included by the Makefile. setup.py is
-# what calls the first two.
+# Builds the libraries inside the Python package, and its wheels. The Makefile includes this file.
+# setup.py makes the first two targets.
 #
 #   python-library   the library without MPI, stripped: with MPI=0
 #   python-mpi       the transport over MPI, for the ABI of MPICC's mpi.h: with MPI=1. The library of
-#                    PYTHON_LIBRARY gets it at run time, and it finds MPI in the process: so one
-#                    wheel has one for Open MPI, one for MPICH and one for the ABI of MPI 5 (MPI_KIND
-#                    in dropin/kinds/rules.mk), and needs none of them.
+#                    PYTHON_LIBRARY loads it at run time, and it finds MPI in the process: so one
+#                    wheel has a part for Open MPI, one for MPICH and one for the ABI of MPI 5
+#                    (MPI_KIND in dropin/kinds/rules.mk), and requires none of them.
 #   wheel            the wheels as PyPI takes them, and the source distribution, in WHEELS;
 #                    wheel CUDA=1: one with kernels, for the CUDA of CUDA_MAJOR (13, 12)
 
@@ -32,6 +32,6 @@ python-mpi: $(call objects,base/*_mpi.c collectives/transports/comm_mpi.c \
 	  -Wl,-rpath,'$$ORIGIN' \
 	  -o $(BUILD)/python/libonebit_$(MPI_KIND).so $(filter %.o,$^) $(PYTHON_LIBRARY) -ldl
 
-wheel: # with kernels only where that is asked for: an nvcc that is here says nothing
+wheel: # has kernels only if the command line says CUDA=1, even if an nvcc is found
 	+PYTHON='$(PYTHON)' WHEELS='$(WHEELS)' CUDA='$(if $(filter command,$(origin CUDA)),$(CUDA),0)' \
 	  packaging/wheels

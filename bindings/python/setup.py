@@ -104,7 +104,7 @@ def run_make(*options):
 
 
 def build_library():
-    """The shared libraries, built."""
+    """Builds the shared libraries, and returns their paths."""
     for needed in ("make", compiler()[0]):
         if not shutil.which(needed):
             raise SystemExit(f"onebit: {needed} is needed to build the library, and is not there")
@@ -126,7 +126,7 @@ def build_library():
 
 
 class BuildPackage(build_py):
-    """With the library in it; of an editable installation, beside the sources."""
+    """Builds the package with the library in it, or beside the sources of an editable installation."""
 
     def run(self):
         super().run()
@@ -146,14 +146,14 @@ class Binary(Distribution):
 
 
 class Wheel(bdist_wheel):
-    """For any Python 3, and for the machine that the library is built for."""
+    """Names a wheel for any Python 3, and for the machine that the library is built for."""
 
     def get_tag(self):
         return "py3", "none", f"linux_{machine()}"
 
 
 class SourceDistribution(sdist):
-    """The same tree as the repository's, with what builds the package at its top too."""
+    """Makes the repository's tree, with pyproject.toml and setup.py at its top too."""
 
     def make_release_tree(self, base_dir, files):
         for source in SOURCES:

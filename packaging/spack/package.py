@@ -5,7 +5,7 @@ import os
 
 from spack.package import *
 
-try:  # where Spack 1 has the build systems; before, they come with the line above
+try:  # Spack 1 has the build systems here; before, they come with the line above
     from spack_repo.builtin.build_systems.cuda import CudaPackage
     from spack_repo.builtin.build_systems.makefile import MakefilePackage
 except ImportError:
@@ -41,7 +41,7 @@ class Onebit(MakefilePackage, CudaPackage):
 
     @property
     def settings(self):
-        """The variables that make is given, so that nothing is guessed from the machine."""
+        """Returns the variables of make: it is told everything, and guesses nothing from the machine."""
         spec, prefix = self.spec, self.prefix
 
         def one(variant):

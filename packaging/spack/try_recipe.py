@@ -3,9 +3,9 @@
 
     try_recipe.py SOURCES PREFIX [+VARIANT | ~VARIANT]...
 
-Stands in for the names that a recipe takes from spack.package, runs the phases of a MakefilePackage
-with the real make, and gives spec and prefix as Spack would. What Spack alone knows, how it
-resolves dependencies and wraps compilers, is not tried.
+It replaces the names that a recipe imports from spack.package, runs the phases of a MakefilePackage
+with the real make, and gives spec and prefix as Spack would. How Spack resolves dependencies and
+wraps compilers is not tried.
 """
 import contextlib
 import importlib.util
@@ -19,7 +19,7 @@ import types
 directives = []
 
 
-def directive(name):
+def record_directive(name):
     def note(*arguments, **options):
         directives.append((name, arguments, options))
 
@@ -71,7 +71,7 @@ class Spec:
 def load_recipe():
     package = types.ModuleType("spack.package")
     for name in ("license", "version", "variant", "depends_on", "conflicts", "maintainers"):
-        setattr(package, name, directive(name))
+        setattr(package, name, record_directive(name))
     for name in (working_dir, make, MakefilePackage, CudaPackage):
         setattr(package, name.__name__, name)
     sys.modules["spack"] = types.ModuleType("spack")

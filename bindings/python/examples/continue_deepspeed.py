@@ -57,7 +57,7 @@ def network(inputs, hidden):
 
 
 def loss_of(model, inputs, rank, step):
-    """On a batch of this rank and step: which sum of a point's coordinates is the largest?"""
+    """Returns the loss on a batch of this rank and step; a point's class is its largest weighted sum."""
     drawn = torch.Generator().manual_seed(1000 * step + rank)
     points = torch.randn(16, inputs, generator=drawn)
     weights = torch.randn(inputs, 3, generator=torch.Generator().manual_seed(1))
@@ -65,7 +65,7 @@ def loss_of(model, inputs, rank, step):
 
 
 class Packer:
-    """For DeepSpeed's kernel of that name, which there is for other devices only."""
+    """Replaces DeepSpeed's kernel that packs bits, which exists for other devices only."""
 
     def load(self):
         return self
@@ -78,7 +78,7 @@ class Packer:
 
 
 class Gloo:
-    """deepspeed.comm, whose scales of no dimension gloo refuses where one is expected."""
+    """Wraps deepspeed.comm: it gives scales, which have no dimension, the one that gloo expects."""
 
     def __init__(self, comm):
         self.comm = comm

@@ -1,5 +1,5 @@
-"""Arrays of others as memory for the library: numpy arrays, torch tensors, whatever has the buffer
-protocol, and of CUDA devices what has __cuda_array_interface__. Nothing is copied."""
+"""The library reads and writes the memory of numpy arrays, torch tensors, objects with the buffer
+protocol, and arrays on CUDA devices that have __cuda_array_interface__. Nothing is copied."""
 
 import ctypes
 import math
@@ -110,15 +110,15 @@ def buffer_of(thing, name, writable=False, on_device=False):
 
 
 def current_stream(buffer):
-    """The stream that torch puts work on, on the device of a buffer of it; None, the default one,
-    for arrays of others."""
+    """Returns torch's current stream on the device of a torch tensor; None, which is the default
+    stream, for arrays of other packages."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer.owner, torch.Tensor):
         return torch.cuda.current_stream(buffer.owner.device).cuda_stream
     return None
 
 
-# Bytes an element on a device: residuals, messages, masters and moments; and what CUDA rounds up.
+# Bytes an element on a device, for residuals, messages, masters and moments; and CUDA's rounding.
 _ROOM_ELEMENT, _ROOM_BESIDE = 32, 64 << 20
 
 

@@ -184,7 +184,7 @@ class Optimizer(Stateful):
         self._begin(comm, handle)
 
     def _describe_tensors(self, tensors, options):
-        """Also takes hold of their arrays."""
+        """Returns C's tensors and options, and keeps the arrays alive."""
         tensors = [one if isinstance(one, Tensor) else Tensor(*one) for one in tensors]
         device = _native.enum_value(Device, options.get("device", Device.DEVICE_HOST), "device")
         self._on_device = device == Device.DEVICE_CUDA
@@ -235,7 +235,7 @@ class Optimizer(Stateful):
                 raise wrong(f"tensors[{number}].{name} is of {one.dtype.name}, not {wanted}")
 
     def _gradient(self, number, array):
-        """An array as the gradient of a tensor; None stays None."""
+        """Returns an array's memory as the gradient of a tensor; None stays None."""
         if array is None:
             return None
         name = f"tensors[{number}].gradient"
@@ -327,7 +327,8 @@ class Optimizer(Stateful):
         self._call("set_compare_interval", steps)
 
     def save_whole(self) -> bytes:
-        """This rank's part of a checkpoint, and of what all ranks have alike all that it has."""
+        """Returns this rank's part of a checkpoint, with all of the state that is the same on all
+        ranks."""
         return self._saved("save_whole")
 
     @property
@@ -375,7 +376,7 @@ class Optimizer(Stateful):
         return None
 
 
-def _made(row):
+def _make_class(row):
     """The class of an optimizer."""
     body = {
         "__doc__": f"{row.title} (onebit/{row.name}.h): {', '.join(row.fields)}, and the options of all "
@@ -387,5 +388,5 @@ def _made(row):
     return type(row.kind, (Optimizer,), body)
 
 
-globals().update({row.kind: _made(row) for row in OPTIMIZERS})
+globals().update({row.kind: _make_class(row) for row in OPTIMIZERS})
 __all__ = ["Optimizer", "Tensor", *NAMES]

@@ -37,7 +37,7 @@ class Request:
         self._buffers = buffers
         self._status = None
 
-    def _ask(self, function):
+    def _advance(self, function):
         if self._status is not None:
             return self._status
         code = function(ctypes.byref(self._handle))
@@ -50,11 +50,11 @@ class Request:
 
     def test(self) -> Status:
         """Moves the call on: IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
-        return self._ask(_native.library().onebit_test)
+        return self._advance(_native.library().onebit_test)
 
     def wait(self) -> Status:
         """Waits for the end of the call: OK or SKIPPED. Raises `Error`."""
-        return self._ask(_native.library().onebit_wait)
+        return self._advance(_native.library().onebit_wait)
 
 
 class Plan:

@@ -46,7 +46,7 @@ class Transport:
         """Gives the operation up: its memory must not be written to any more."""
 
     def abort(self) -> None:
-        """This rank has failed: makes what other ranks wait for from it fail."""
+        """Called when this rank has failed: makes the other ranks' receives from it fail."""
 
     def release(self) -> None:
         """The communicator is closed."""

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
-# Copies that were put on streams, by where to, and bytes of pinned memory: that live, and the most that
-# did.
+# The number of copies put on streams, by the destination's device type; and the bytes of pinned memory,
+# now and at most.
 copies = collections.Counter()
 pinned = {"now": 0, "most": 0}
 _raw_of = {}  # by the storage, for tensors that C++ has made anew of one that is here
@@ -41,7 +41,7 @@ class Stream:
             self.waiting.append((source, to))
 
     def run(self, count):
-        """Makes the first of the copies, the later ones of them before the earlier."""
+        """Makes the first `count` copies, in reverse order."""
         with _lock:
             some, self.waiting = self.waiting[:count], self.waiting[count:]
             for source, to in reversed(some):
@@ -82,7 +82,7 @@ def current_stream(device=None):
 
 
 class Tensor(torch.Tensor):
-    """Says of itself that it is contiguous, whatever the one behind is."""
+    """A tensor that reports to be contiguous, whatever the processor's tensor behind it is."""
 
     @staticmethod
     def __new__(cls, raw):
@@ -114,7 +114,7 @@ def raw(thing):
 
 
 def _fallback(op, *args, **options):
-    """Any operation, on the tensors behind."""
+    """Runs any operation on the processor's tensors behind."""
     given = [one for one in pytree.tree_leaves((args, options)) if is_fake(one)]
     to_host = options.get("device") is not None and torch.device(options["device"]).type == "cpu"
     raws, raw_options = pytree.tree_map(raw, (args, options))

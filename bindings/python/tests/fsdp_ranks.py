@@ -321,7 +321,7 @@ def inside_cannot(rank, size):
 
 
 def sharded(**options):
-    """On all ranks, a shard each."""
+    """Makes a model of which each rank has a shard."""
     return network(init_device_mesh("cpu", (dist.get_world_size(),)), (20, 96, 96, 96), **options)
 
 

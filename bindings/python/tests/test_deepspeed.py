@@ -190,7 +190,7 @@ KINDS = [
 @pytest.mark.parametrize("profile", ["default", "deepspeed"])
 @pytest.mark.parametrize("kind, options", KINDS)
 def test_goes_on_from_a_state_dict(on_ranks, kind, options, profile):
-    """Each rank's own; the parameters are the model's."""
+    """Each rank loads its own state; the parameters are the model's."""
     options = {**options, "profile": profile}
 
     def run(comm):

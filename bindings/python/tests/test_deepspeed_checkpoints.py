@@ -64,7 +64,7 @@ def go_on(comm, kind, folder, steps=MORE, **options):
 
 
 def largest_difference(on_ranks, kind, folder, recorded, ranks=RANKS, **options):
-    """From the losses of DeepSpeed's run, in the first steps and in all."""
+    """Returns the largest difference to the losses of DeepSpeed's run, in the first steps and in all."""
     whole = json.loads((recorded / kind / "DeepSpeed, not stopped.json").read_text())
     losses = on_ranks(ranks, lambda comm: go_on(comm, kind, folder, profile="deepspeed")[0])
     apart = [abs(a / b - 1) for a, b in zip(np.mean(losses, 0), whole)]

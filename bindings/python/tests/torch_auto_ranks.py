@@ -48,7 +48,7 @@ automatic.Meter = Network
 
 
 def rate_of(seconds):
-    """At which a dense exchange takes so many."""
+    """Returns the rate at which a dense exchange takes that many seconds."""
     return 4.0 * ELEMENTS / seconds
 
 
@@ -184,7 +184,7 @@ def resumed(rank, size):
 
 
 def moments(run):
-    """All of the optimizer's."""
+    """Returns all moments of the optimizer."""
     every = (one for state in run.optimizer.state.values() for one in state.values() if one.dim())
     return torch.cat([one.reshape(-1) for one in every])
 

@@ -165,13 +165,13 @@ def falls_back(rank, size):
     assert kind == "gloo" and len(said) == 1 and words in said[0], said
     raises(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
     if rendezvous._is_here("::1"):  # interfaces that have IPv6 addresses alone
-        of_interface = rendezvous._six_of_interface
-        rendezvous._six_of_interface = lambda name: ["fe80::1", "::1"]
+        of_interface = rendezvous._ipv6_addresses
+        rendezvous._ipv6_addresses = lambda name: ["fe80::1", "::1"]
         assert make() == ("sockets", [])
-        rendezvous._six_of_interface = lambda name: ["fe80::1"]
+        rendezvous._ipv6_addresses = lambda name: ["fe80::1"]
         kind, said = make()
         assert kind == "gloo" and "none7 has link-local addresses only: fe80" in said[0], said
-        rendezvous._six_of_interface = of_interface
+        rendezvous._ipv6_addresses = of_interface
     os.environ["ONEBIT_SOCKET_IFNAME"] = "lo"
     assert make() == ("sockets", [])
     del os.environ["ONEBIT_SOCKET_IFNAME"]

@@ -75,7 +75,7 @@ def adam(model, **options):
 
 
 def pinned_now():
-    """Bytes; the most is counted from here on."""
+    """Returns the bytes of pinned memory, and counts the maximum from now on."""
     gc.collect()
     fake_device.pinned["most"] = fake_device.pinned["now"]
     return fake_device.pinned["now"]

@@ -153,7 +153,7 @@ class LocalSteps:
             every = self.callback.optimizer
             automatic = (every[0] if isinstance(every, list) else every).automatic
             automatic._choice.local_steps = 10
-            automatic._become("local steps")
+            automatic._switch_method("local steps")
         assert alike(bits(model)) == (step == 1), step
 
     def validate(self, model):

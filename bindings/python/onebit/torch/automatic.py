@@ -46,7 +46,7 @@ _PROBES, _CHECKS = 1 / 200, 1 / 200  # of the time that new measurements, and co
 
 
 class Meter:
-    """This rank's clock, and what an exchange takes. A test puts a model in its place."""
+    """Measures steps and exchanges by this rank's clock. A test puts a model in its place."""
 
     now = staticmethod(time.perf_counter)
 
@@ -121,7 +121,7 @@ class Automatic:
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
-        self._become(record["method"], waits=record.get("waits", False))
+        self._switch_method(record["method"], waits=record.get("waits", False))
         save_with(self.lead, SavedHook(hook, model, self._elements, self._record))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
@@ -130,7 +130,7 @@ class Automatic:
             self._measure()
         dense, eight = self._choice.exchange[:2]
         if not self.steps and dense > max(_SLOW, eight):
-            self._become(EIGHT)
+            self._switch_method(EIGHT)
         self._give_methods(optimizers)
 
     def _give_methods(self, optimizers):
@@ -192,18 +192,18 @@ class Automatic:
                 self.hook.steps += 1  # what it has saved is of these steps
         else:
             result = self._step_made(closure)
-        self._look(begin, self.meter.now())
+        self._note_step(begin, self.meter.now())
         self._end = self.meter.now()
         return result
 
     def _leave_to_scaler(self):
-        """A scaler that was not there before: gradients are averaged from the next step on."""
+        """Ends local steps because the program has a new scaler: the next step averages gradients."""
         self._obstacle = _SCALER
         tell_scalers(self.lead)
         self._change(EIGHT)
 
     def _look_for_thawed(self):
-        """Warns once of gradients that no bucket has."""
+        """Warns once of gradients that DistributedDataParallel has no bucket for."""
         known = self.hook._numbers
         thawed = [name for name, one in self._frozen if one.grad is not None and one not in known]
         if thawed:
@@ -231,21 +231,21 @@ class Automatic:
             return self.made.clip_grad_norm_(max_norm, norm_type)
         return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
 
-    def _become(self, method, convert=True, waits=None):
+    def _switch_method(self, method, convert=True, waits=None):
         """convert: the lead goes on from the state of the method before
         waits: one bit begins later; None: where the lead has not made the steps of its warm-up
         """
         if self.local is not None:
             self._end_local(convert, method)
         if self.made is not None and method != ONE:
-            self._give_back(convert)
+            self._return_to_lead(convert)
         self.method = method
         if method == LOCAL:
             self._begin_local()
         if method == ONE and self.made is None:
             self._waits = self._is_early() if waits is None else waits
             if not self._waits:
-                self._take_over()
+                self._begin_one_bit()
         in_bits = method == EIGHT or self._waits_for_one_bit()
         if not in_bits:
             self.hook.drop()
@@ -255,11 +255,11 @@ class Automatic:
         return self.method == ONE and self.made is None
 
     def _is_early(self):
-        """The warm-up of one bit is the program's own optimizer, with gradients in 8 bits."""
+        """True in the warm-up of one bit: the program's optimizer steps, with gradients in 8 bits."""
         made = [float(one["step"]) for one in self.lead.state.values() if "step" in one]
         return max(made, default=math.inf if not self._warmup else 0) < self._warmup
 
-    def _take_over(self):
+    def _begin_one_bit(self):
         self.made = self._make(self._record)
         self.lead.param_groups = self.made.param_groups
         self.lead.add_param_group = self.made.add_param_group
@@ -269,7 +269,7 @@ class Automatic:
             warnings.warn(one, OnebitWarning, stacklevel=4)
         self._words = ()
 
-    def _give_back(self, convert):
+    def _return_to_lead(self, convert):
         """The lead makes its own steps again."""
         made, self.made = self.made, None
         if convert:
@@ -326,9 +326,9 @@ class Automatic:
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
         self.hook.is_timed = not self.decided
-        self._settle(_SETTLING if self.decided else _FIRST)
+        self._skip_next_steps(_SETTLING if self.decided else _FIRST)
 
-    def _settle(self, steps):
+    def _skip_next_steps(self, steps):
         self._window, self._skip = [], steps
         self._length = self._length if self.decided else _MEASURED
         if self.made is not None:  # of a class with a warm-up of its own
@@ -345,7 +345,7 @@ class Automatic:
             return {"auto": json.dumps(record)}
         return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
 
-    def _look(self, begin, end):
+    def _note_step(self, begin, end):
         """Called after a step, with the times of its begin and end."""
         self.steps += 1
         before, self._end = self._end, end
@@ -363,8 +363,8 @@ class Automatic:
         total, compute = self.meter.step(self.method, total, compute)
         if self._waits_for_one_bit():
             if not self._is_early():
-                self._become(ONE)
-                self._settle(_SETTLING)
+                self._switch_method(ONE)
+                self._skip_next_steps(_SETTLING)
             return
         if self._skip:
             self._skip -= 1
@@ -374,8 +374,8 @@ class Automatic:
         if len(self._window) >= self._length:
             self._compare()
 
-    def _everyone(self, values):
-        """The largest that a rank has. Collective."""
+    def _max_over_ranks(self, values):
+        """Returns the maximum of each value over all ranks. Collective."""
         if self._plan is None:
             self._plan = Plan(self.comm, 4, operation="allgather", wire="dense")
         mine, found = torch.zeros(4, **FLOATS), torch.empty(4 * self.comm.size, **FLOATS)
@@ -387,7 +387,7 @@ class Automatic:
         medians = [statistics.median(one) for one in zip(*self._window)]
         began = self.meter.now()
         measured = self._cost_of_comparing, self._cost
-        total, compute, cost, self._cost = self._everyone([*medians, *measured])
+        total, compute, cost, self._cost = self._max_over_ranks([*medians, *measured])
         self._cost_of_comparing = self.meter.now() - began
         self._window, self._compute = [], compute
         usual = max(5, min(_WINDOW, math.ceil(5 / total)))
@@ -426,14 +426,14 @@ class Automatic:
         choice, now = self._choice, METHODS.index(self.method)
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER
-        (number,) = self._everyone([float(_OBSTACLES.index(self._obstacle))])
+        (number,) = self._max_over_ranks([float(_OBSTACLES.index(self._obstacle))])
         self._obstacle = _OBSTACLES[int(number)]
         choice.methods = 2 ** len(self.methods) - 1
         choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute, choice.current, choice.step = compute, now, total
         for number, one in enumerate(self.methods):
-            # Steps have taken so much beyond the model. On a faster link they take less of it, and
-            # never more: a method of which too much was expected is found out.
+            # Steps have taken this many seconds more than the model says. On a faster link they take
+            # less, never more, so a method that is slower than expected is recognised.
             seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
@@ -450,7 +450,7 @@ class Automatic:
 
     def _decide(self, total, compute):
         best = self._choose(total, compute)
-        self._say()
+        self._print_choice()
         self.decided, self.hook.is_timed = True, False
         self._change(best)
 
@@ -465,10 +465,10 @@ class Automatic:
             # The link has changed, and no method keeps to bytes_a_day: a training goes on with its own.
             warnings.warn(f"{reason.message}; {self.method} goes on", OnebitWarning, stacklevel=2)
             self._looks, self._since, self.expected = self._looks + 1, 0, total
-            return self._settle(0)
+            return self._skip_next_steps(0)
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
-            self._say(f"; a step takes {_seconds(total)}, {_seconds(before)} was expected{dropped}")
+            self._print_choice(f"; a step takes {_seconds(total)}, {_seconds(before)} was expected{dropped}")
         self._looks += 1
         self.changes += best != self.method
         if best != self.method:
@@ -479,17 +479,17 @@ class Automatic:
         changed = method != self.method or (
             self.local is not None and method == LOCAL and self.local.steps != self._choice.local_steps)
         if changed:
-            self._become(method)
+            self._switch_method(method)
         self.expected = self._choice.expected[METHODS.index(method)]
         self._since = 0
-        self._settle(_SETTLING if changed else 0)
+        self._skip_next_steps(_SETTLING if changed else 0)
 
     def _why_not_local(self, method):
         """Returns why a training that waits for the link longer than it computes has no local steps, or ''."""
         waits = self._choice.expected[METHODS.index(method)] > 2 * self._choice.compute
         return f"; no local steps: {self._obstacle}" if waits and self._obstacle else ""
 
-    def _say(self, words=""):
+    def _print_choice(self, words=""):
         if not self.comm.rank:
             method = METHODS[self._choice.method]
             text = self._choice.text.decode() + self._why_not_local(method)
@@ -533,8 +533,8 @@ class Automatic:
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
         record = self._agreed_record([one["state"] for one in dicts])
         if record.get("waits") and self.made is not None:
-            self._become(DENSE, convert=False)
-        self._become(record["method"], convert=False, waits=record.get("waits", False))
+            self._switch_method(DENSE, convert=False)
+        self._switch_method(record["method"], convert=False, waits=record.get("waits", False))
         load = self._dense_state[1] if self.made is None else self.made.load_state_dict
         load(state_dict)
         if self.made is not None:

@@ -54,7 +54,7 @@ def optimizer_hook(state, bucket):
 
 
 def register(model, optimizer):
-    """The model's hook carries this from now on; what it has carried is closed."""
+    """The model's hook uses this optimizer from now on; the one before is closed."""
     if model not in _handles:
         handle = HookHandle(optimizer, model.process_group)
         model.register_comm_hook(handle, optimizer_hook)
@@ -149,8 +149,8 @@ class Backward:
         self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
         self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
-        self._views = {}  # by number: what the buckets have of a gradient, where the library reads
-        self._old = []  # those that the open step still reads, and no other will
+        self._views = {}  # by number: the view of a bucket in which the library reads the gradient
+        self._old = []  # views that only the open step still reads
         self.open = False  # a step of the library has begun
         self._clean = 0  # steps in a row whose gradients were final
         self._passes = 0  # since the latest step
@@ -269,8 +269,8 @@ class Backward:
         return [None if one is None else (one.data_ptr(), one._version) for one in gradients]
 
     def _mark(self):
-        """Changes where a gradient is another tensor, or was written to; through `.data` too, where
-        a few elements of it show that."""
+        """Returns a value that changes if a gradient is another tensor or was written to. A write
+        through `.data` changes it if it changes one of a few sampled elements."""
         gradients = [one.grad for one in self._optimizer._parameters]
         samples = {}  # by device, since a sample is small and a copy of it takes as long as of all
         for one in gradients:
@@ -285,8 +285,8 @@ class Backward:
     # --- In the step -----------------------------------------------------------------------------
 
     def settle(self, rates, scaled, unscaled):
-        """The step comes: the backward passes since the latest, and whether it is open, with all
-        that the step would tell the library.
+        """Called at the beginning of a step. Returns the number of backward passes since the latest
+        step, and whether the library's step has begun with the same rates and gradients.
 
         scaled: a GradScaler has looked at the gradients; unscaled: and has divided them
         """
@@ -376,6 +376,6 @@ def _is_in_a_pass():
 
 
 def fail_step(optimizer):
-    """The step that no rank can make: it changes nothing, and the others need not wait."""
+    """Makes the step fail on all ranks: it changes nothing, and no rank waits."""
     function = _native.library().onebit_optimizer_step
     interruptible(optimizer._comm, lambda: function(optimizer.handle, float("nan")))

@@ -53,12 +53,12 @@ _BITS = 8
 _FROZEN = "is frozen"
 
 
-def _given_away(self, *_, **__):
+def _refuse_step(self, *_, **__):
     raise wrong("onebit.torch.compress has taken this optimizer: step the one that it returned")
 
 
 # torch's schedulers look for these, so that those made before need not warn.
-_given_away._wrapped_by_lr_sched = _given_away._with_counter = True
+_refuse_step._wrapped_by_lr_sched = _refuse_step._with_counter = True
 
 
 # Classes by which trainers wrap an optimizer, by module: it is their `optimizer`.
@@ -238,7 +238,7 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
     return inside_of(group, inside, device, reason, timeout_of(group, timeout))
 
 
-def _made(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
+def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
     """The library's optimizer with the state of torch's. extra: as of `SavedHook`"""
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
@@ -260,9 +260,9 @@ def _made(comm, model, optimizer, kind, timeout, layout, options, reasons, extra
     return made
 
 
-def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
+def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
     """The library's optimizer in the place of torch's."""
-    made = _made(comm, model, optimizer, kind, timeout, layout, options, reasons)
+    made = _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons)
     try:
         if made._remainder is None:
             stop_all_reduce(model)
@@ -273,12 +273,12 @@ def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reas
         raise
     made._owned = True
     optimizer.param_groups = made.param_groups
-    optimizer.step = types.MethodType(_given_away, optimizer)
+    optimizer.step = types.MethodType(_refuse_step, optimizer)
     optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
     return made
 
 
-def _share(optimizers, carried, averaged):
+def _share_report(optimizers, carried, averaged):
     """Gives all optimizers of the model the report of the one that is carried, which is the model's."""
     carried.averaged = averaged
     for one in optimizers:
@@ -288,8 +288,8 @@ def _share(optimizers, carried, averaged):
 
 
 def _average(comm, model, optimizers, timeout, options, dense, averaged):
-    """Optimizers that stay as they are, with a hook that averages gradients in few bits, unless all
-    is dense."""
+    """Keeps the optimizers as they are, and registers a hook that averages gradients in few bits,
+    unless nothing is compressed."""
     state = agreed(comm, lambda: _hook_state(model, timeout, **options))
     if not dense:
         register(model, state)
@@ -315,8 +315,8 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
             groups = optimizers[lead].param_groups
             added = {one: "was added" for group in groups for one in group["params"] if one not in known}
             layout = _layout_of(model, optimizers[lead], None, kind, timeout, options)
-            made = _made(comm, model, optimizers[lead], kind, timeout, layout, options,
-                         {**choice.reasons, **added}, extra)  # fmt: skip
+            made = _make_optimizer(comm, model, optimizers[lead], kind, timeout, layout, options,
+                                   {**choice.reasons, **added}, extra)  # fmt: skip
             made.averaged = choice.averaged()
             made.hook_state(overlap, model)
             return made
@@ -418,9 +418,9 @@ def compress(
                 if suits(group, every, stage):
                     comm.close()
                     comm = create_for(Communicator, every, stage, group, timeout)
-            made[choice.carried] = _carry(
+            made[choice.carried] = _replace_optimizer(
                 comm, wrapped, carried, kind, overlap, timeout, layout, options, choice.reasons)
-            _share(made, made[choice.carried], choice.averaged())
+            _share_report(made, made[choice.carried], choice.averaged())
     except Exception:
         comm.close()
         raise
@@ -428,12 +428,12 @@ def compress(
         comm.close()
     for words in () if is_auto else choice.words():
         warnings.warn(words, OnebitWarning, stacklevel=2)
-    results = [_returned(*pair) for pair in zip(given, made)]
+    results = [_keep_wrapper(*pair) for pair in zip(given, made)]
     return results if several else results[0]
 
 
-def _returned(given, made):
-    """One that a trainer has prepared stays that."""
+def _keep_wrapper(given, made):
+    """Returns the optimizer; one that a trainer has prepared keeps its wrapper."""
     if not _is_prepared(given):
         return made
     if not hasattr(given, "scaler"):  # Fabric's

@@ -58,7 +58,7 @@ class Compression:
         return sum(comm.bytes_sent for comm in self._comms.values())
 
     def _comm(self, group, device):
-        """Is made in the first exchange of the group, by all its ranks."""
+        """Returns the group's communicator, which all its ranks make in its first exchange."""
         key = group, device.type
         if key not in self._comms:
             if device.type == "cuda":
@@ -198,7 +198,7 @@ class _Exchange:
         return finish
 
     def _end(self, end, async_op):
-        """On a device torch waits for the stream itself."""
+        """Ends an exchange, or returns its work object; on a device torch waits for the stream itself."""
         if async_op and not self.plan.on_device:
             return _Work(end)
         end()

@@ -60,8 +60,8 @@ class _Job:
 
 
 def _work(calls):
-    """The thread of a state, of which it keeps nothing between two calls: a state that is dropped
-    ends its thread."""
+    """Runs in the thread of a state. It keeps no reference to the state between two calls, so a
+    state that is dropped ends its thread."""
     while (call := calls.get()) is not None:
         call()
         call = None
@@ -111,9 +111,9 @@ class HookState:
     warmup_steps: steps that are dense at the beginning, exactly as without a hook unless gradients
         are normalised. At least 1, since DistributedDataParallel lays its buckets out anew after
         the first step
-    optimizer: what gets the gradients, a torch.optim.Optimizer, of which only the kind is looked
-        at; None: not known
-    bits: an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. Where the norm of the
+    optimizer: the torch.optim.Optimizer that uses the gradients, of which only the kind is read;
+        None: not known
+    bits: bits an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. Where the norm of the
         gradients is clipped take 2 or more. docs/scales.md has what each costs in loss
     normalise: whether a rank divides its gradients by the root of their own second moments before
         they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
@@ -141,7 +141,7 @@ class HookState:
     dense: buckets that were averaged by torch
     skipped: of the dense ones, those where some rank's gradient was not finite
     dropped: residuals that were dropped because a bucket was laid out anew
-    bytes_sent: by this rank, of what was compressed
+    bytes_sent: the bytes of compressed messages that this rank has sent
     comm: the communicator; None before the first backward pass
     """
 
@@ -315,7 +315,7 @@ class HookState:
 
     def _finish(self, at_the_end):
         jobs, self._pass = self._pass, []
-        self._settle(jobs)
+        self._wait_for_device(jobs)
         began = time.perf_counter()
         try:
             for job in jobs if self._loaded is None else self._go_on(jobs):
@@ -327,13 +327,13 @@ class HookState:
                 raise reason
 
             at_the_end(fail)
-        self._settle(jobs)
+        self._wait_for_device(jobs)
         self.waited = time.perf_counter() - began
         for job in jobs:
             job.future.set_result(job.tensor)
 
-    def _settle(self, jobs):
-        """A pass that is timed has what is queued on devices."""
+    def _wait_for_device(self, jobs):
+        """Waits for the device's queue if the pass is timed, so that its time includes that work."""
         if self.is_timed and jobs and jobs[0].on_device and torch.cuda.is_available():
             torch.cuda.current_stream(jobs[0].tensor.device).synchronize()
 

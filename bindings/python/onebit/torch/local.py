@@ -41,7 +41,7 @@ class LocalSteps:
         self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
-            one.zero_()  # which are equal on all ranks; the parts have the parameters
+            one.zero_()  # zeros are equal on all ranks; the parts have the parameters
         self.outer = Outer(comm, arrays, local_steps=steps)
         if parts:
             self.outer.load(parts)

@@ -489,7 +489,7 @@ class _Optimizer(StatefulOptimizer):
             self._stage.send(number, flat(gradient))
 
     def _prepare(self, rates):
-        """All that the library reads is where it belongs."""
+        """Prepares the gradients, rates and pointers that the library reads in a step."""
         scale = getattr(self, "grad_scale", None)  # of a GradScaler that has not divided by it
         if scale is not None:
             every = [one for group in self.param_groups for one in group["params"]]
@@ -521,10 +521,11 @@ class _Optimizer(StatefulOptimizer):
                 "made: make it after that has changed, or before the parameter is frozen"
             )
 
-    # --- In the model's join(): what those with inputs do is told to those without
+    # --- In the model's join(): ranks with inputs tell the others what they do
 
     def _tell(self, what):
-        """(what is done, with what); None: this rank has no inputs. Returns what the others do."""
+        """what: (the action, its argument), or None if this rank has no inputs. Returns the action of
+        the ranks with inputs."""
         if what is not None and not (self._backward and self._backward.is_joining()):
             return what
         everyone = [json.loads(one) for one in gather(self.comm, json.dumps(what).encode())]
@@ -585,12 +586,12 @@ class _Optimizer(StatefulOptimizer):
             try:
                 status = interruptible(self.comm, lambda: self.onebit.step(rates.rate))
             except Error as error:
-                raise self._explained(error, passes) from None
+                raise self._explain_error(error, passes) from None
         self._bring()
         return status
 
     def _refresh(self):
-        """Steps go on from what the program has written to parameters."""
+        """Passes the program's writes to parameters on to the library, before a step."""
         writes = self._writes or self._stage
         if writes is not None and writes.refresh() and self._parameters[0].element_size() < 4:
             self.onebit.take_parameters()
@@ -615,7 +616,7 @@ class _Optimizer(StatefulOptimizer):
             self._tag = max(passes, 1) - 1
             self.onebit.set_tag(self._tag)
 
-    def _explained(self, error, passes):
+    def _explain_error(self, error, passes):
         if error.status not in (Status.ERROR_MISMATCH, Status.ERROR_PEER) or not passes:
             return error
         return Error(
@@ -720,7 +721,7 @@ def _gradient_or_zeros(parameter):
     return parameter.new_zeros(1).expand(parameter.numel()) if gradient is None else gradient
 
 
-def _made(method, name, title):
+def _make_class(method, name, title):
     body = {
         "__doc__": f"`onebit.{method.kind}` for torch: {title}.\n\n{_Optimizer.__doc__}",
         "__module__": __name__,
@@ -731,8 +732,8 @@ def _made(method, name, title):
 
 
 for _one in OPTIMIZERS:
-    globals()[_one.kind] = _made(_one, _one.kind, _one.title)
-AdamW = _made(
+    globals()[_one.kind] = _make_class(_one, _one.kind, _one.title)
+AdamW = _make_class(
     next(one for one in OPTIMIZERS if one.kind == "Adam"),
     "AdamW",
     "1-bit Adam with the weight decay of torch's AdamW by default, 0.01",

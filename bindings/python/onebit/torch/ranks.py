@@ -177,7 +177,7 @@ def _work(jobs):
 
 
 def _jobs():
-    """The queue of this process's thread, which a fork leaves behind."""
+    """Returns the queue of this process's thread; a forked process makes a thread of its own."""
     with _lock:
         if os.getpid() not in _workers:
             _workers.clear()
@@ -190,8 +190,8 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
 def wait_for(comm, done):
-    """Until another thread's call on the communicator is done. What interrupts the wait aborts it,
-    and so tells all ranks."""
+    """Waits until another thread's call on the communicator is done. An interrupt of the wait aborts
+    the communicator, and so ends the call on all ranks."""
     try:
         while not done.wait(0.2):  # a signal may have been another thread's to receive
             pass

@@ -258,7 +258,7 @@ class SavedHook:
             named = {f"{NAME}{rank}": one for rank, one in enumerate(tensors)}
             self._everyone = self.state.steps, named
 
-    def say_what_is_missing(self):
+    def warn_of_missing_residuals(self):
         is_whole = self._everyone is not None and self._everyone[0] == self.state.steps
         if is_whole or self._said or self._ranks == 1 or self.state.steps < 2:
             return
@@ -282,7 +282,7 @@ def save_with(optimizer, saved):
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
     def state_dict():
-        saved.say_what_is_missing()
+        saved.warn_of_missing_residuals()
         found = own_state()
         found["state"] = {**found["state"], 0: {**found["state"].get(0, {}), **saved.entries()}}
         return found
@@ -337,7 +337,7 @@ def _variance(parameter, state, group, rank):
     return own / known.clamp(min=1.0) * mean_share(gradient, group, hosts)
 
 
-def _of_adam(made, parameter, state, group, is_plain):
+def _adam_moments(made, parameter, state, group, is_plain):
     """is_plain: the parameter was exchanged in full precision, as dense Adam's is."""
     steps, defaults = float(state["step"]), made.defaults
     over = steps >= made._warmup_steps and not is_plain
@@ -365,5 +365,5 @@ def moments_of(made, group):
             found[parameter] = {"momentum_buffer": state["momentum"].to(parameter)}
         else:
             is_plain = made._uncompressed[number]
-            found[parameter] = _of_adam(made, parameter, state, group, is_plain)
+            found[parameter] = _adam_moments(made, parameter, state, group, is_plain)
     return found

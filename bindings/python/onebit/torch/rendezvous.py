@@ -42,7 +42,7 @@ def _of_group(group):
 
 
 class Meeting:
-    """The ranks of a group, on their way to a communicator. Collective.
+    """Exchanges values between the ranks of a group that make a communicator. Collective.
 
     timeout: seconds to wait for a rank that has not come yet
     """
@@ -55,7 +55,7 @@ class Meeting:
         self.timeout, self._rounds = timeout, 0
 
     def store_of(self, name):
-        """For something else of these ranks."""
+        """Returns a store of the same ranks with other keys, for another purpose."""
         return dist.PrefixStore(name, self._store)
 
     def _set(self, key, value):
@@ -66,7 +66,7 @@ class Meeting:
         return self._store.add(f"{key}/set", 0) > 0
 
     def _name_missing(self):
-        """Once a round, as the library does of its own waits."""
+        """Prints the missing rank, once a round, as the library does in its own waits."""
         self._notice_at = math.inf
         missing = [rank for rank in range(self.size) if not self._is_set(f"{self._rounds}/{rank}")]
         if missing:
@@ -77,8 +77,8 @@ class Meeting:
             )  # fmt: skip
 
     def _get(self, key, until):
-        """None when the time is over. By asking, since an interrupt cannot end a store's wait; and
-        by a counter, since not every store of every torch has `check`."""
+        """Returns a value, or None when the time is over. It polls, since an interrupt cannot end a
+        store's wait; and a counter, since not every store of every torch has `check`."""
         pause = 0.001
         while not self._is_set(key):
             if time.monotonic() > until:
@@ -118,7 +118,7 @@ def _is_link_local(address):
     return ":" in address and ipaddress.ip_address(address.split("%")[0]).is_link_local
 
 
-def _six_of_interface(name):
+def _ipv6_addresses(name):
     """Returns an interface's IPv6 addresses, as Linux lists them."""
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         rows = [line.split() for line in file]
@@ -126,7 +126,7 @@ def _six_of_interface(name):
     return []
 
 
-def _of_interface(name):
+def _interface_address(name):
     """Its IPv4 address; where it has none, an IPv6 one that other hosts can reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         asked = struct.pack("256s", name.encode()[:15])
@@ -134,7 +134,7 @@ def _of_interface(name):
             return socket.inet_ntoa(fcntl.ioctl(one.fileno(), _SIOCGIFADDR, asked)[20:24])
         except OSError as error:
             reason = error.strerror
-    six = _six_of_interface(name)
+    six = _ipv6_addresses(name)
     for address in six:
         if not _is_link_local(address):
             return address
@@ -151,7 +151,7 @@ def _is_here(address):
     return False
 
 
-def _of_hostname():
+def _hostname_address():
     """Returns the address of this host's name, unless only this host itself can use it."""
     with contextlib.suppress(OSError):
         for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
@@ -161,7 +161,7 @@ def _of_hostname():
     return None
 
 
-def _towards(host):
+def _address_towards(host):
     """The address that this host has when it speaks to another. Nothing is sent."""
     with contextlib.suppress(OSError):
         family, _, _, _, (address, *_rest) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -178,9 +178,9 @@ def own_address():
     is only for the host itself, the one that reaches MASTER_ADDR, else 127.0.0.1."""
     names = os.environ.get("ONEBIT_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     if names:
-        return _of_interface(names.split(",")[0])
+        return _interface_address(names.split(",")[0])
     master = os.environ.get("MASTER_ADDR")
-    return _of_hostname() or (master and _towards(master)) or "127.0.0.1"
+    return _hostname_address() or (master and _address_towards(master)) or "127.0.0.1"
 
 
 def _listen(address):

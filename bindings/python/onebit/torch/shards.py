@@ -59,7 +59,7 @@ class Whole:
         return [self.local(one.grad) for one in parameters]
 
     def spread(self, parameters):
-        """This rank's elements are updated: brings those of the others. Whether there are any."""
+        """Gathers the updated elements of the other shards. Returns True if there are any."""
         return False
 
     def agree(self, reason):
@@ -335,7 +335,7 @@ class _Alone(dist.ProcessGroup):
 
 
 def stop_all_reduce(model):
-    """FSDP makes the sums inside the shards' groups, and leaves those of the replicas."""
+    """Lets FSDP reduce gradients inside the shards' groups only, not between replicas."""
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue

@@ -102,7 +102,7 @@ def _is_kept(what, header, parameters):
 # --- From parts to a state -----------------------------------------------------------------------
 
 
-def _meet(spans):
+def _spans_overlap(spans):
     spans = sorted(spans)
     return any(first < end for (_, end), (first, _) in zip(spans, spans[1:]))
 
@@ -158,7 +158,7 @@ def of_parts(parameters, parts, beta1, shards):
             elements = what in _NAMES and space == part.ELEMENTS
             if not elements or not _is_kept(what, one.header, parameters):
                 continue
-            alone = _is_own(what, one.header) and (len(parts) == 1 or _meet(spans[what]))
+            alone = _is_own(what, one.header) and (len(parts) == 1 or _spans_overlap(spans[what]))
             arrays.setdefault(_name(what, one.header, alone), []).append((first, values))
         for what in _later(one.header) if len(parts) == 1 else ():
             arrays.setdefault(_name(what, one.header, _is_own(what, one.header)), [])
@@ -404,7 +404,7 @@ class _Loaded:
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
     def _moments(self):
-        """Zeros where a parameter has had no gradient."""
+        """Returns the moments of torch's optimizer; zeros where a parameter has had no gradient."""
         arrays = {}
         for torchs, what in _OF_TORCH.items():
             if not self._has(torchs):

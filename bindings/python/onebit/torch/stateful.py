@@ -70,10 +70,10 @@ class StatefulOptimizer(torch.optim.Optimizer):
         """Returns the state as torch's does. Local. Residuals and the like are this rank's, or after
         `consolidate_state_dict` all ranks'."""
         self.onebit.handle  # noqa: B018: says that it is closed
-        self._say_what_is_missing()
+        self._warn_of_missing_residuals()
         return super().state_dict()
 
-    def _say_what_is_missing(self):
+    def _warn_of_missing_residuals(self):
         if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
             return
         self._said = True

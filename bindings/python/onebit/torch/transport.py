@@ -117,7 +117,7 @@ class GlooTransport(Transport):
         self._tell_all(GOODBYE)
         for peer in self._under_way:
             with contextlib.suppress(Exception):
-                self._let_go(peer, 0)
+                self._wait_for_sends(peer, 0)
 
     # --- Messages --------------------------------------------------------------------------------
 
@@ -150,9 +150,9 @@ class GlooTransport(Transport):
             for slot, tensor in zip((HEADER, MESSAGE), tensors):
                 work = self._group.send([tensor], peer, slot)
                 self._under_way[peer].append((work, tensor, data))
-            self._let_go(peer, MOST_UNDER_WAY)
+            self._wait_for_sends(peer, MOST_UNDER_WAY)
 
-    def _let_go(self, peer, most):
+    def _wait_for_sends(self, peer, most):
         """Waits for messages to a peer until `most` are under way: their memory is then free."""
         while len(self._under_way[peer]) > most:
             work, *_ = self._under_way[peer].popleft()
@@ -160,7 +160,7 @@ class GlooTransport(Transport):
 
     # --- A peer's thread -------------------------------------------------------------------------
 
-    def _take(self, tensor, peer, slot):
+    def _receive_tensor(self, tensor, peer, slot):
         self._group.recv([tensor], peer, slot).wait(FOR_EVER)
         return tensor
 
@@ -168,7 +168,7 @@ class GlooTransport(Transport):
         try:
             while True:
                 header = torch.empty(2, dtype=torch.int64, device="cpu")
-                tag, count = self._take(header, peer, HEADER).tolist()
+                tag, count = self._receive_tensor(header, peer, HEADER).tolist()
                 if tag == GOODBYE:
                     self._leave(peer, f"rank {peer} has closed its communicator")
                     return
@@ -177,7 +177,7 @@ class GlooTransport(Transport):
                     continue
                 message = torch.empty(count, dtype=torch.uint8, device="cpu")
                 if count:
-                    self._take(message, peer, MESSAGE)
+                    self._receive_tensor(message, peer, MESSAGE)
                 self._deliver(peer, tag, message)
         except Exception as reason:  # noqa: BLE001
             words = str(reason).splitlines() or [type(reason).__name__]
