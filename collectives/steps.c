@@ -184,16 +184,13 @@ static void describe_step_wait(const void *waiter, struct ob_wait *wait) {
            step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
 }
 
-/* A rank waits at one step for a rank that waits at an earlier one, and so on until a rank that
- * does not answer: the later the step, the longer the grace, so that who waits for that one tells.
- */
-static double grace_seconds(const struct onebit_plan *plan) {
+double ob_steps_grace(const struct onebit_plan *plan) {
   double longest = plan->comm->timeout / 2 < 1 ? plan->comm->timeout / 2 : 1;
   return longest * (double)plan->flight->step / (double)(plan->step_count + 1);
 }
 
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
-  return ob_watch_look(&plan->flight->watch, plan->comm, grace_seconds(plan), describe_step_wait,
+  return ob_watch_look(&plan->flight->watch, plan->comm, ob_steps_grace(plan), describe_step_wait,
                        plan);
 }
 

@@ -1,5 +1,7 @@
 /* Requests in flight, and waits that never end by themselves. */
 #include "collectives/communicator.h"
+#include "collectives/plan_private.h"
+#include "collectives/steps.h"
 #include "collectives/watch.h"
 #include "tests/support_requests.h"
 
@@ -333,6 +335,27 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
                  k ? ONEBIT_ERROR_TRANSPORT : ONEBIT_OK);
     onebit_comm_destroy(comm);
   }
+}
+
+/* The rank that waits for the lost one is at an earlier step than those that wait for it. */
+Test(waits, the_grace_grows_with_the_step) {
+  onebit_comm_t comm = self_comm();
+  onebit_plan_t plan = NULL;
+  cr_assert_eq(onebit_plan_create(comm, 100, NULL, &plan), ONEBIT_OK);
+  const double timeouts[] = {0.5, 1, 8};
+  for (size_t k = 0; k < 3; k++) {
+    comm->timeout = timeouts[k];
+    const double longest = timeouts[k] / 2 < 1 ? timeouts[k] / 2 : 1;
+    double before = -1;
+    for (plan->flight->step = 0; plan->flight->step <= plan->step_count; plan->flight->step++) {
+      const double grace = ob_steps_grace(plan);
+      cr_assert(grace > before && grace < longest, "%g s after %g s", grace, before);
+      before = grace;
+    }
+  }
+  plan->flight->step = 0;
+  onebit_plan_destroy(plan);
+  onebit_comm_destroy(comm);
 }
 
 /* --- Survivors ---------------------------------------------------------------------------------*/

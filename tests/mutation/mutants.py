@@ -194,7 +194,7 @@ MUTANTS = [
      "    watch->waited += gap < LONGEST_GAP ? gap : LONGEST_GAP;", "    watch->waited += gap;"),
     ("timeout", "collectives/watch.c", "requests",
      "  if (!late && !shown && !is_notice_due(watch))", "  if (!late && !shown)"),
-    ("timeout", "collectives/steps.c", "requests wrong_calls",
+    ("timeout", "collectives/steps.c", "requests",
      "  return longest * (double)plan->flight->step / (double)(plan->step_count + 1);", "  return 0 * longest;"),
     ("timeout", "collectives/transports/transport_loopback.c", "requests damage errors_kept",
      "    if (!batch->parcels[i].met && (!gone || group->member[peer].gone))",
