@@ -78,9 +78,10 @@ bool ob_steps_are_settled(const struct onebit_plan *plan, bool wait);
 /* Looks at how long the call has waited (watch.h). ONEBIT_ERROR_TRANSPORT: too long. */
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan);
 
-/* Returns the seconds by which a wait at the current step may exceed the timeout. A rank can wait at
- * one step for a rank that waits at an earlier one, and so on back to the rank that does not answer.
- * The grace grows with the step, so that the rank that waits for the lost one reports it first. */
+/* Returns the seconds by which a wait at the current step may exceed the timeout. A rank can wait
+ * at one step for a rank that waits at an earlier one, and so on back to the rank that does not
+ * answer. The grace grows with the step, so that the rank that waits for the lost one reports it
+ * first. */
 double ob_steps_grace(const struct onebit_plan *plan);
 
 /* Steps of a host that walks, for the tables of executors; and one that does nothing. */

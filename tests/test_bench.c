@@ -26,7 +26,8 @@ static bool parse_arguments(const char *subcommand, const char *arguments,
   for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
     argv[argc++] = word;
   argv[argc] = NULL;
-  bool well = bench_options_parse(argc, argv, bench_find_benchmark(subcommand), options, words) == TOOL_RUN;
+  bool well =
+      bench_options_parse(argc, argv, bench_find_benchmark(subcommand), options, words) == TOOL_RUN;
   cr_assert_eq(well, words[0] == '\0', "%s: the error does not fit the result: \"%s\"", arguments,
                words);
   if (error)
@@ -76,7 +77,8 @@ Test(bench, an_end_of_the_sizes_alone_is_taken) {
   cr_assert(parse_arguments("allreduce", "-m 1G:", &options, NULL));
   cr_expect(options.smallest == 1 << 30 && options.largest == 1 << 30);
   cr_assert(parse_arguments("codec", "-m 8K:", &options, NULL));
-  cr_expect(options.smallest == 8 << 10 && options.largest == bench_find_benchmark("codec")->largest);
+  cr_expect(options.smallest == 8 << 10 &&
+            options.largest == bench_find_benchmark("codec")->largest);
 }
 
 /* osu_iallreduce --message-size 1K:2K ... */
