@@ -1,5 +1,5 @@
-/* Prints how many of its own calls were compressed; it is linked to the shared library, which is
- * also preloaded: onebit run --gradients -- mpirun -n 2 counters */
+/* Prints how many of its own calls were compressed; it is linked to the shared library and
+ * also preloads it: onebit run --gradients -- mpirun -n 2 counters */
 #include <mpi.h>
 #include <onebit/counters.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   for (int step = 0; step < 100; step++) {
-    for (int i = 0; i < 1 << 18; i++) { /* what looks drawn, between -1 and 1 */
+    for (int i = 0; i < 1 << 18; i++) { /* a pseudorandom value from -1 to 1 */
       unsigned n = (unsigned)(i + (step << 18) + (rank << 28)) * 2654435761u;
       values[i] = (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
     }

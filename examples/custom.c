@@ -1,4 +1,4 @@
-/* A transport of the caller's, made of MPI's own calls, below an allreduce: mpirun -n 4 custom */
+/* Runs an allreduce over a transport of its own, made of MPI's calls: mpirun -n 4 custom */
 #include <mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>
@@ -30,12 +30,12 @@ static int receive_from(void *context, void *data, size_t bytes, int peer, int t
 static int test(void *context, void *operation, double seconds, size_t *bytes) {
   int done = 0, count = 0;
   MPI_Status status;
-  (void)context, (void)seconds; /* it may return sooner */
+  (void)context, (void)seconds; /* the function may return before `seconds` are over */
   if (MPI_Test(operation, &done, &status) != MPI_SUCCESS)
     return -1;
   if (!done)
     return ONEBIT_IN_PROGRESS;
-  MPI_Get_count(&status, MPI_BYTE, &count); /* means something for one that receives */
+  MPI_Get_count(&status, MPI_BYTE, &count); /* has a meaning for a receive only */
   *bytes = (size_t)count;
   free(operation);
   return 0;

@@ -24,7 +24,7 @@ from onebit.part import (  # noqa: E402
 
 
 def arrays_of(tensors, padding):
-    """tensors: of each, in the order of the optimizer's list, (parameter, momentum, variance)."""
+    """Joins the arrays of tensors, a list of (parameter, momentum, variance) in the optimizer's order."""
     count = sum(np.size(one[0]) for one in tensors)
     for what, values in zip((PARAMETERS, MOMENTUM, VARIANCE), zip(*tensors)):
         flat = np.concatenate([np.ravel(one) for one in values])
@@ -38,7 +38,7 @@ def arrays_of(tensors, padding):
 
 
 def write_checkpoint(directory, tensors, steps, profile="deepspeed"):
-    """Writes into a directory, which is created if it does not exist."""
+    """Writes the checkpoint to a directory, which is created if it does not exist."""
     counts = [np.size(tensor[0]) for tensor in tensors]
     deepspeed = {"default": False, "deepspeed": True}[profile]
     padding = sum(-n % 8 for n in counts) if deepspeed else 0  # of one rank that saves

@@ -108,7 +108,7 @@ typedef struct line {
   point_t from, to;
 } line_t;
 
-/* The points of one stroke each, on a grid: to the right and down. */
+/* The points of the stroke of each digit on a grid, as digits of x to the right and y down. */
 static const char *const glyphs[DIGITS] = {
     "40 21 13 15 27 48 67 75 73 61 40", "32 40 48",    "12 21 40 61 63 45 18 68",
     "11 40 61 63 44 65 67 48 17",       "58 50 15 75", "60 20 24 43 65 67 48 17",
@@ -120,7 +120,7 @@ static float digit_between(float least, float most, uint64_t *random) {
   return least + (most - least) * random_uniform(random);
 }
 
-/* Any linear map near a smaller copy in the middle: size, slant, a turn, a move. */
+/* A random linear map: a size, a slant, a turn and a shift of a smaller copy in the middle. */
 typedef struct map {
   float xx, xy, yx, yy, x, y;
 } map_t;
@@ -134,20 +134,20 @@ static map_t draw_map(uint64_t *random) {
                  .y = digit_between(0.4f, 0.6f, random)};
 }
 
-/* Maps a point of the grid, not quite to its place. */
-static point_t place(const map_t *map, const char *at, uint64_t *random) {
+/* Maps a point of the grid, with a small random error. */
+static point_t map_point(const map_t *map, const char *at, uint64_t *random) {
   const float x = (float)(at[0] - '0') / GRID - 0.5f + digit_between(-0.08f, 0.08f, random);
   const float y = (float)(at[1] - '0') / GRID - 0.5f + digit_between(-0.08f, 0.08f, random);
   return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
 }
 
-/* Draws the digit's lines, and a stray one. */
+/* Draws the lines of the digit, and one more line. */
 static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *random) {
   const map_t map = draw_map(random);
   size_t count = 0;
-  point_t from = place(&map, glyph, random);
+  point_t from = map_point(&map, glyph, random);
   for (const char *at = glyph + 2; *at == ' '; at += 3, count++) {
-    const point_t to = place(&map, at + 1, random);
+    const point_t to = map_point(&map, at + 1, random);
     lines[count] = (line_t){from, to};
     from = to;
   }
@@ -168,7 +168,8 @@ static float squared_distance(const line_t *line, float x, float y) {
 }
 
 /* The ink at a point: full within the pen's radius, and fading over another pixel. */
-static float ink(const line_t *lines, size_t count, float x, float y, float radius, float pixel) {
+static float ink_at(const line_t *lines, size_t count, float x, float y, float radius,
+                    float pixel) {
   float nearest = 4.0f;
   for (size_t i = 0; i < count; i++) {
     const float squared = squared_distance(&lines[i], x, y);
@@ -188,7 +189,7 @@ void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *ran
   for (size_t i = 0; i < side * side; i++) {
     const float x = ((float)(i % side) + 0.5f) * step, y = ((float)(i / side) + 0.5f) * step;
     const int hidden = fabsf(x - hidden_x) < 0.12f && fabsf(y - hidden_y) < 0.12f;
-    float value = hidden ? 0.0f : strength * ink(lines, count, x, y, radius, step);
+    float value = hidden ? 0.0f : strength * ink_at(lines, count, x, y, radius, step);
     value += noise * digit_between(-1.0f, 1.0f, random);
     value = value < 0.0f ? 0.0f : value > 1.0f ? 1.0f : value;
     pixel[i] = (unsigned char)(255.0f * value);

@@ -1,5 +1,5 @@
 /*
- * Images to learn from: gray, all of one size, each with a label. They come from files in MNIST's
+ * Images to train on: gray, all of one size, each with a label. They come from files in MNIST's
  * format, or are drawn digits.
  */
 #ifndef EXAMPLES_IMAGES_H
@@ -10,8 +10,8 @@
 
 typedef struct images {
   size_t count, rows, columns;
-  size_t training;      /* the first ones are to learn from, the others are held out */
-  size_t classes;       /* labels are below */
+  size_t training;      /* the first images, to train on; the others are held out */
+  size_t classes;       /* each label is below it */
   unsigned char *pixel; /* [count][rows][columns], 0 is the background */
   unsigned char *label; /* [count] */
 } images_t;

@@ -13,7 +13,7 @@ static const log_bilinear_t *log_bilinear_of(const model_t *model) {
 /* --- Forward and backward ----------------------------------------------------------------------*/
 
 /* Gathers the rows of the words before each target. */
-static void gather(const log_bilinear_t *own, size_t samples) {
+static void gather_rows(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const float *table = own->model.tensors[CONTEXT_TABLE].value;
   for (size_t s = 0; s < samples; s++) {
@@ -29,7 +29,7 @@ static void log_bilinear_forward(model_t *model, size_t samples) {
   const log_bilinear_t *own = log_bilinear_of(model);
   const tensor_t *tensors = model->tensors;
   const size_t width = own->shape.width, vocabulary = own->shape.vocabulary;
-  gather(own, samples);
+  gather_rows(own, samples);
   linear(own->mixed, own->before, &tensors[MIXING], samples, own->shape.context * width, width,
          REPLACE);
   for (size_t s = 0; s < samples; s++)
@@ -40,7 +40,7 @@ static void log_bilinear_forward(model_t *model, size_t samples) {
 }
 
 /* Adds gradients to the table's rows. Rows whose word is not in these samples get zeros. */
-static void spread(const log_bilinear_t *own, size_t samples) {
+static void spread_gradients(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const tensor_t *table = &own->model.tensors[CONTEXT_TABLE];
   const float *from = own->d_before;
@@ -70,7 +70,7 @@ static void log_bilinear_backward(model_t *model, size_t samples) {
   linear_backward(own->d_before, own->d_mixed, own->before, &tensors[MIXING], samples,
                   own->shape.context * width, width);
   model_report_ready(model, &tensors[MIXING]);
-  spread(own, samples);
+  spread_gradients(own, samples);
   model_report_ready(model, &tensors[CONTEXT_TABLE]);
 }
 

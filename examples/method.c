@@ -9,7 +9,7 @@ static onebit_comm_t comm, alone; /* alone: this rank */
 static onebit_optimizer_t optimizer;
 static onebit_outer_t outer;
 
-static float feature(int point, int i) { /* what looks drawn, between -1 and 1 */
+static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }

@@ -1,4 +1,4 @@
-/* The models of model.h as far as they do not differ: arithmetic, memory and the loss. */
+/* The common part of the models of model.h: arithmetic, memory and the loss. */
 #include "examples/model.h"
 
 #include <float.h>
@@ -12,18 +12,16 @@
  *
  * c[i][j] = sum over p of a[i][p] b[p][j]. Columns go in panels of 16 and depth in slices of 256,
  * so that a panel of b (16 kB) is copied once, in the order of use, and stays in the first-level
- * cache; over it go tiles of 6 rows, whose 6 x 16 sums stay in registers: 12 of AVX2's 16, 6 of
- * AVX-512's
- * 32. Each sum is made in the order of p, whatever the instruction set. */
+ * cache. Tiles of 6 rows are multiplied with it, whose 6 x 16 sums stay in registers: 12 of AVX2's
+ * 16, 6 of AVX-512's 32. Each sum is made in the order of p, whatever the instruction set. */
 
 enum { TILE_ROWS = 6, TILE_COLUMNS = 16, SLICE = 256 };
 
-/* One tile: `rows` is a constant where this is called, so that the loops over it unroll. The
+/* Multiplies one tile. `rows` is a constant in each call, so that the loops over it unroll. The
  * innermost loop must reach the vectoriser as a loop; gcc would unroll it into single numbers. */
-static inline __attribute__((always_inline)) void tile(float *c, size_t c_stride, matrix_t a,
-                                                       const float *restrict panel, size_t depth,
-                                                       size_t columns, product_mode_t mode,
-                                                       const size_t rows) {
+static inline __attribute__((always_inline)) void multiply_tile(
+    float *c, size_t c_stride, matrix_t a, const float *restrict panel, size_t depth,
+    size_t columns, product_mode_t mode, const size_t rows) {
   float sum[TILE_ROWS][TILE_COLUMNS] = {{0}};
   for (size_t p = 0; p < depth; p++) {
 #pragma GCC unroll 8
@@ -48,9 +46,9 @@ static inline __attribute__((always_inline)) void copy_panel(float *restrict pan
           j < columns ? b.data[p * b.row_stride + j * b.column_stride] : 0.0f;
 }
 
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t minimum(size_t a, size_t b) { return a < b ? a : b; }
 
-static matrix_t from(matrix_t a, size_t row, size_t column) {
+static matrix_t submatrix(matrix_t a, size_t row, size_t column) {
   return (matrix_t){a.data + row * a.row_stride + column * a.column_stride, a.row_stride,
                     a.column_stride};
 }
@@ -60,13 +58,15 @@ VECTORISED void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size
   float panel[SLICE * TILE_COLUMNS];
   for (size_t p = 0; p < inner; p += SLICE, mode = ADD)
     for (size_t j = 0; j < columns; j += TILE_COLUMNS) {
-      const size_t depth = least(SLICE, inner - p), width = least(TILE_COLUMNS, columns - j);
+      const size_t depth = minimum(SLICE, inner - p), width = minimum(TILE_COLUMNS, columns - j);
       size_t i = 0;
-      copy_panel(panel, from(b, p, j), depth, width);
+      copy_panel(panel, submatrix(b, p, j), depth, width);
       for (; i + TILE_ROWS <= rows; i += TILE_ROWS)
-        tile(c + i * c_stride + j, c_stride, from(a, i, p), panel, depth, width, mode, TILE_ROWS);
+        multiply_tile(c + i * c_stride + j, c_stride, submatrix(a, i, p), panel, depth, width, mode,
+                      TILE_ROWS);
       for (; i < rows; i++)
-        tile(c + i * c_stride + j, c_stride, from(a, i, p), panel, depth, width, mode, 1);
+        multiply_tile(c + i * c_stride + j, c_stride, submatrix(a, i, p), panel, depth, width, mode,
+                      1);
     }
 }
 

@@ -1,7 +1,7 @@
 /*
  * The models of the trainings: their arithmetic, what they have in common (tensors with their
- * gradients, probabilities that are held against targets, memory), and three of them. A model's own
- * struct begins with a model_t. Forward and backward are written out by hand.
+ * gradients, probabilities that are compared with targets, memory), and three of them. The struct
+ * of a model begins with a model_t. Forward and backward are written out by hand.
  *
  * Use: create, initialise; then per step fill in the input, forward, model_loss, backward, and give
  * the gradients to an optimizer that changes the values in place.
@@ -17,7 +17,7 @@
 /* Arrays are row-major. The same input gives the same bits on every x86-64 processor, whatever
  * instructions it has. */
 
-/* A matrix in memory, or its transpose without moving anything. */
+/* A matrix in memory, or the transpose of one, with the same elements in memory. */
 typedef struct matrix {
   const float *data;
   size_t row_stride, column_stride;
@@ -41,7 +41,7 @@ void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size_t rows, si
  * columns get zero. */
 void softmax(float *x, size_t rows, size_t columns, float scale, int causal);
 
-/* dp, the gradient of the loss by softmax's result p, becomes the gradient by its input. */
+/* Replaces dp, the gradient of the loss by softmax's result p, by the gradient by its input. */
 void softmax_backward(float *dp, const float *p, size_t rows, size_t columns, float scale);
 
 /* y = GELU(x); the backward multiplies dx by the slope at x. */
@@ -62,8 +62,8 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
 typedef struct tensor {
   float *value, *gradient;
   size_t count;
-  int decays; /* weights do; biases and gains are not meant to */
-  int table;  /* of outputs: ONEBIT_TABLE, where the optimizer has that */
+  int decays; /* set for weights, not for biases and gains */
+  int table;  /* a table of outputs: ONEBIT_TABLE, if the optimizer has tables */
 } tensor_t;
 
 typedef struct model model_t;
@@ -74,22 +74,22 @@ struct model {
   size_t rows;       /* predictions for a sample */
   size_t classes;    /* of a prediction */
   float *predicted;  /* of the latest forward pass: [sample][row][class], probabilities */
-  uint32_t *target;  /* [sample][row]: the class that was to be predicted */
+  uint32_t *target;  /* [sample][row]: the class to predict */
   /* Predicts. */
   void (*forward)(model_t *model, size_t samples);
   /* Computes the gradient of model_loss, replacing what was there. Uses up `predicted`: each
    * backward pass needs a forward pass of its own. */
   void (*backward)(model_t *model, size_t samples);
-  /* When not NULL, the backward pass calls it as each tensor's gradient is final, with the tensor's
-   * place in the list: in about the opposite order. */
+  /* If not NULL, the backward pass calls it when a tensor's gradient is final, with the tensor's
+   * place in the list; the order is about the opposite of the list's. */
   void (*ready)(void *context, size_t tensor);
   void *ready_context;
   struct block *blocks; /* the memory of all arrays */
   int out_of_memory;
 };
 
-/* Creates a model whose struct has `size` bytes, for at most `samples`. The others fill in the
- * rest: `like` has the numbers and functions. NULL when memory is out. */
+/* Creates a model whose struct has `size` bytes, for at most `samples`. `like` has the
+ * numbers and functions; the functions below fill in the rest. NULL when memory is out. */
 void *model_create(size_t size, const model_t *like, size_t samples);
 /* Makes an array of zeros that the model owns, of `size` bytes each; NULL when memory is out. */
 void *model_array(model_t *model, size_t count, size_t size);
@@ -100,12 +100,12 @@ tensor_t *model_tensor(model_t *model, size_t place, size_t count, int decays);
 void *model_complete(model_t *model);
 void model_destroy(model_t *model);
 
-/* Draws uniform values up to `most` and down to its negative. */
+/* Draws uniform values between -most and most. */
 void tensor_draw(const tensor_t *tensor, float most, uint64_t *random);
 
 /* Returns the mean of -ln(probability of the target) of the latest forward pass. */
 double model_loss(const model_t *model, size_t samples);
-/* Returns how many targets have no class that is more probable. */
+/* Returns the number of targets that are the most probable class. */
 size_t model_correct(const model_t *model, size_t samples);
 /* Replaces the probabilities by the gradient of the loss by softmax's input. */
 float *model_loss_backward(model_t *model, size_t samples);
@@ -145,7 +145,7 @@ typedef struct transformer {
 
   struct transformer_layer *layers; /* the rest is the model's own */
   const tensor_t *final_gain, *head;
-  float *stream;               /* what the last block hands to the head */
+  float *stream;               /* the output of the last block */
   float *normed, *inverse_rms; /* of the normalisation before the head */
   float *d_stream, *d_normed, *d_wide, *d_scores;
 } transformer_t;

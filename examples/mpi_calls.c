@@ -1,6 +1,6 @@
 /*
- * Fits a line by gradient descent with momentum, each rank on points of its own: what a
- * data-parallel program with MPI_Allreduce looks like, with ONEBIT_Allreduce in its place. The
+ * Fits a line by gradient descent with momentum, each rank on points of its own: a data-parallel
+ * program with ONEBIT_Allreduce in place of MPI_Allreduce. The
  * momentum is exchanged, not the gradient (docs/optimizers.md). mpirun -n 4 mpi_calls
  */
 #include <math.h>
@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
     ONEBIT_Allreduce(MPI_IN_PLACE, momentum, FEATURES, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
     for (int i = 0; i < FEATURES; i++)
       weights[i] -= 2e-4f * momentum[i];
-    MPI_Allreduce(&loss, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD); /* a number: as it is */
+    MPI_Allreduce(&loss, &all, 1, MPI_DOUBLE, MPI_SUM,
+                  MPI_COMM_WORLD); /* one number: uncompressed */
     first = step ? first : all;
   }
   if (rank == 0)

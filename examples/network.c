@@ -12,10 +12,10 @@
 
 enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 
-/* Places of weights among the tensors; the bias is behind. */
+/* Places of weights among the tensors; each is followed by its bias. */
 enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
-/* A convolution and its successors: sums of the patches, the largest of each 2 x 2, ReLU. */
+/* A convolution: sums over the patches, the largest sum of each 2 x 2, and a ReLU. */
 struct convolution {
   size_t rows, columns, channels; /* of the inputs */
   size_t filters;
@@ -52,7 +52,7 @@ static void network_report_ready(const network_t *network, size_t weights) {
 /* --- Patches -----------------------------------------------------------------------------------*/
 
 /* Unfolds patches. The three channels-long columns of a row of a patch lie next to each other. */
-static void unfold(const struct convolution *c, const float *in) {
+static void unfold_patches(const struct convolution *c, const float *in) {
   const size_t run = KERNEL * c->channels;
   float *patch = c->patches;
   for (size_t y = 0; y < c->sum_rows; y++)
@@ -62,7 +62,7 @@ static void unfold(const struct convolution *c, const float *in) {
 }
 
 /* Adds up the gradient of the patches where they overlap. */
-VECTORISED static void fold(const struct convolution *c, float *restrict d_in) {
+VECTORISED static void fold_gradients(const struct convolution *c, float *restrict d_in) {
   const size_t run = KERNEL * c->channels;
   const float *restrict patch = c->d_patches;
   memset(d_in, 0, in_size(c) * sizeof(float));
@@ -83,8 +83,8 @@ static inline float network_larger(float a, float b) { return a > b ? a : b; }
 static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
 static inline float rectify_backward(float d, float y) { return y <= 0.0f ? 0.0f : d; }
 
-VECTORISED static void pool(const struct convolution *c, const float *restrict sums,
-                            const float *restrict bias, float *restrict out) {
+VECTORISED static void pool_sums(const struct convolution *c, const float *restrict sums,
+                                 const float *restrict bias, float *restrict out) {
   const size_t n = c->filters, row = c->sum_columns * n;
   for (size_t y = 0; y < c->out_rows; y++)
     for (size_t x = 0; x < c->out_columns; x++, out += n) {
@@ -130,10 +130,10 @@ static void convolve(const network_t *network, const struct convolution *c, cons
   const tensor_t *weights = weights_at(network, c->tensor);
   for (size_t i = 0; i < images; i++) {
     float *sums = c->sums + i * positions * c->filters;
-    unfold(c, in + i * in_size(c));
+    unfold_patches(c, in + i * in_size(c));
     multiply(sums, c->filters, stored(c->patches, patch), stored(weights->value, c->filters),
              positions, patch, c->filters, REPLACE);
-    pool(c, sums, weights[1].value, c->out + i * out_size(c));
+    pool_sums(c, sums, weights[1].value, c->out + i * out_size(c));
   }
 }
 
@@ -147,22 +147,22 @@ static void convolve_backward(const network_t *network, const struct convolution
   for (size_t i = 0; i < images; i++) {
     pool_backward(c, c->sums + i * positions * c->filters, c->out + i * out_size(c),
                   c->d_out + i * out_size(c), c->d_sums, bias->gradient);
-    unfold(c, in + i * in_size(c));
+    unfold_patches(c, in + i * in_size(c));
     multiply(weights->gradient, c->filters, transposed(c->patches, patch),
              stored(c->d_sums, c->filters), patch, positions, c->filters, ADD);
     if (!d_in)
       continue;
     multiply(c->d_patches, patch, stored(c->d_sums, c->filters),
              transposed(weights->value, c->filters), positions, c->filters, patch, REPLACE);
-    fold(c, d_in + i * in_size(c));
+    fold_gradients(c, d_in + i * in_size(c));
   }
   network_report_ready(network, c->tensor);
 }
 
 /* --- Dense layers ------------------------------------------------------------------------------*/
 
-static void dense(const tensor_t *weights, const float *x, float *y, size_t images, size_t in,
-                  size_t out) {
+static void apply_dense(const tensor_t *weights, const float *x, float *y, size_t images, size_t in,
+                        size_t out) {
   for (size_t i = 0; i < images; i++)
     memcpy(y + i * out, weights[1].value, out * sizeof(float));
   linear(y, x, weights, images, in, out, ADD);
@@ -187,11 +187,11 @@ static void network_forward(model_t *model, size_t images) {
   const size_t flat = out_size(second), hidden = network->shape.hidden;
   convolve(network, first, network->pixels, images);
   convolve(network, second, first->out, images);
-  dense(weights_at(network, DENSE), second->out, network->hidden, images, flat, hidden);
+  apply_dense(weights_at(network, DENSE), second->out, network->hidden, images, flat, hidden);
   for (size_t i = 0; i < images * hidden; i++)
     network->hidden[i] = rectify(network->hidden[i]);
-  dense(weights_at(network, HEAD), network->hidden, model->predicted, images, hidden,
-        model->classes);
+  apply_dense(weights_at(network, HEAD), network->hidden, model->predicted, images, hidden,
+              model->classes);
   softmax(model->predicted, images, model->classes, 1.0f, 0);
 }
 

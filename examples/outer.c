@@ -6,7 +6,7 @@
 enum { FEATURES = 2000, POINTS = 8, STEPS = 900 };
 static float weights[FEATURES];
 
-static float feature(int point, int i) { /* what looks drawn, between -1 and 1 */
+static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }

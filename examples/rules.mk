@@ -1,10 +1,10 @@
-# The examples: included by the Makefile. Needs `objects`, `link`, STATIC and what is on.
+# The Makefile includes these rules of the examples. They need `objects`, `link`, STATIC and the switches.
 
 TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
 EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,outer) \
                $(if $(has_mpi),adam allreduce custom method mpi_calls survive train_plain $(if $(has_nccl),stream)))
 
-# What trainings share, and what each has of its own.
+# The objects that trainings share, and those of each.
 MODEL    := $(call objects,examples/model.c)
 TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o %/train_main.o,\
               $(call objects,tools/options.c examples/train_*.c))
@@ -14,7 +14,7 @@ $(BUILD)/examples/train_images: $(IMAGES)
 $(BUILD)/examples/train_words: $(call objects,examples/text.c examples/log_bilinear.c)
 $(TRAININGS): $(BUILD)/examples/train_main.o $(TRAINING)
 
-# All except the one that does not use onebit.
+# All examples use the library, except train_plain.
 $(filter-out %/train_plain,$(EXAMPLES)): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(OWN_LIBS) $(LIBS)

@@ -1,6 +1,6 @@
 /*
- * Training that goes on when a rank is lost, without a file, where MPI can (user-level failure
- * mitigation); and from the checkpoint where it cannot:
+ * Training that continues after the loss of a rank: without a file if MPI supports it (user-level
+ * failure mitigation), otherwise from a checkpoint:
  *
  *   mpirun --with-ft ulfm -n 8 build/examples/survive
  *   until mpirun -n 8 build/examples/survive --checkpoint run; do sleep 1; done
@@ -27,7 +27,7 @@ typedef struct job {
   int kill_rank, kill_step;
 } job_t;
 
-static float feature(int point, int i) { /* what looks drawn, between -1 and 1 */
+static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   unsigned n = ((unsigned)point * 7919u + (unsigned)i * 104729u) * 2654435761u;
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
@@ -55,8 +55,8 @@ static uint64_t steps_of(const job_t *job) {
   return info.steps;
 }
 
-/* Continues with the remaining ranks. All of them call this: a rank is lost, and their step has
- * failed. */
+/* Continues with the remaining ranks, which all call this after a step that has failed because a
+ * rank was lost. */
 static onebit_status_t continue_without(job_t *job) {
   onebit_comm_t survivors = NULL, old = job->comm;
   double began = MPI_Wtime();
@@ -101,8 +101,8 @@ static onebit_status_t train(job_t *job) {
   return ONEBIT_OK;
 }
 
-/* Loads the checkpoint. Ranks are all new here, so all see the same files. */
-static onebit_status_t load(const job_t *job) {
+/* Loads the checkpoint. All ranks have just been started and see the same files. */
+static onebit_status_t load_checkpoint(const job_t *job) {
   char manifest[4096];
   snprintf(manifest, sizeof manifest, "%s/manifest", job->checkpoint);
   int there = onebit_comm_rank(job->comm) == 0 && access(manifest, F_OK) == 0;
@@ -134,7 +134,7 @@ int main(int argc, char **argv) {
   if (status == ONEBIT_OK)
     status = onebit_efficient_adam_create(job.comm, &tensor, 1, NULL, &job.optimizer);
   if (status == ONEBIT_OK && job.checkpoint)
-    status = load(&job);
+    status = load_checkpoint(&job);
   if (status == ONEBIT_OK)
     status = train(&job);
   if (status != ONEBIT_OK) { /* the launcher starts the job again, from the checkpoint */

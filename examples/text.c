@@ -14,7 +14,7 @@
 
 #include "examples/numbers.h"
 
-/* A file that was read: two names of one file have the same numbers. */
+/* Identifies a file that was read: two names of one file have the same numbers. */
 typedef struct identity {
   dev_t device;
   ino_t inode;
@@ -118,7 +118,7 @@ static int read_path(reader_t *reader, const char *path) {
   return text_refuse(reader, path, "neither a file nor a directory");
 }
 
-/* Bytes become tokens, numbered in the order of the bytes. */
+/* Replaces bytes by tokens, which are numbered in the order of the bytes. */
 static void number_bytes(text_t *text) {
   unsigned char token[256] = {0}, occurs[256] = {0};
   for (size_t i = 0; i < text->length; i++)
@@ -169,9 +169,9 @@ void text_held_out_window(const text_t *text, size_t context, size_t index, unsi
   memcpy(tokens, text->tokens + text->training + index * context, context + 1);
 }
 
-/* --- Words: each is found by a hash table, then numbered by how often it is met ----------------*/
+/* --- Words: a hash table counts them; they are numbered by falling count -----------------------*/
 
-/* A different word: where it is met first, and how often in the part to learn from. */
+/* An entry for each different word: its first place, and its count in the part to train on. */
 typedef struct entry {
   size_t start, length, count;
   size_t number; /* in the order of first occurrence */

@@ -1,5 +1,5 @@
 /*
- * Text to train on: files become one row of small numbers, the first nine tenths to learn from, the
+ * Text to train on: files become one array of small numbers, the first nine tenths to train on, the
  * rest held out. A character is a byte, so any UTF-8 text will do; the vocabulary is the bytes, or
  * the words, that occur.
  */
@@ -12,7 +12,7 @@
 typedef struct text {
   unsigned char *tokens; /* each below the vocabulary */
   size_t length;
-  size_t training; /* tokens[0 .. training) are to learn from */
+  size_t training; /* tokens[0 .. training) are the training part */
   size_t vocabulary;
   unsigned char bytes[256]; /* the byte that a token stands for */
   size_t files;
@@ -21,8 +21,8 @@ typedef struct text {
 enum { TEXT_WORDS = 512 };
 
 /* Reads files, in the order given; a directory stands for the regular files in it, in the order of
- * their names. A file that is met again, under another name too, counts once. Returns 0, or -1 with
- * words that say which path is at fault and why. */
+ * their names. A file that occurs again, also under another name, counts once. Returns 0, or -1
+ * with words that say which path is at fault and why. */
 int text_load(text_t *text, const char *const *paths, size_t npaths, char words[TEXT_WORDS]);
 void text_free(text_t *text);
 
@@ -31,8 +31,8 @@ void text_free(text_t *text);
 void text_sample(const text_t *text, size_t sequences, size_t length, uint64_t *random,
                  unsigned char *tokens);
 
-/* The number of windows of context + 1 tokens in the held-out part, each starting on the last token
- * of the one before, so that every token but the first is predicted once. */
+/* Returns the number of windows of context + 1 tokens in the held-out part. Each starts on the last
+ * token of the one before, so that every token but the first is predicted once. */
 size_t text_held_out(const text_t *text, size_t context);
 void text_held_out_window(const text_t *text, size_t context, size_t index, unsigned char *tokens);
 
@@ -41,14 +41,14 @@ void text_held_out_window(const text_t *text, size_t context, size_t index, unsi
 
 typedef struct words {
   uint32_t *word; /* each below the vocabulary; 0: any word that is not in it */
-  size_t bytes;   /* of the text; the reader's to fill in */
+  size_t bytes;   /* of the text; the caller fills it in */
   size_t length;
-  size_t training; /* word[0 .. training) are to learn from: nine tenths */
+  size_t training; /* word[0 .. training) are the training part: nine tenths */
   size_t vocabulary;
 } words_t;
 
-/* Splits the text. The vocabulary is the `most` - 1 words that are met most often in what there is
- * to learn from, numbered from 1 in that order, and 0. Returns 0, or -1 when memory is out. */
+/* Splits the text. The vocabulary is the `most` - 1 most frequent words of the training part,
+ * numbered from 1 in that order, and 0. Returns 0, or -1 when memory is out. */
 int words_split(words_t *words, const text_t *text, size_t most);
 void words_free(words_t *words);
 

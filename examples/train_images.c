@@ -36,9 +36,9 @@ static const struct tool_option rows[] = {
     {.kind = TOOL_ROWS, .rows = train_rows}};
 /* clang-format on */
 
-/* Weights of a unit that is rarely active have almost no variance, by which frozen steps must not
- * be divided: epsilon is large compared with it, and small compared with all others' variance
- * (about 1e-2). */
+/* Weights of a unit that is rarely active have almost no variance, and frozen steps must not be
+ * divided by it: epsilon is large compared with that variance, and small compared with the variance
+ * of all other weights (about 1e-2). */
 static const train_options_t defaults = {
     TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32,    .weight_decay = 0.01f, .epsilon = 1e-4f,
     .drawn = 10000,         .side = 28,   .channels = 16, .hidden = 64,
@@ -126,7 +126,7 @@ static model_t *image_task_create(train_task_t *task) {
 }
 
 /* Puts an image into a place of the batch, its pixels of about mean 0 and deviation 1 for MNIST. */
-static void image_task_take(const train_task_t *task, size_t place, size_t image) {
+static void image_task_fill_place(const train_task_t *task, size_t place, size_t image) {
   const network_t *network = (const network_t *)(const void *)task->model;
   const images_t *images = task->data;
   const size_t size = images->rows * images->columns;
@@ -139,7 +139,7 @@ static void image_task_take(const train_task_t *task, size_t place, size_t image
 
 /* Returns the image of a sample. All ranks go through the images in the same order, a new one each
  * epoch: of every size * batch images each rank takes its batch. */
-static size_t image_of(train_task_t *task, size_t sample) {
+static size_t find_image(train_task_t *task, size_t sample) {
   const size_t training = ((const images_t *)task->data)->training;
   const size_t epoch = sample / training + 1;
   if (task->epoch != epoch) {
@@ -154,7 +154,7 @@ static void image_task_draw(train_task_t *task, size_t micro_batch) {
   const size_t batch = task->options->batch;
   const size_t first = (micro_batch * task->team->size + train_sampling_rank(task)) * batch;
   for (size_t i = 0; i < batch; i++)
-    image_task_take(task, i, image_of(task, first + i));
+    image_task_fill_place(task, i, find_image(task, first + i));
 }
 
 static size_t image_task_held_out(const train_task_t *task) {
@@ -162,8 +162,8 @@ static size_t image_task_held_out(const train_task_t *task) {
   return images->count - images->training;
 }
 
-static void image_task_hold(const train_task_t *task, size_t place, size_t image) {
-  image_task_take(task, place, ((const images_t *)task->data)->training + image);
+static void image_task_fill_held_out(const train_task_t *task, size_t place, size_t image) {
+  image_task_fill_place(task, place, ((const images_t *)task->data)->training + image);
 }
 
 const train_kind_t train_kind = {.name = "images",
@@ -181,5 +181,5 @@ const train_kind_t train_kind = {.name = "images",
                                  .describe = image_task_describe,
                                  .create = image_task_create,
                                  .draw = image_task_draw,
-                                 .hold = image_task_hold,
+                                 .hold = image_task_fill_held_out,
                                  .held_out = image_task_held_out};

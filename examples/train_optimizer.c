@@ -20,8 +20,8 @@ VECTORISED static void train_narrow_float16(uint16_t *restrict to, const float *
     to[i] = to_float16(from[i] * factor);
 }
 
-static void narrow(onebit_dtype_t dtype, uint16_t *to, const float *from, float factor,
-                   size_t count) {
+static void narrow_values(onebit_dtype_t dtype, uint16_t *to, const float *from, float factor,
+                          size_t count) {
   (dtype == ONEBIT_BFLOAT16 ? train_narrow_bfloat16 : train_narrow_float16)(to, from, factor,
                                                                             count);
 }
@@ -32,7 +32,7 @@ static void train_widen(onebit_dtype_t dtype, float *restrict to, const uint16_t
     to[i] = dtype == ONEBIT_BFLOAT16 ? from_bfloat16(from[i]) : from_float16(from[i]);
 }
 
-static void scale(float *values, float factor, size_t count) {
+static void scale_values(float *values, float factor, size_t count) {
   for (size_t i = 0; factor != 1.0f && i < count; i++)
     values[i] *= factor;
 }
@@ -59,7 +59,7 @@ static void destroy_each(const train_task_t *task, void *arrays) {
   free(each);
 }
 
-/* Makes the arrays. 0, or -1 when memory is out. The parameters are rounded from here on. */
+/* Makes the arrays, and rounds the parameters. Returns 0, or -1 when memory is out. */
 static int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
                                const train_options_t *options) {
   *arrays = (train_arrays_t){.task = task,
@@ -78,8 +78,8 @@ static int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
       (arrays->micro_batches > 1 && !arrays->sum))
     return -1;
   for (size_t t = 0; halves && t < task->model->ntensors; t++)
-    narrow(arrays->parameter_dtype, arrays->parameter[t], task->model->tensors[t].value, 1.0f,
-           task->model->tensors[t].count);
+    narrow_values(arrays->parameter_dtype, arrays->parameter[t], task->model->tensors[t].value,
+                  1.0f, task->model->tensors[t].count);
   return 0;
 }
 
@@ -89,7 +89,7 @@ static void train_arrays_destroy(train_arrays_t *arrays) {
   destroy_each(arrays->task, arrays->sum);
 }
 
-/* The arrays for the optimizer. */
+/* Returns the parameters of a tensor as the optimizer gets them. */
 static void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor) {
   return arrays->parameter ? (void *)arrays->parameter[tensor]
                            : (void *)arrays->task->model->tensors[tensor].value;
@@ -101,15 +101,15 @@ static const void *train_arrays_gradient(const train_arrays_t *arrays, size_t te
   return arrays->sum ? arrays->sum[tensor] : arrays->task->model->tensors[tensor].gradient;
 }
 
-/* Gives the model the parameters of a step. */
+/* Copies the parameters of a step to the model. */
 static void train_arrays_refresh(const train_arrays_t *arrays) {
   for (size_t t = 0; arrays->parameter && t < arrays->task->model->ntensors; t++)
     train_widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value,
                 arrays->parameter[t], arrays->task->model->tensors[t].count);
 }
 
-/* Takes over the model's gradient of a tensor, of one micro-batch (0 is the first). The last one's
- * makes it complete: times the loss scale, and rounded. */
+/* Adds the model's gradient of a tensor in a micro-batch (0 is the first). After the last one the
+ * gradient is complete: it is multiplied by the loss scale, and rounded. */
 static void train_arrays_take(const train_arrays_t *arrays, size_t tensor, size_t micro_batch,
                               float loss_scale) {
   const tensor_t *from = &arrays->task->model->tensors[tensor];
@@ -121,12 +121,13 @@ static void train_arrays_take(const train_arrays_t *arrays, size_t tensor, size_
   if (micro_batch + 1 < arrays->micro_batches)
     return;
   if (arrays->gradient)
-    narrow(arrays->gradient_dtype, arrays->gradient[tensor], gradient, loss_scale, from->count);
+    narrow_values(arrays->gradient_dtype, arrays->gradient[tensor], gradient, loss_scale,
+                  from->count);
   else
-    scale(gradient, loss_scale, from->count);
+    scale_values(gradient, loss_scale, from->count);
 }
 
-/* --- The library's -----------------------------------------------------------------------------*/
+/* --- Optimizers of the library -----------------------------------------------------------------*/
 
 static onebit_optimizer_options_t common_options(const train_optimizer_t *optimizer) {
   const train_options_t *options = optimizer->options;
@@ -222,7 +223,7 @@ static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                 &momentum, &optimizer->onebit);
 }
 
-/* Creates Lion. Its dense form is that of tensors that stay uncompressed. */
+/* Creates Lion. In its dense form all tensors stay uncompressed. */
 static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
                                          const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
@@ -256,7 +257,7 @@ static onebit_status_t create_of_method(train_optimizer_t *optimizer,
 }
 
 /* True for Efficient-Adam, which has tables. */
-static int divides(const train_optimizer_t *optimizer) {
+static int has_tables(const train_optimizer_t *optimizer) {
   const int method = optimizer->options->method;
   return optimizer->form == COMPRESSED && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB);
 }
@@ -270,14 +271,14 @@ static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
         .gradient = train_arrays_gradient(&optimizer->arrays, t),
         .count = task->model->tensors[t].count,
         .weight_decay = task->model->tensors[t].decays ? optimizer->options->weight_decay : 0.0f,
-        .uncompressed = divides(optimizer) && task->model->tensors[t].table ? ONEBIT_TABLE : 0,
+        .uncompressed = has_tables(optimizer) && task->model->tensors[t].table ? ONEBIT_TABLE : 0,
     };
   const onebit_status_t status = create_of_method(optimizer, tensors);
   free(tensors);
   return status;
 }
 
-/* --- Either ------------------------------------------------------------------------------------*/
+/* --- Optimizers, compressed or dense -----------------------------------------------------------*/
 
 static void train_note_status(train_optimizer_t *optimizer, onebit_status_t status) {
   if (optimizer->status == ONEBIT_OK)
@@ -306,9 +307,9 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
       return -1;
     optimizer->comm = optimizer->outer.alone;
   }
-  if (agree(task->team, train_arrays_create(&optimizer->arrays, task, options) == 0,
-            "out of memory for rounded parameters and gradients") != 0 ||
-      check(task->team, create_onebit(optimizer), "optimizer") != 0)
+  if (agree_on_success(task->team, train_arrays_create(&optimizer->arrays, task, options) == 0,
+                       "out of memory for rounded parameters and gradients") != 0 ||
+      check_library_call(task->team, create_onebit(optimizer), "optimizer") != 0)
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {

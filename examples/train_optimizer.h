@@ -21,7 +21,7 @@ typedef struct train_arrays {
 /* --outer: each rank trains by itself, with the optimizer's dense form, and every so many steps the
  * ranks exchange their drift (onebit/outer.h). */
 typedef struct train_outer {
-  onebit_comm_t alone;   /* what the inner optimizer is made on: this rank; NULL: no --outer */
+  onebit_comm_t alone;   /* this rank alone, the inner optimizer's communicator; NULL: no --outer */
   onebit_outer_t onebit; /* over the team's ranks */
   const train_task_t *task;
   const train_options_t *options;
@@ -44,17 +44,17 @@ void train_outer_report(const train_outer_t *outer, const team_t *team);
 onebit_outer_info_t train_outer_info(const train_outer_t *outer);
 
 typedef struct train_optimizer {
-  form_t form; /* of --outer that of the inner optimizer, DENSE */
+  form_t form; /* with --outer the inner optimizer's, DENSE */
   const train_options_t *options;
   train_task_t *task;
   onebit_optimizer_t onebit;
   train_outer_t outer;
   onebit_comm_t comm; /* the library's optimizer is made on it */
   train_arrays_t arrays;
-  int in_parts;           /* gradients are told of as they become final */
+  int in_parts;           /* gradients are reported as they become final */
   size_t micro_batch;     /* number of the micro-batch that is computed now */
   float loss_scale;       /* of this step */
-  onebit_status_t status; /* of telling */
+  onebit_status_t status; /* of these reports */
 } train_optimizer_t;
 
 /* 0, or -1 after saying why. The optimizer stays where it is: the task calls it back. */
@@ -74,7 +74,7 @@ onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer)
  * outer step relative to the mean drift; 0 without a residual. */
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
-/* Returns how many bytes this rank has sent for it so far. */
+/* Returns the bytes that this rank has sent for the optimizer so far. */
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer);
 
 /* Loads the state that was saved in a directory of checkpoints, and the parameters. */

@@ -8,7 +8,7 @@
 
 #define AT(field) offsetof(train_options_t, field)
 
-/* --- The table. Most upper limits only keep products of sizes within a size_t. -----------------*/
+/* --- The table. Most upper limits only keep products of sizes below the limit of size_t. -------*/
 
 static const char *const optimizer_names[] = {
     "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion", NULL};
@@ -23,7 +23,7 @@ static const char *const outer_rule_names[] = {"mean", "momentum", "nesterov", N
 static const char *const outer_bits_names[] = {"auto", "1", "2", "4", "8", "32", "sparse", NULL};
 static const char *const parameters_names[] = {"float32", "bfloat16", "float16", NULL};
 
-/* Reads a number up to `high`, or a word that stands for another one. */
+/* Reads a number up to `high`, or a word that stands for a special number. */
 static const char *read_special(size_t *field, const char *value, double low, double high,
                                 const char *word, size_t special, const char *expected) {
   const char *end = tool_read_integer(value, false, field);
@@ -202,9 +202,9 @@ const struct tool_option train_rows[] = {
     {.kind = TOOL_END}};
 /* clang-format on */
 
-/* --- Defaults that depend on others, and options that do not go together -----------------------*/
+/* --- Defaults that depend on other options, and options that exclude each other ----------------*/
 
-static void complete(size_t *field, size_t value) {
+static void set_default(size_t *field, size_t value) {
   if (*field == COUNT_UNSET)
     *field = value > 0 ? value : 1;
 }
@@ -217,9 +217,9 @@ void train_options_complete(train_options_t *options, const float learning_rates
                                  : learning_rates[ADAM];
   if (options->method == MOMENTUM && options->freeze == COUNT_UNSET)
     options->freeze = 0;
-  complete(&options->rise, steps / 10 + 1);
-  complete(&options->freeze, steps / 5);
-  complete(&options->local_scaler, steps / 10);
+  set_default(&options->rise, steps / 10 + 1);
+  set_default(&options->freeze, steps / 5);
+  set_default(&options->local_scaler, steps / 10);
 }
 
 form_t train_options_form(const train_options_t *options) {

@@ -42,7 +42,7 @@ typedef struct paths {
 typedef struct train_options {
   int method;    /* a method_t */
   int automatic; /* --method auto; what it chooses is in warmup, outer and the form */
-  size_t warmup; /* Efficient-Adam's; 0: the library's */
+  size_t warmup; /* Efficient-Adam's warm-up; 0: the library's default */
   bool dense, compare;
   bool no_error_feedback;
   size_t steps, seed;
@@ -50,13 +50,13 @@ typedef struct train_options {
   size_t accumulate; /* micro-batches in a step */
   int hard;
   size_t zero_steps;
-  float step_seconds; /* of computing, at least */
+  float step_seconds; /* the least time of a step's computation */
   float link;         /* a simulated link, Mbit/s; 0: none */
 
-  float learning_rate; /* its highest value */
-  size_t rise;         /* steps until then */
+  float learning_rate; /* the maximum of the schedule */
+  size_t rise;         /* steps until the maximum */
 
-  size_t freeze;       /* dense steps at first, or FREEZE_AUTOMATIC */
+  size_t freeze;       /* number of dense steps at the beginning, or FREEZE_AUTOMATIC */
   size_t local_scaler; /* 0/1 Adam's */
   float beta2, epsilon, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */
@@ -67,7 +67,7 @@ typedef struct train_options {
   int bits, max_bits;                          /* binary logarithms; max_bits 0: bits */
   size_t outer;                                /* local steps; 0: none */
   int outer_rule;                              /* an onebit_outer_rule_t */
-  int outer_bits;                              /* the place of the word among the choices */
+  int outer_bits;                              /* index of the choice */
   float outer_mixing;
   float outer_patience; /* seconds; 0: ranks are no sites */
   size_t outer_fragments, outer_delay;
@@ -103,18 +103,18 @@ typedef struct train_options {
   .freeze = COUNT_UNSET, .local_scaler = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,            \
   .loss_scale_interval = 2000, .report_every = 20
 
-/* The rows that all programs have, behind their own; and what reads a path of --data. */
+/* The rows that all programs have, after their own rows; and the reader of a path of --data. */
 extern const struct tool_option train_rows[];
 tool_read train_read_path;
 
 /* Checks that --data was given: 0, or -1 with words that say so. */
 int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]);
 
-/* Sets the defaults that depend on other options; learning_rates: the program's, of each method; 0:
- * as Adam's. */
+/* Sets the defaults that depend on other options. learning_rates has the program's rate for each
+ * method; 0: Adam's rate. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
-/* Checks that options go together: 0, or -1 with words that name those at fault. */
+/* Checks that the options are compatible. Returns 0, or -1 with words that name the others. */
 int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]);
 
 /* The form of one training: --compare makes two. */

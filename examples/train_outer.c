@@ -41,12 +41,12 @@ static onebit_status_t train_outer_create_onebit(train_outer_t *outer) {
 int train_outer_create(train_outer_t *outer, const train_task_t *task,
                        const train_options_t *options) {
   *outer = (train_outer_t){.options = options, .task = task};
-  if (agree(task->team, onebit_comm_create_self(&outer->alone) == ONEBIT_OK,
-            "out of memory for a communicator") != 0 ||
-      check(task->team, train_outer_create_onebit(outer), "outer step") != 0)
+  if (agree_on_success(task->team, onebit_comm_create_self(&outer->alone) == ONEBIT_OK,
+                       "out of memory for a communicator") != 0 ||
+      check_library_call(task->team, train_outer_create_onebit(outer), "outer step") != 0)
     return -1;
   if (onebit_outer_check(outer->onebit) == ONEBIT_WARNING)
-    complain(task->team, onebit_last_error());
+    print_complaint(task->team, onebit_last_error());
   return 0;
 }
 
@@ -55,8 +55,8 @@ void train_outer_destroy(train_outer_t *outer) {
   onebit_comm_destroy(outer->alone);
 }
 
-/* Makes the parameters equal on all ranks. Right after an exchange of all elements they are, unless
- * sites may lack some; otherwise it makes another exchange. */
+/* Makes the parameters equal on all ranks. After an exchange of all elements they are equal, unless
+ * sites may lack some; otherwise this function makes one more exchange. */
 static onebit_status_t train_outer_end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;

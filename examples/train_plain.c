@@ -7,8 +7,8 @@
  *   mpirun -n 4 ./train_plain
  *   onebit run --gradients -- mpirun -n 4 ./train_plain
  *
- * The data are drawn: the class of a point is the largest of ten linear functions of it, of which
- * some points are told wrongly.
+ * The data are drawn: the class of a point is the largest of ten linear functions of it, and some
+ * points have a wrong label.
  */
 #include <getopt.h>
 #include <math.h>
@@ -33,9 +33,9 @@ struct network {
 
 /* ---- Data ---- */
 
-static uint64_t seed; /* other data and other weights to begin with */
+static uint64_t seed; /* determines the data and the initial weights */
 
-static float normal(uint64_t *state) { /* nearly: the sum of four uniform numbers */
+static float draw_normal(uint64_t *state) { /* nearly normal: the sum of four uniform numbers */
   float sum = 0;
   for (int i = 0; i < 4; i++) {
     *state = *state * 6364136223846793005U + 1442695040888963407U;
@@ -46,13 +46,13 @@ static float normal(uint64_t *state) { /* nearly: the sum of four uniform number
 
 static float teacher[CLASSES][INPUTS];
 
-static int draw(uint64_t *state, float input[INPUTS]) {
+static int draw_point(uint64_t *state, float input[INPUTS]) {
   int best = 0;
   float largest = -INFINITY;
   for (int i = 0; i < INPUTS; i++)
-    input[i] = normal(state);
+    input[i] = draw_normal(state);
   for (int k = 0; k < CLASSES; k++) {
-    float value = 2 * normal(state); /* sometimes a wrong word */
+    float value = 2 * draw_normal(state); /* noise, which sometimes makes the label wrong */
     for (int i = 0; i < INPUTS; i++)
       value += teacher[k][i] * input[i];
     if (value > largest)
@@ -82,10 +82,10 @@ static struct network make_network(long parameters) {
   net.momentum = array(net.count);
   net.variance = array(net.count);
   for (size_t i = 0; i < net.count; i++)
-    net.weights[i] = normal(&state) / sqrtf(i < net.first ? INPUTS : (float)net.hidden);
+    net.weights[i] = draw_normal(&state) / sqrtf(i < net.first ? INPUTS : (float)net.hidden);
   for (int k = 0; k < CLASSES; k++)
     for (int i = 0; i < INPUTS; i++)
-      teacher[k][i] = normal(&state);
+      teacher[k][i] = draw_normal(&state);
   return net;
 }
 
@@ -114,7 +114,7 @@ static void forward(const struct network *net, const float *input, float *active
     classes[k] /= sum;
 }
 
-/* Adds a point's gradient. */
+/* Adds the gradient of a point. */
 static void backward(struct network *net, const float *input, const float *active,
                      const float *error) {
   for (int k = 0; k < CLASSES; k++) {
@@ -131,13 +131,14 @@ static void backward(struct network *net, const float *input, const float *activ
   }
 }
 
-/* Computes the gradient of a batch; returns its loss. */
-static double learn(struct network *net, float *active, uint64_t *state, long batch) {
+/* Sets the gradient to that of a batch; returns the loss of the batch. */
+static double compute_batch_gradient(struct network *net, float *active, uint64_t *state,
+                                     long batch) {
   float input[INPUTS], classes[CLASSES];
   double loss = 0;
   memset(net->gradient, 0, net->count * sizeof *net->gradient);
   for (long b = 0; b < batch; b++) {
-    int label = draw(state, input);
+    int label = draw_point(state, input);
     forward(net, input, active, classes);
     loss -= log((double)classes[label] + 1e-30) / (double)batch;
     classes[label] -= 1;
@@ -146,13 +147,13 @@ static double learn(struct network *net, float *active, uint64_t *state, long ba
   return loss;
 }
 
-/* The loss on held-out points, the same on every rank, and in every run with the same seed. */
+/* Returns the loss on held-out points, the same on every rank and for every run with one seed. */
 static double held_out_loss(const struct network *net, float *active) {
   float input[INPUTS], classes[CLASSES];
   uint64_t state = 99 + seed;
   double sum = 0;
   for (int n = 0; n < HELD_OUT; n++) {
-    int label = draw(&state, input);
+    int label = draw_point(&state, input);
     forward(net, input, active, classes);
     sum -= log((double)classes[label] + 1e-30);
   }
@@ -189,7 +190,7 @@ static void train(struct network *net, const struct options *options, int rank, 
   long every = (options->steps + 9) / 10;
   double start = MPI_Wtime(), summing = 0, loss = 0;
   for (long step = 1; step <= options->steps; step++) {
-    loss += learn(net, active, &state, options->batch) / (double)every;
+    loss += compute_batch_gradient(net, active, &state, options->batch) / (double)every;
     double before = MPI_Wtime();
     sum_gradients(net);
     summing += MPI_Wtime() - before;

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* The name of a training's stage; only compressed ones have two. */
+/* Returns the name of a stage; only compressed trainings have two stages. */
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
   static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
   return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
@@ -28,9 +28,9 @@ static void print_json_number(FILE *file, const char *name, double number) {
 
 /* --- While it trains ---------------------------------------------------------------------------*/
 
-/* Reads the totals of the steps that were made, and cuts off the lines after them, whose steps will
- * be made again. */
-static int go_on_in_log(training_t *training) {
+/* Continues the log of a resumed training: reads the totals of the steps made so far, and removes
+ * later lines, whose steps will be made again. */
+static int continue_log(training_t *training) {
   char text[512];
   long end = 0;
   while (fgets(text, sizeof text, training->log)) {
@@ -52,13 +52,13 @@ int report_open(training_t *training) {
   const char *path = training->options->log;
   if (path && training->team->rank == 0) {
     training->log = training->first > 0 ? fopen(path, "r+") : NULL;
-    if (!training->log || !go_on_in_log(training)) {
+    if (!training->log || !continue_log(training)) {
       report_close(training);
       training->log = fopen(path, "w");
     }
   }
-  return agree(training->team, !path || training->team->rank != 0 || training->log,
-               "--log: the file cannot be written");
+  return agree_on_success(training->team, !path || training->team->rank != 0 || training->log,
+                          "--log: the file cannot be written");
 }
 
 void report_close(training_t *training) {
@@ -105,10 +105,10 @@ static int check_progress(const training_t *training, const tally_t *since) {
            "no gradient is finite any more: the latest %zu steps were skipped; a lower "
            "--learning-rate may help",
            training->skipped);
-  if (agree(training->team, isfinite(since->loss),
-            "the loss is not finite any more; a lower --learning-rate may help") != 0)
+  if (agree_on_success(training->team, isfinite(since->loss),
+                       "the loss is not finite any more; a lower --learning-rate may help") != 0)
     return -1;
-  return agree(training->team, training->skipped <= 40, words);
+  return agree_on_success(training->team, training->skipped <= 40, words);
 }
 
 static void log_steps(const training_t *training, size_t step, int validates) {
@@ -128,7 +128,7 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
   const int validates = step == last || (every > 0 && step % every == 0);
   float numbers[NUMBERS] = {(float)per_step(since, since->loss)};
   if (check_progress(training, since) != 0 ||
-      mean(training->team, numbers, "mean of the loss") != 0)
+      average_over_ranks(training->team, numbers, "mean of the loss") != 0)
     return -1;
   training->loss = (double)numbers[0];
   report_progress(training, step, stage, since);

@@ -9,25 +9,25 @@
 #include <time.h>
 #include <unistd.h>
 
-static double now(void) {
+static double current_seconds(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
 static void sleep_until(double end) {
-  for (double left; (left = end - now()) > 0;)
+  for (double left; (left = end - current_seconds()) > 0;)
     nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
 }
 
-/* The seconds that the bytes of an exchange take on a modelled link. */
+/* Returns the seconds that the bytes of an exchange take on a modelled link. */
 static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
 /* --- The method of --method auto ---------------------------------------------------------------*/
 
-/* Makes an exchange, which takes longer on a modelled link. */
+/* Makes an exchange, and waits for the additional time of a modelled link. */
 static onebit_status_t training_exchange_on_link(void *context, onebit_method_t method,
                                                  size_t elements, double *seconds) {
   const training_t *training = context;
@@ -40,10 +40,11 @@ static onebit_status_t training_exchange_on_link(void *context, onebit_method_t 
   onebit_status_t status =
       values ? onebit_plan_create(comm, elements, &options, &plan) : ONEBIT_ERROR_MEMORY;
   const uint64_t sent = onebit_comm_bytes_sent(comm);
-  const double start = now();
+  const double start = current_seconds();
   if (status == ONEBIT_OK)
     status = onebit_allreduce(values, values, plan);
-  *seconds = now() - start + link_seconds(training->options, onebit_comm_bytes_sent(comm) - sent);
+  *seconds = current_seconds() - start +
+             link_seconds(training->options, onebit_comm_bytes_sent(comm) - sent);
   onebit_plan_destroy(plan);
   free(values);
   return status;
@@ -52,10 +53,10 @@ static onebit_status_t training_exchange_on_link(void *context, onebit_method_t 
 /* Returns the seconds of a step's gradient. */
 static double training_time_gradient(training_t *training) {
   const train_options_t *options = training->options;
-  const double start = now();
+  const double start = current_seconds();
   for (size_t k = 0; k < options->accumulate; k++)
     train_task_gradient(&training->task, 0);
-  return fmax(now() - start, (double)options->step_seconds);
+  return fmax(current_seconds() - start, (double)options->step_seconds);
 }
 
 static int training_choose_method(training_t *training) {
@@ -72,7 +73,7 @@ static int training_choose_method(training_t *training) {
       onebit_method_measure(training->team->comm, &choice, training_exchange_on_link, training);
   if (status == ONEBIT_OK)
     status = onebit_method_choose(training->team->comm, &choice);
-  if (check(training->team, status, "--method auto") != 0)
+  if (check_library_call(training->team, status, "--method auto") != 0)
     return -1;
   say(training->team, "auto %s\n", choice.text);
   training->chosen = *options;
@@ -115,14 +116,15 @@ static int training_resume(training_t *training) {
   char words[TRAIN_WORDS];
   if (!options->resume)
     return 0;
-  if (check(training->team, train_optimizer_load(optimizer, options->checkpoint), "--resume") != 0)
+  if (check_library_call(training->team, train_optimizer_load(optimizer, options->checkpoint),
+                         "--resume") != 0)
     return -1;
   const onebit_optimizer_info_t info = train_optimizer_info(optimizer);
   training->first = (size_t)(info.steps + info.skipped);
   snprintf(words, sizeof words, "--resume: %.300s is of step %zu, but the training has %zu steps",
            options->checkpoint, training->first, train_last_step(options));
   say(training->team, "resumed after step %zu, from %s\n", training->first, options->checkpoint);
-  return agree(training->team, training->first < train_last_step(options), words);
+  return agree_on_success(training->team, training->first < train_last_step(options), words);
 }
 
 static int is_saved(const train_options_t *options, size_t step) {
@@ -135,8 +137,8 @@ static int is_saved(const train_options_t *options, size_t step) {
 static int make_directory(const training_t *training) {
   const char *path = training->options->checkpoint;
   const int well = !path || mkdir(path, 0777) == 0 || errno == EEXIST;
-  return agree(training->team, well && (!path || access(path, W_OK) == 0),
-               "--checkpoint: the directory cannot be written");
+  return agree_on_success(training->team, well && (!path || access(path, W_OK) == 0),
+                          "--checkpoint: the directory cannot be written");
 }
 
 /* Saves a checkpoint if one is due at this number of steps. */
@@ -144,36 +146,37 @@ static int training_save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   if (!is_saved(options, step))
     return 0;
-  return check(training->team,
-               onebit_optimizer_save_files(training->optimizer.onebit, options->checkpoint),
-               "--checkpoint");
+  return check_library_call(
+      training->team, onebit_optimizer_save_files(training->optimizer.onebit, options->checkpoint),
+      "--checkpoint");
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
 /* Makes a step; the optimizer's time includes waiting for a slower rank. */
-static int take_step(training_t *training, size_t step, tally_t *tally) {
+static int make_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
   const float rate = train_learning_rate(training->options, step);
   const uint64_t sent = train_optimizer_sent(optimizer);
-  const double start = now();
+  const double start = current_seconds();
   onebit_status_t status = train_optimizer_begin(optimizer, rate);
-  if (check(training->team, status, "optimizer") != 0)
+  if (check_library_call(training->team, status, "optimizer") != 0)
     return -1;
   const double loss = train_optimizer_gradient(optimizer, step);
   sleep_until(start + (double)training->options->step_seconds);
-  const double middle = now();
+  const double middle = current_seconds();
   status = train_optimizer_step(optimizer, rate);
   const uint64_t bytes = train_optimizer_sent(optimizer) - sent;
-  sleep_until(now() + link_seconds(training->options, bytes));
-  const double end = now();
+  sleep_until(current_seconds() + link_seconds(training->options, bytes));
+  const double end = current_seconds();
   *tally = (tally_t){.steps = 1,
                      .bytes = bytes,
                      .loss = loss,
                      .seconds = end - start,
                      .optimizer_seconds = end - middle};
   training->skipped = status == ONEBIT_SKIPPED ? training->skipped + 1 : 0;
-  return status == ONEBIT_SKIPPED ? 0 : check(training->team, status, "optimizer step");
+  return status == ONEBIT_SKIPPED ? 0
+                                  : check_library_call(training->team, status, "optimizer step");
 }
 
 static void tally_add(tally_t *sum, const tally_t *tally) {
@@ -191,20 +194,20 @@ static int is_reported(const train_options_t *options, size_t step) {
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 
-/* The stage of the next step. Asking the optimizer reads the whole state: not while the answer is
- * known. */
+/* Returns the stage of the next step. It asks the optimizer, which reads its whole state, only if
+ * the stage may have changed. */
 static onebit_stage_t next_stage(const training_t *training, onebit_stage_t stage) {
   if (training->form != COMPRESSED || stage == ONEBIT_STAGE_COMPRESSED)
     return stage;
   return train_optimizer_info(&training->optimizer).stage;
 }
 
-static int take_steps(training_t *training) {
+static int make_steps(training_t *training) {
   onebit_stage_t stage = next_stage(training, ONEBIT_STAGE_WARMUP);
   tally_t since = {0}, one;
   report_head(training);
   for (size_t step = training->first + 1; step <= train_last_step(training->options); step++) {
-    if (take_step(training, step - 1, &one) != 0)
+    if (make_step(training, step - 1, &one) != 0)
       return -1;
     tally_add(&training->tally[stage], &one);
     tally_add(&since, &one);
@@ -229,7 +232,7 @@ static int training_check_parameters(training_t *training) {
   train_outer_report(&training->optimizer.outer, team);
   training->residual_ratio = train_optimizer_residual_ratio(&training->optimizer);
   training->checksum = train_task_checksum(&training->task);
-  const int equal = same(team, training->checksum);
+  const int equal = is_same_on_all_ranks(team, training->checksum);
   if (equal)
     say(team, "parameters: the same bits on all %zu ranks, checksum %016llx\n", team->size,
         (unsigned long long)training->checksum);
@@ -237,7 +240,7 @@ static int training_check_parameters(training_t *training) {
     say(team, "parameters: each of the %zu ranks has its own, between two synchronisations\n",
         team->size);
   else
-    complain(team, "the ranks do not hold the same parameters");
+    print_complaint(team, "the ranks do not hold the same parameters");
   return equal || !training->info.synchronized ? 0 : -1;
 }
 
@@ -250,7 +253,7 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
   if (result == 0)
     result = report_open(training);
   if (result == 0)
-    result = take_steps(training);
+    result = make_steps(training);
   if (result == 0)
     result = training_check_parameters(training);
   if (result == 0)
@@ -278,8 +281,8 @@ static int training_load_and_run(const team_t *team, const train_options_t *opti
   char words[TRAIN_WORDS] = "out of memory";
   void *data = kind->load(options, words);
   int result = WRONG_USE;
-  if (agree(team, data != NULL, words) == 0 &&
-      agree(team, same(team, kind->hash(data)), kind->different) == 0) {
+  if (agree_on_success(team, data != NULL, words) == 0 &&
+      agree_on_success(team, is_same_on_all_ranks(team, kind->hash(data)), kind->different) == 0) {
     kind->describe(team, options, data);
     result = train_all(team, options, kind, data) == 0 ? DONE : FAILED;
   }
@@ -291,7 +294,7 @@ static int training_load_and_run(const team_t *team, const train_options_t *opti
 typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
-  enum tool_asked asked; /* from the command line, which can differ between ranks */
+  enum tool_asked asked; /* of the command line, which may differ between ranks */
   char words[TRAIN_WORDS];
 } command_t;
 
@@ -301,7 +304,7 @@ static int training_run_rank(team_t *team, const void *context) {
   if (command->asked == TOOL_RUN)
     return training_load_and_run(team, &command->options, command->kind);
   if (team->rank == 0)
-    tool_answer(command->kind->tool, command->asked, command->words);
+    tool_print_answer(command->kind->tool, command->asked, command->words);
   return command->asked == TOOL_WRONG ? WRONG_USE : DONE;
 }
 

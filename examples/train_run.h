@@ -9,7 +9,7 @@
 /* Sums over some steps. */
 typedef struct tally {
   size_t steps;
-  uint64_t bytes; /* that this rank's optimizer handed to the transport */
+  uint64_t bytes; /* passed to the transport by this rank's optimizer */
   double loss;    /* of this rank's own samples */
   double seconds, optimizer_seconds;
 } tally_t;
@@ -24,11 +24,11 @@ typedef struct training {
   FILE *log; /* of --log, on rank 0; below, its totals before the training was resumed */
   double logged_seconds;
   uint64_t logged_bytes;
-  size_t skipped; /* how many of the latest steps were, in a row */
+  size_t skipped; /* the number of skipped steps in a row, up to now */
 
   /* The results. */
   size_t first;     /* steps that the resumed training had made */
-  tally_t tally[2]; /* of each onebit_stage_t; of dense forms all in the first */
+  tally_t tally[2]; /* for each onebit_stage_t; dense forms use the first only */
   double loss;      /* over the samples of all ranks, since the latest report */
   train_quality_t quality;
   onebit_optimizer_info_t info;
@@ -48,12 +48,12 @@ int train_main(const train_kind_t *kind, int argc, char **argv);
 
 /* --- Reports (train_report.c): a line for some steps, and results ------------------------------*/
 
-/* Opens the log of --log, a line of JSON for each report. A training that goes on from a checkpoint
- * goes on in its log. 0, or -1 after saying why. */
+/* Opens the log of --log, a line of JSON for each report. A training that is resumed from a
+ * checkpoint continues its log. 0, or -1 after saying why. */
 int report_open(training_t *training);
 void report_close(training_t *training);
 
-/* Prints the heads of the lines that follow. */
+/* Prints the column heads of the report. */
 void report_head(const training_t *training);
 
 /* Reports after `step` steps, the latest of them in `since`. Collective; validates where that is

@@ -1,6 +1,6 @@
 /*
  * The ranks and tasks of train_task.h: processes of an MPI job or threads of this process, the few
- * numbers that they exchange beside the gradients, and tasks as far as their kinds do not differ.
+ * numbers that they exchange beside the gradients, and the common part of all kinds of tasks.
  */
 #include "examples/train_task.h"
 
@@ -12,14 +12,14 @@
 #include "onebit/mpi.h"
 #endif
 
-static const char *program_name = "training"; /* as team_run was told */
+static const char *program_name = "training"; /* the argument of team_run */
 
-void complain(const team_t *team, const char *words) {
+void print_complaint(const team_t *team, const char *words) {
   if (team->rank == 0)
     fprintf(stderr, "%s: %s\n", program_name, words);
 }
 
-int check(const team_t *team, onebit_status_t status, const char *what) {
+int check_library_call(const team_t *team, onebit_status_t status, const char *what) {
   if (status == ONEBIT_OK)
     return 0;
   if (team->rank == 0)
@@ -33,30 +33,30 @@ static int team_create(team_t *team, onebit_comm_t comm) {
   options.wire = ONEBIT_WIRE_DENSE;
   *team = (team_t){
       .comm = comm, .rank = (size_t)onebit_comm_rank(comm), .size = (size_t)onebit_comm_size(comm)};
-  return check(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
+  return check_library_call(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
 }
 
-int mean(const team_t *team, float numbers[NUMBERS], const char *what) {
-  return check(team, onebit_allreduce(numbers, numbers, team->plan), what);
+int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *what) {
+  return check_library_call(team, onebit_allreduce(numbers, numbers, team->plan), what);
 }
 
-int agree(const team_t *team, int well, const char *words) {
+int agree_on_success(const team_t *team, int well, const char *words) {
   float numbers[NUMBERS] = {well ? 0.0f : 1.0f, team->rank == 0 && !well ? 1.0f : 0.0f};
-  if (mean(team, numbers, "agreement of the ranks") != 0)
+  if (average_over_ranks(team, numbers, "agreement of the ranks") != 0)
     return -1;
   if (!well && (team->rank == 0 || numbers[1] == 0.0f))
     fprintf(stderr, "%s: %s\n", program_name, words);
   return numbers[0] == 0.0f ? 0 : -1;
 }
 
-/* True if the bits are the same on all ranks: only then is the mean of each bit, as +1 or -1, one
- * of these. */
-int same(const team_t *team, uint64_t bits) {
+/* Replaces each bit by +1 or -1 and averages over the ranks: the bits are the same on all ranks if
+ * each mean is +1 or -1. */
+int is_same_on_all_ranks(const team_t *team, uint64_t bits) {
   float numbers[NUMBERS];
   int unanimous = 1;
   for (int b = 0; b < NUMBERS; b++)
     numbers[b] = bits >> b & 1 ? 1.0f : -1.0f;
-  if (mean(team, numbers, "comparison of the ranks") != 0)
+  if (average_over_ranks(team, numbers, "comparison of the ranks") != 0)
     return 0;
   for (int b = 0; b < NUMBERS; b++)
     unanimous &= fabsf(numbers[b]) == 1.0f;
@@ -72,7 +72,7 @@ static int run_body(onebit_comm_t comm, rank_body_t *body, const void *context) 
   return status;
 }
 
-void give_up(const char *what, const char *why) {
+void end_process(const char *what, const char *why) {
   fprintf(stderr, "%s: %s: %s\n", program_name, what, why);
   exit(EXIT_FAILURE);
 }
@@ -98,13 +98,13 @@ static int team_run_threads(size_t size, rank_body_t *body, const void *context)
   rank_thread_t *ranks = calloc(size, sizeof *ranks);
   int status = 0;
   if (!comms || !ranks)
-    give_up("--ranks", "out of memory");
+    end_process("--ranks", "out of memory");
   if (onebit_comm_create_loopback((int)size, comms) != ONEBIT_OK)
-    give_up("--ranks", onebit_last_error());
+    end_process("--ranks", onebit_last_error());
   for (size_t r = 0; r < size; r++) {
     ranks[r] = (rank_thread_t){.comm = comms[r], .body = body, .context = context};
     if (pthread_create(&ranks[r].thread, NULL, team_run_thread, &ranks[r]) != 0)
-      give_up("--ranks", "no more threads can be made");
+      end_process("--ranks", "no more threads can be made");
   }
   for (size_t r = 0; r < size; r++) {
     pthread_join(ranks[r].thread, NULL);
@@ -135,12 +135,12 @@ static int team_run_process(rank_body_t *body, const void *context) {
 }
 #endif
 
-/* --- Ranks as processes that somebody else has started -----------------------------------------*/
+/* --- Ranks as processes that another program has started ---------------------------------------*/
 
 static int run_over_sockets(rank_body_t *body, const void *context) {
   onebit_comm_t comm;
   if (onebit_comm_create_sockets(NULL, &comm) != ONEBIT_OK)
-    give_up("sockets", onebit_last_error());
+    end_process("sockets", onebit_last_error());
   return run_body(comm, body, context);
 }
 
@@ -168,7 +168,7 @@ int train_task_create(train_task_t *task) {
   char words[TRAIN_WORDS];
   snprintf(words, sizeof words, "out of memory; a smaller %s needs less", task->kind->smaller);
   task->model = task->kind->create(task);
-  return agree(task->team, task->model != NULL, words);
+  return agree_on_success(task->team, task->model != NULL, words);
 }
 
 double train_task_gradient(train_task_t *task, size_t micro_batch) {
@@ -181,7 +181,7 @@ double train_task_gradient(train_task_t *task, size_t micro_batch) {
   return loss;
 }
 
-/* Sums the loss and the right answers on this rank's held-out samples: every size-th. */
+/* Sums the loss and the right answers on this rank's held-out samples, which are every size-th. */
 static void evaluate(const train_task_t *task, size_t samples, float numbers[NUMBERS]) {
   const train_kind_t *kind = task->kind;
   double loss = 0.0, correct = 0.0;
@@ -203,7 +203,7 @@ int train_task_validate(train_task_t *task, train_quality_t *quality) {
   const double part = (double)task->team->size / (double)samples;
   float numbers[NUMBERS] = {0};
   evaluate(task, samples, numbers);
-  if (mean(task->team, numbers, "validation") != 0)
+  if (average_over_ranks(task->team, numbers, "validation") != 0)
     return -1;
   quality->loss = (double)numbers[0] * part;
   quality->accuracy = kind->classifies ? (double)numbers[1] * part : -1.0;

@@ -14,7 +14,7 @@
 #include "examples/train_options.h"
 #include "onebit/onebit.h"
 
-/* --- Ranks, and numbers that all of them learn -------------------------------------------------*/
+/* --- Ranks, and numbers that they exchange -----------------------------------------------------*/
 
 enum { NUMBERS = 64 };
 
@@ -34,29 +34,29 @@ typedef int rank_body_t(team_t *team, const void *context);
  * exit status. The program's name stands before all complaints. */
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
 
-/* Prints on one rank for all. */
+/* Prints on rank 0, unless the team is quiet. */
 #define say(team, ...) (speaks(team) ? (void)printf(__VA_ARGS__) : (void)0)
 
 static inline int speaks(const team_t *team) { return team->rank == 0 && !team->quiet; }
 
-void complain(const team_t *team, const char *words);
+void print_complaint(const team_t *team, const char *words);
 
 /* Returns 0, or -1 after printing the library's message. */
-int check(const team_t *team, onebit_status_t status, const char *what);
+int check_library_call(const team_t *team, onebit_status_t status, const char *what);
 
-/* Says why and ends the process: for what cannot be agreed on, because other ranks may be waiting
- * for this one. */
-void give_up(const char *what, const char *why);
+/* Prints the reason and ends the process, where ranks cannot agree on an error because other ranks
+ * may be waiting for this one. */
+void end_process(const char *what, const char *why);
 
 /* Replaces each number by its mean over the ranks. 0, or -1 after saying why. */
-int mean(const team_t *team, float numbers[NUMBERS], const char *what);
+int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *what);
 
-/* Returns 0 when every rank is well; else -1 on every rank, after rank 0 has printed its message,
- * or, if rank 0 is well, after each failed rank has printed its own. */
-int agree(const team_t *team, int well, const char *words);
+/* Returns 0 if `well` is true on every rank; otherwise -1 on every rank, after rank 0 has printed
+ * its message or, if rank 0 is well, after each failed rank has printed its own. */
+int agree_on_success(const team_t *team, int well, const char *words);
 
 /* Returns 1 when all ranks have the same bits, else 0. */
-int same(const team_t *team, uint64_t bits);
+int is_same_on_all_ranks(const team_t *team, uint64_t bits);
 
 /* --- A task ------------------------------------------------------------------------------------*/
 
@@ -76,13 +76,14 @@ typedef struct train_task {
 /* The quality of the model on the held-out data. */
 typedef struct train_quality {
   double loss;
-  double accuracy; /* from 0 to 1; negative: it is not a matter of right and wrong */
+  double accuracy; /* from 0 to 1; negative: the task has no accuracy */
 } train_quality_t;
 
 struct train_kind {
   const char *name, *samples, *held_out_name; /* "text", "tokens", "bytes of held-out text" */
-  const char *smaller, *different; /* messages: what needs less memory; ranks read other data */
-  int classifies;                  /* accuracy has a meaning */
+  const char *smaller,
+      *different; /* messages: options that need less memory; ranks have other data */
+  int classifies; /* accuracy has a meaning */
   const struct tool *tool;
   const float *learning_rates; /* of each method; 0: as Adam's */
   /* Checks that the kind's own options go together: 0, or -1 with words that name those at
@@ -95,8 +96,8 @@ struct train_kind {
   void (*describe)(const team_t *team, const train_options_t *options, const void *data);
   /* Creates the task's model, with the seed's first values; NULL when memory is out. */
   model_t *(*create)(train_task_t *task);
-  /* Fills in the model's input: this rank's samples of a micro-batch, which count up over all
-   * steps; below, the place of a sample with a held-out one. */
+  /* Fill in the model's input: draw with this rank's samples of a micro-batch, numbered over all
+   * steps; the function below with a held-out sample, in the place of one sample. */
   void (*draw)(train_task_t *task, size_t micro_batch);
   void (*hold)(const train_task_t *task, size_t place, size_t sample);
   size_t (*held_out)(const train_task_t *task); /* the number of samples */
@@ -108,16 +109,16 @@ extern const train_kind_t train_kind; /* the program's */
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
                                     char **argv, char words[TRAIN_WORDS]);
 
-/* Creates the model of a task whose other members are there. Collective; 0, or -1 on all ranks
- * after saying why. */
+/* Creates the model of a task whose other members are set. Collective; returns 0, or -1 on all
+ * ranks after printing the reason. */
 int train_task_create(train_task_t *task);
 
 /* Computes the gradient, which replaces the tensors', and returns the loss on this rank's own
  * samples of a micro-batch. */
 double train_task_gradient(train_task_t *task, size_t micro_batch);
 
-/* Finds the quality, and reports it. Collective: each rank looks at a part of the data. 0, or -1
- * after saying why. */
+/* Computes the quality. Collective: each rank evaluates a part of the data. Returns 0, or -1 after
+ * printing the reason. */
 int train_task_validate(train_task_t *task, train_quality_t *quality);
 
 uint64_t train_task_checksum(const train_task_t *task); /* of all parameters */

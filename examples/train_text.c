@@ -143,7 +143,7 @@ static size_t text_task_held_out(const train_task_t *task) {
   return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
 }
 
-static void text_task_hold(const train_task_t *task, size_t place, size_t window) {
+static void text_task_fill_held_out(const train_task_t *task, size_t place, size_t window) {
   const size_t context = task->options->context, all = text_held_out(task->data, context);
   text_held_out_window(task->data, context, window * all / text_task_held_out(task),
                        tokens_of(task) + place * (context + 1));
@@ -163,5 +163,5 @@ const train_kind_t train_kind = {.name = "text",
                                  .describe = text_task_describe,
                                  .create = text_task_create,
                                  .draw = text_task_draw,
-                                 .hold = text_task_hold,
+                                 .hold = text_task_fill_held_out,
                                  .held_out = text_task_held_out};

@@ -110,8 +110,8 @@ static model_t *word_task_create(train_task_t *task) {
   return &model->model;
 }
 
-/* Makes a sample of the word at this place, after those before it. */
-static void word_task_take(const train_task_t *task, size_t sample, size_t place) {
+/* Makes a sample: the word at this place is the target, the words before it are the context. */
+static void word_task_fill_sample(const train_task_t *task, size_t sample, size_t place) {
   const log_bilinear_t *model = (const log_bilinear_t *)(const void *)task->model;
   const words_t *words = task->data;
   const size_t context = task->options->context;
@@ -124,7 +124,7 @@ static void word_task_draw(train_task_t *task, size_t micro_batch) {
   const size_t places = ((const words_t *)task->data)->training - context;
   uint64_t random = random_stream(task->options->seed, 1 + train_sampling_rank(task), micro_batch);
   for (size_t s = 0; s < task->options->batch; s++)
-    word_task_take(task, s, context + (size_t)(random_bits(&random) % places));
+    word_task_fill_sample(task, s, context + (size_t)(random_bits(&random) % places));
 }
 
 static size_t word_task_held_out(const train_task_t *task) {
@@ -132,8 +132,8 @@ static size_t word_task_held_out(const train_task_t *task) {
   return words->length - words->training;
 }
 
-static void word_task_hold(const train_task_t *task, size_t place, size_t word) {
-  word_task_take(task, place, ((const words_t *)task->data)->training + word);
+static void word_task_fill_held_out(const train_task_t *task, size_t place, size_t word) {
+  word_task_fill_sample(task, place, ((const words_t *)task->data)->training + word);
 }
 
 const train_kind_t train_kind = {.name = "words",
@@ -150,5 +150,5 @@ const train_kind_t train_kind = {.name = "words",
                                  .describe = word_task_describe,
                                  .create = word_task_create,
                                  .draw = word_task_draw,
-                                 .hold = word_task_hold,
+                                 .hold = word_task_fill_held_out,
                                  .held_out = word_task_held_out};

@@ -35,7 +35,7 @@ static void transformer_report_ready(const transformer_t *own, const tensor_t *t
 
 /* --- Attention ---------------------------------------------------------------------------------*/
 
-/* The positions of one head of one sequence. */
+/* The offsets of one head of one sequence in arrays. */
 typedef struct head {
   size_t position; /* of the first element in a [row][width] array */
   size_t query;    /* the same in the [row][3 width] array of queries, keys and values */
@@ -43,7 +43,7 @@ typedef struct head {
   float scale;     /* 1 / sqrt(columns of a head) */
 } head_t;
 
-static head_t locate(const transformer_shape_t *shape, size_t sequence, size_t head) {
+static head_t locate_head(const transformer_shape_t *shape, size_t sequence, size_t head) {
   const size_t columns = shape->width / shape->heads, row = sequence * shape->context;
   return (head_t){row * shape->width + head * columns, row * 3 * shape->width + head * columns,
                   (sequence * shape->heads + head) * shape->context * shape->context,
@@ -92,7 +92,7 @@ static void block_forward(const transformer_t *model, struct transformer_layer *
             width);
   linear(layer->heads, layer->normed, layer->query_key_value, rows, width, 3 * width, REPLACE);
   for (size_t i = 0; i < sequences * shape->heads; i++)
-    attend(shape, layer, locate(shape, i / shape->heads, i % shape->heads));
+    attend(shape, layer, locate_head(shape, i / shape->heads, i % shape->heads));
   memcpy(layer->middle, layer->input, rows * width * sizeof(float));
   linear(layer->middle, layer->attended, layer->attention_output, rows, width, width, ADD);
 
@@ -122,7 +122,7 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   linear_backward(d_normed, d_stream, layer->attended, layer->attention_output, rows, width, width);
   transformer_report_ready(model, layer->attention_output);
   for (size_t i = 0; i < sequences * shape->heads; i++)
-    attend_backward(model, layer, locate(shape, i / shape->heads, i % shape->heads), d_normed,
+    attend_backward(model, layer, locate_head(shape, i / shape->heads, i % shape->heads), d_normed,
                     d_wide);
   linear_backward(d_normed, d_wide, layer->normed, layer->query_key_value, rows, width, 3 * width);
   transformer_report_ready(model, layer->query_key_value);
@@ -136,8 +136,8 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
 /* Indices of tensors; the final gain and the head come after those of the layers. */
 enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
-/* Embeds the tokens; the next of each is its row's target. */
-static void embed(const transformer_t *own, size_t sequences) {
+/* Embeds the tokens; the target of a token's row is the next token. */
+static void embed_tokens(const transformer_t *own, size_t sequences) {
   const size_t context = own->shape.context, width = own->shape.width;
   const tensor_t *tensors = own->model.tensors;
   float *x = own->layers[0].input;
@@ -151,7 +151,7 @@ static void embed(const transformer_t *own, size_t sequences) {
   }
 }
 
-static void embed_backward(const transformer_t *own, size_t sequences) {
+static void embed_tokens_backward(const transformer_t *own, size_t sequences) {
   const size_t context = own->shape.context, width = own->shape.width;
   const tensor_t *tensors = own->model.tensors;
   const float *dx = own->d_stream;
@@ -173,7 +173,7 @@ static void transformer_forward(model_t *model, size_t sequences) {
   const transformer_t *own = transformer_of(model);
   const transformer_shape_t *shape = &own->shape;
   const size_t rows = sequences * shape->context;
-  embed(own, sequences);
+  embed_tokens(own, sequences);
   for (size_t l = 0; l < shape->layers; l++)
     block_forward(own, &own->layers[l],
                   l + 1 < shape->layers ? own->layers[l + 1].input : own->stream, sequences);
@@ -195,7 +195,7 @@ static void transformer_backward(model_t *model, size_t sequences) {
   transformer_report_ready(own, own->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
     block_backward(own, &own->layers[l], sequences);
-  embed_backward(own, sequences);
+  embed_tokens_backward(own, sequences);
 }
 
 /* --- Memory and first values -------------------------------------------------------------------*/
@@ -272,7 +272,7 @@ typedef struct deviations {
   float embedding, matrix, mlp_output;
 } deviations_t;
 
-static void initialise(transformer_t *model, uint64_t seed, deviations_t deviation) {
+static void initialise_with(transformer_t *model, uint64_t seed, deviations_t deviation) {
   const tensor_t *tensors = model->model.tensors;
   uint64_t random = random_stream(seed, 0, 0);
   const float residual = 1.0f / sqrtf(2.0f * (float)model->shape.layers);
@@ -292,11 +292,11 @@ static void initialise(transformer_t *model, uint64_t seed, deviations_t deviati
 }
 
 void transformer_initialise(transformer_t *model, uint64_t seed) {
-  initialise(model, seed, (deviations_t){0.02f, 0.02f, 0.02f});
+  initialise_with(model, seed, (deviations_t){0.02f, 0.02f, 0.02f});
 }
 
 /* A product of rows of variance 1 with a matrix of variance 1 / rows keeps variance 1. */
 void transformer_initialise_unit(transformer_t *model, uint64_t seed) {
   const float unit = 1.0f / sqrtf((float)model->shape.width);
-  initialise(model, seed, (deviations_t){1.0f, unit, unit / 2.0f});
+  initialise_with(model, seed, (deviations_t){1.0f, unit, unit / 2.0f});
 }

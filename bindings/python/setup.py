@@ -46,8 +46,8 @@ LEFT_OUT = re.compile(
 def interface():
     """The text of onebit/_interface.py."""
     label = os.environ.get("ONEBIT_LABEL", "")
-    written = runpy.run_path(str(PACKAGE / "onebit/_headers.py"))["written"]
-    return written(TOP / "include/onebit", f"+{label}" if label else "")
+    generate_module = runpy.run_path(str(PACKAGE / "onebit/_headers.py"))["generate_module"]
+    return generate_module(TOP / "include/onebit", f"+{label}" if label else "")
 
 
 def version():

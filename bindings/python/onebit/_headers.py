@@ -8,7 +8,7 @@ It reads C as the headers are written, and raises KeyError for a type that it do
 import pathlib
 import re
 
-# Headers whose functions not every library has; those that need an mpi.h are left out.
+# Headers whose functions are not in every library; headers that need an mpi.h are left out.
 _OPTIONAL = "counters", "cuda", "nccl"
 _SCALARS = {"size_t": "c_size_t", "int": "c_int", "double": "c_double", "float": "c_float", "char": "c_char",
             "uint32_t": "c_uint32", "uint64_t": "c_uint64"}  # fmt: skip
@@ -26,7 +26,7 @@ from ctypes import (
 )
 from typing import TYPE_CHECKING, TypedDict
 
-OUT = POINTER(c_void_p)  # of a handle that is made
+OUT = POINTER(c_void_p)  # the output of a function that makes a handle
 '''
 _TYPES = """
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _CLASS = """
 """
 
 
-def _name_of(c_name):
+def _python_name(c_name):
     """onebit_plan_options_t is PlanOptions."""
     return "".join(one.capitalize() for one in re.fullmatch(r"onebit_(\w+?)(?:_t)?", c_name)[1].split("_"))
 
@@ -66,7 +66,7 @@ class _Writer:
         if words == "char" and stars:
             return "c_char_p"
         known = {**_SCALARS, **dict.fromkeys(self.enums, "c_int")}
-        known = known.get(words) or {one: _name_of(one) for one in self.structures + self.pointers}[words]
+        known = known.get(words) or {one: _python_name(one) for one in self.structures + self.pointers}[words]
         return f"POINTER({known})" if stars else known
 
     def arguments_of(self, parameters):
@@ -83,7 +83,7 @@ class _Writer:
     def write_enums(self):
         for body, name in re.findall(r"typedef enum \w+ \{(.*?)\} (onebit_\w+_t);", self.all, re.S):
             self.enums.append(name)
-            yield f'\n\nclass {_name_of(name)}(enum.IntEnum):\n    """{name}"""\n\n'
+            yield f'\n\nclass {_python_name(name)}(enum.IntEnum):\n    """{name}"""\n\n'
             yield from (f"    {one} = {value}\n"
                         for one, value in re.findall(r"ONEBIT_(\w+)\s*=\s*(-?\d+)", body))  # fmt: skip
 
@@ -104,7 +104,7 @@ class _Writer:
             for name in re.split(r",\s*", names):
                 name, _, count = name.rstrip("]").partition("[")
                 if declared.strip() in self.enums:
-                    self.enum_fields[name] = _name_of(declared.strip())
+                    self.enum_fields[name] = _python_name(declared.strip())
                 kind = self.type_of(declared)
                 yield name, f"{kind} * {count.replace('ONEBIT_', '')}" if count else kind
 
@@ -117,14 +117,14 @@ class _Writer:
             fields = dict(self.fields_of(body))
             self.structures.append(name)
             rows = "".join(f'        ("{one}", {kind}),\n' for one, kind in fields.items())
-            yield f'\n\nclass {_name_of(name)}(Structure):\n    c_name = "{name}"\n    _fields_ = [\n{rows}    ]\n'
+            yield f'\n\nclass {_python_name(name)}(Structure):\n    c_name = "{name}"\n    _fields_ = [\n{rows}    ]\n'
             if name.endswith("_options_t"):
-                self.kinds.append((_name_of(name)[: -len("Options")], fields))
+                self.kinds.append((_python_name(name)[: -len("Options")], fields))
 
     def write_functions(self):
         for result, name, parameters in re.findall(r"typedef (\w+) \(\*(\w+)\)\((.*?)\);", self.all, re.S):
             self.pointers.append(name)
-            yield f"\n\n{_name_of(name)} = {self.function_of(result, parameters)}\n"
+            yield f"\n\n{_python_name(name)} = {self.function_of(result, parameters)}\n"
         for stem, (_, text) in self.text.items():
             rows = self.optional if stem in _OPTIONAL else self.functions
             prototypes = re.findall(r"^((?:const )?\w+ \*?)(onebit_\w+)\(([^()]*)\);", text, re.M)
@@ -136,14 +136,14 @@ class _Writer:
             yield "}\n"
 
     def write_tables(self):
-        yield f"\nENUMS = {', '.join(map(_name_of, self.enums))}\n"
-        yield f"STRUCTURES = {', '.join(map(_name_of, self.structures))}\n"
+        yield f"\nENUMS = {', '.join(map(_python_name, self.enums))}\n"
+        yield f"STRUCTURES = {', '.join(map(_python_name, self.structures))}\n"
         yield f"ENUM_FIELDS = {{{', '.join(f'{name!r}: {kind}' for name, kind in self.enum_fields.items())}}}\n"
         yield "# Of each optimizer its class, its name in C, what it is, and its options.\nOPTIMIZERS = (\n"
         for stem, (whole, text) in self.text.items():
             if f"onebit_{stem}_create(onebit_comm_t comm, const onebit_tensor_t" in text and stem != "outer":
                 title = re.match(r"/\*\s+\* ([^(:.]*[^(:. ])", whole)[1]
-                yield f'    ("{_name_of("onebit_" + stem)}", "{stem}", "{title}", {_name_of(f"onebit_{stem}_options")}),\n'
+                yield f'    ("{_python_name("onebit_" + stem)}", "{stem}", "{title}", {_python_name(f"onebit_{stem}_options")}),\n'
         yield ")\n"
 
     def write_types(self):
@@ -159,8 +159,8 @@ class _Writer:
                 yield _CLASS.format(kind)
 
 
-def written(headers, label=""):
-    """The text of the module, of headers in a directory."""
+def generate_module(headers, label=""):
+    """Returns the text of the module, made from the headers in a directory."""
     writer = _Writer(headers)
     numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", writer.all))
     made = [_BEGIN, f'\nVERSION = "{numbers}{label}"\n']

@@ -17,10 +17,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _make_interface():
     """onebit._interface of a checkout, which has none of a build: from the headers that are there."""
-    from onebit._headers import written
+    from onebit._headers import generate_module
 
     made = types.ModuleType("onebit._interface")
-    text = written(os.path.join(HERE, "../../../include/onebit"))
+    text = generate_module(os.path.join(HERE, "../../../include/onebit"))
     exec(compile(text, made.__name__, "exec"), made.__dict__)  # noqa: S102
     sys.modules[made.__name__] = made
 
@@ -36,7 +36,7 @@ from onebit._interface import VERSION, Status  # noqa: E402
 
 
 class Error(RuntimeError):
-    """A call of the library failed.
+    """The error of a call of the library that failed.
 
     status: the `Status` that it returned
     message: what the library says of it, with the argument and its value where one is at fault
@@ -52,24 +52,24 @@ class Error(RuntimeError):
 
 
 class OnebitWarning(UserWarning):
-    """Everything was done, but the caller should look at something."""
+    """The warning of a call that succeeded, but found something that the caller should check."""
 
 
 def last_message():
-    """The library's message about this thread's latest failure."""
+    """Returns the library's message about this thread's latest failure."""
     return library().onebit_last_error().decode(errors="replace")
 
 
 def check(code):
-    """The status of a call; raises `Error` for all but OK, IN_PROGRESS, WARNING and SKIPPED."""
+    """Returns the status of a call; raises `Error` for all but OK, IN_PROGRESS, WARNING and SKIPPED."""
     status = Status(code)
     if status >= Status.OK or status == Status.SKIPPED:
         return status
     raise Error(status, last_message())
 
 
-def wrong(message):
-    """The error of an argument that is wrong before the library sees it."""
+def argument_error(message):
+    """Returns the error of a wrong argument that the library has not seen."""
     return Error(Status.ERROR_ARGUMENT, message)
 
 
@@ -77,7 +77,7 @@ def wrong(message):
 
 
 class OptimizerKind(NamedTuple):
-    """A class of optimizers: its name, its name in C, what it is, and the structure of its options."""
+    """A class of optimizers: its name, its name in C, its title, and the structure of its options."""
 
     kind: str
     name: str
@@ -86,17 +86,17 @@ class OptimizerKind(NamedTuple):
 
     @property
     def fields(self):
-        """Names of its own options."""
+        """Returns the names of its own options."""
         return [name for name, *_ in self.options._fields_ if name not in ("size", "common")]
 
 
-# Everything of this package that an optimizer has is made from its row.
+# The package makes each optimizer's classes from its row.
 OPTIMIZERS = [OptimizerKind(*row) for row in _interface.OPTIMIZERS]
 NAMES = [row.kind for row in OPTIMIZERS]
 
 
-def sized(structure):
-    """A structure of zeros that knows its size, as the _INIT macros make them."""
+def make_structure(structure):
+    """Returns a structure of zeros with its size set, as the _INIT macros make it."""
     made = structure()
     if structure._fields_[0][0] == "size":
         made.size = ctypes.sizeof(structure)
@@ -104,7 +104,7 @@ def sized(structure):
 
 
 def fields_of(structure):
-    """A structure as a dictionary: without `size`, text as str, numbers of an enum as its members."""
+    """Returns a structure as a dictionary, without `size`: text as str, numbers of an enum as its members."""
     found = {}
     for name, *_ in structure._fields_:
         value = getattr(structure, name)
@@ -121,9 +121,9 @@ def fields_of(structure):
     return found
 
 
-def ask(function, handle, structure, *arguments):
+def call_getter(function, handle, structure, *arguments):
     """Calls a function that fills in a structure; returns that as a dictionary."""
-    found = sized(structure)
+    found = make_structure(structure)
     check(function(handle, *arguments, ctypes.byref(found)))
     return fields_of(found)
 
@@ -140,7 +140,7 @@ def candidates():
     own = os.path.join(HERE, "libonebit_python.so")
     if os.path.exists(own):
         return [own]
-    import ctypes.util  # which asks compilers, by programs that it starts
+    import ctypes.util  # starts compilers to find a library
 
     return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
@@ -161,7 +161,7 @@ def _open_nvidia_libraries(path):
                     ctypes.CDLL(one)
 
 
-def _open():
+def _open_library():
     reasons = []
     for name in filter(None, candidates()):
         try:
@@ -177,7 +177,7 @@ def _open():
 
 
 def _check_version(found):
-    """Before 1.0 a minor version may change the interface."""
+    """Checks the library's version. Before 1.0 a minor version may change the interface."""
     wanted = VERSION.rsplit(".", 1)[0]
     version = found.onebit_version().decode()
     if version.rsplit(".", 1)[0] != wanted:
@@ -186,20 +186,21 @@ def _check_version(found):
 
 @functools.lru_cache(maxsize=None)
 def library():
-    """The library, opened by the first call."""
-    found = _open()
+    """Returns the library, which the first call opens."""
+    found = _open_library()
     try:
-        _declare(found, {name: _interface.FUNCTIONS[name] for name in ("onebit_last_error", "onebit_version")})
+        names = "onebit_last_error", "onebit_version"
+        _declare_functions(found, {name: _interface.FUNCTIONS[name] for name in names})
         _check_version(found)
-        _declare(found, _interface.FUNCTIONS)
+        _declare_functions(found, _interface.FUNCTIONS)
     except AttributeError as reason:  # the reason names the library and the function
         raise ImportError(f"the library is older than this package: {reason}") from None
     optional = _interface.OPTIONAL_FUNCTIONS.items()
-    _declare(found, {name: types for name, types in optional if hasattr(found, name)})
+    _declare_functions(found, {name: types for name, types in optional if hasattr(found, name)})
     return found
 
 
-def _declare(found, functions):
+def _declare_functions(found, functions):
     for name, (result, arguments) in functions.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
@@ -211,34 +212,34 @@ def library_path() -> str:
 
 
 def version() -> str:
-    """The library's version, "major.minor.patch"."""
+    """Returns the library's version, "major.minor.patch"."""
     return library().onebit_version().decode()
 
 
 def enum_value(kind, value, argument):
-    """A member of `kind` from itself, its number, or a part of its name ("rms", "deepspeed")."""
+    """Returns a member of `kind` by itself, by its number, or by a part of its name ("rms", "deepspeed")."""
     if isinstance(value, str):
         prefix = next(iter(kind)).name.rpartition("_")[0]
         names = {member.name.lower(): member for member in kind}
         found = names.get(value.lower(), names.get(f"{prefix}_{value}".lower()))
         if found is None:
-            raise wrong(f"{argument} is {value!r}, not one of {', '.join(names)}")
+            raise argument_error(f"{argument} is {value!r}, not one of {', '.join(names)}")
         return found
     try:
         return kind(value)
     except ValueError:
-        raise wrong(f"{argument} is {value!r}, not a {kind.__name__}") from None
+        raise argument_error(f"{argument} is {value!r}, not a {kind.__name__}") from None
 
 
-def fill(structure, options, common=None):
-    """Options by keyword into a structure, and what it has not into its `common`."""
+def set_options(structure, options, common=None):
+    """Sets options by keyword in a structure, and options that it does not have in `common`."""
     names = {name for name, *_ in structure._fields_} - {"size", "common"}
     for name, value in options.items():
         if name in names:
             kind = _interface.ENUM_FIELDS.get(name)
             setattr(structure, name, value if kind is None else enum_value(kind, value, name))
         elif common is not None:
-            fill(common, {name: value})
+            set_options(common, {name: value})
         else:
             raise TypeError(f"there is no option {name!r}")
     return structure

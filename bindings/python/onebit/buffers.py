@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-from onebit._native import Dtype, wrong
+from onebit._native import Dtype, argument_error
 
 
 class Buffer(NamedTuple):
@@ -24,10 +24,10 @@ _BY_FORMAT = {"f": Dtype.FLOAT32, "e": Dtype.FLOAT16}
 
 def _wrong_place(name, place, on_device):
     wanted = "on a CUDA device, as device= says" if on_device else "on the processor"
-    return wrong(f"{name} is on {place}, not {wanted}")
+    return argument_error(f"{name} is on {place}, not {wanted}")
 
 
-def _of_torch(tensor, name, on_device):
+def _describe_tensor(tensor, name, on_device):
     torch = sys.modules["torch"]
     dtypes = {
         torch.float32: Dtype.FLOAT32,
@@ -37,23 +37,23 @@ def _of_torch(tensor, name, on_device):
     if tensor.device.type != ("cuda" if on_device else "cpu"):
         raise _wrong_place(name, tensor.device, on_device)
     if tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise wrong(f"{name} is not contiguous: its strides are not those of its shape")
+        raise argument_error(f"{name} is not contiguous: its strides are not those of its shape")
     if tensor.dtype not in dtypes:
-        raise wrong(f"{name} is of {tensor.dtype}, not float32, bfloat16 or float16")
+        raise argument_error(f"{name} is of {tensor.dtype}, not float32, bfloat16 or float16")
     return Buffer(tensor.data_ptr(), tensor.numel(), dtypes[tensor.dtype], tensor)
 
 
-def _of_array(array, described, name, writable):
+def _describe_array(array, described, name, writable):
     address, read_only = described["data"]
     dtype = _BY_TYPESTR.get(described["typestr"])
     if dtype is None and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
-        dtype = Dtype.BFLOAT16  # of ml_dtypes
+        dtype = Dtype.BFLOAT16  # the type is of ml_dtypes
     if dtype is None:
-        raise wrong(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
+        raise argument_error(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
     if not array.flags.c_contiguous:
-        raise wrong(f"{name} is not contiguous")
+        raise argument_error(f"{name} is not contiguous")
     if writable and read_only:
-        raise wrong(f"{name} is read-only")
+        raise argument_error(f"{name} is read-only")
     return Buffer(address, int(array.size), dtype, array)
 
 
@@ -61,26 +61,26 @@ def _of_device(array, described, name, writable):
     address, read_only = described["data"]
     dtype = _BY_TYPESTR.get(described["typestr"])
     if dtype is None:
-        raise wrong(f"{name} is of {described['typestr']}, not float32 or float16")
+        raise argument_error(f"{name} is of {described['typestr']}, not float32 or float16")
     count = math.prod(described["shape"])
     size, strides = int(described["typestr"][2:]), described.get("strides")
     for extent, stride in zip(reversed(described["shape"]), reversed(strides or ())):
         if extent != 1 and stride != size and count:
-            raise wrong(f"{name} is not contiguous")
+            raise argument_error(f"{name} is not contiguous")
         size *= extent
     if writable and read_only:
-        raise wrong(f"{name} is read-only")
+        raise argument_error(f"{name} is read-only")
     return Buffer(address, count, dtype, array)
 
 
 def _of_memory(thing, name, writable):
     view = memoryview(thing)
     if view.format not in _BY_FORMAT:
-        raise wrong(f"{name} has elements of format {view.format!r}, not 'f' or 'e'")
+        raise argument_error(f"{name} has elements of format {view.format!r}, not 'f' or 'e'")
     if not view.c_contiguous:
-        raise wrong(f"{name} is not contiguous")
+        raise argument_error(f"{name} is not contiguous")
     if view.readonly:
-        raise wrong(f"{name} is read-only")
+        raise argument_error(f"{name} is read-only")
     exported = (ctypes.c_char * view.nbytes).from_buffer(view) if view.nbytes else None
     address = ctypes.addressof(exported) if exported is not None else 0
     return Buffer(address, view.nbytes // view.itemsize, _BY_FORMAT[view.format], (view, exported))
@@ -92,7 +92,7 @@ def buffer_of(thing, name, writable=False, on_device=False):
     contiguous, or read-only where it is written to."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, getattr(torch, "Tensor", ())):
-        return _of_torch(thing, name, on_device)
+        return _describe_tensor(thing, name, on_device)
     described = getattr(thing, "__cuda_array_interface__", None)
     if described is not None:
         if not on_device:
@@ -100,13 +100,13 @@ def buffer_of(thing, name, writable=False, on_device=False):
         return _of_device(thing, described, name, writable)
     if on_device:
         raise _wrong_place(name, "the processor", on_device)
-    described = getattr(thing, "__array_interface__", None)  # is made anew each time
+    described = getattr(thing, "__array_interface__", None)  # each access makes it anew
     if described is not None:
-        return _of_array(thing, described, name, writable)
+        return _describe_array(thing, described, name, writable)
     try:
         return _of_memory(thing, name, writable)
     except TypeError:
-        raise wrong(f"{name} is a {type(thing).__name__}, not an array") from None
+        raise argument_error(f"{name} is a {type(thing).__name__}, not an array") from None
 
 
 def current_stream(buffer):
@@ -118,7 +118,7 @@ def current_stream(buffer):
     return None
 
 
-# Bytes an element on a device, for residuals, messages, masters and moments; and CUDA's rounding.
+# The bytes an element that are needed on a device: residuals, messages, master values, moments, rounding.
 _ROOM_ELEMENT, _ROOM_BESIDE = 32, 64 << 20
 
 

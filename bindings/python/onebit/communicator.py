@@ -1,4 +1,4 @@
-"""Communicators: who takes part, and how bytes move between them; over MPI those of mpi4py."""
+"""Communicators: groups of ranks, and the transports that move bytes between them; over MPI those of mpi4py."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from onebit import _native
-from onebit._native import Error, Status, check, wrong
+from onebit._native import Error, Status, argument_error, check
 from onebit.transport import Callbacks, Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _text(words):
+def _encode_text(words):
     return None if words is None else str(words).encode()
 
 
@@ -37,31 +37,31 @@ class Communicator:
         self._before_close = None
         self.transport = transport
         self._collective = False
-        self._members = weakref.WeakSet()  # to close first
-        # The numbers of those that are open. The garbage collector ends a cycle in any order, and
-        # clears weak references before: whoever is the last to go destroys the communicator then.
+        self._members = weakref.WeakSet()  # objects that are closed first
+        # The ids of the open objects. The garbage collector frees a cycle in any order, after it has
+        # cleared weak references: the last object that is freed then destroys the communicator.
         self._open = set()
         self._abandoned = False
 
     @classmethod
     def self_(cls) -> Self:
-        """A group of this rank alone."""
+        """Makes a communicator of this rank alone."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_create_self(ctypes.byref(handle)))
         return cls(handle, transport="self")
 
     @classmethod
     def loopback(cls, size: int, hosts: int = 1) -> list[Self]:
-        """`size` ranks that are threads of this process, as if on `hosts` hosts: a list of
-        communicators, one to be used by each thread."""
+        """Makes `size` ranks that are threads of this process, as if on `hosts` hosts. Returns a list of
+        communicators, one for each thread."""
         handles = (ctypes.c_void_p * max(size, 1))()
         check(_native.library().onebit_comm_create_loopback_hosts(size, hosts, handles))
         return [cls(ctypes.c_void_p(handle), transport="loopback") for handle in handles]
 
     @classmethod
     def mpi(cls, comm: Any) -> Self:
-        """The ranks of an mpi4py communicator, which is duplicated. Collective. The library must be
-        built with the MPI that mpi4py was built with."""
+        """Makes a communicator of the ranks of an mpi4py communicator, which is duplicated. Collective. The
+        library must be built with the MPI that mpi4py was built with."""
         made = cls(_create_mpi(comm), transport="mpi")
         made._collective = True
         return made
@@ -83,12 +83,12 @@ class Communicator:
         timeout: seconds that a rank waits for others; math.inf: for ever; None: ONEBIT_TIMEOUT
         """
         if (rank is None) != (size is None) or (size is not None and size < 1):
-            raise wrong(f"rank is {rank} and size {size}: give both, size at least 1, or neither")
+            raise argument_error(f"rank is {rank} and size {size}: give both, size at least 1, or neither")
         if timeout is not None and not timeout > 0:
-            raise wrong(f"timeout is {timeout} seconds")
-        options = _native.sized(_native.SocketsOptions)
+            raise argument_error(f"timeout is {timeout} seconds")
+        options = _native.make_structure(_native.SocketsOptions)
         given = {"rank": rank, "ranks": size, "streams": streams, "timeout": timeout}
-        given.update(rendezvous=_text(address), host=_text(host), secret=_text(secret))
+        given.update(rendezvous=_encode_text(address), host=_encode_text(host), secret=_encode_text(secret))
         for name, value in given.items():
             if value is not None:
                 setattr(options, name, value)
@@ -120,9 +120,9 @@ class Communicator:
 
     @classmethod
     def nccl(cls, group: Any = None, timeout: float | None = None) -> Self:
-        """The ranks of a torch.distributed process group, over any backend, through an NCCL
-        communicator of their own on the CUDA device that is current on each: for plans and optimizers
-        with device="cuda". Collective, and so is `close`. The library must be built with NCCL.
+        """Makes a communicator of the ranks of a torch.distributed process group, over any backend, through an
+        NCCL communicator of their own on the CUDA device that is current on each: for plans and optimizers with
+        device="cuda". Collective, and so is `close`. The library must be built with NCCL.
 
         timeout: seconds to wait here for a rank that does not come; None: as above
         """
@@ -145,9 +145,9 @@ class Communicator:
 
     @property
     def handle(self) -> Any:
-        """The onebit_comm_t; raises `Error` when the communicator is closed."""
+        """Returns the onebit_comm_t; raises `Error` when the communicator is closed."""
         if not self._handle:
-            raise wrong("the communicator is closed")
+            raise argument_error("the communicator is closed")
         self._check_process()
         return self._handle
 
@@ -157,7 +157,7 @@ class Communicator:
 
     def _check_process(self):
         if self._is_foreign():
-            raise wrong(
+            raise argument_error(
                 f"the communicator belongs to process {self._process}: this process was forked "
                 "from it and cannot use its connections"
             )
@@ -176,7 +176,7 @@ class Communicator:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of messages that this rank has sent to others."""
+        """Returns the bytes of messages that this rank has sent to others."""
         return _native.library().onebit_comm_bytes_sent(self.handle)
 
     def progress(self) -> None:
@@ -189,8 +189,8 @@ class Communicator:
         check(_native.library().onebit_comm_abort(self.handle))
 
     def shrink(self) -> Self:
-        """A communicator of the ranks that are left, after this one has failed. Collective over
-        those; raises `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
+        """Makes a communicator of the remaining ranks, after this one has failed. Collective over those; raises
+        `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_shrink(self.handle, ctypes.byref(handle)))
         made = type(self)(handle, transport=self.transport)
@@ -214,7 +214,7 @@ class Communicator:
         if not self._handle:
             return
         if self._is_foreign():
-            self._handle = None  # its connections, and locks, are the other process's
+            self._handle = None  # connections and locks belong to the parent process
             return
         for member in list(self._members):
             member.close()
@@ -231,7 +231,7 @@ class Communicator:
         self.close()
 
     def __del__(self):
-        # Over MPI destroying is collective, and garbage is collected when each rank likes.
+        # Over MPI destroying is collective, and each rank collects garbage at another time.
         if not getattr(self, "_handle", None) or self._collective or sys.is_finalizing():
             return
         self._abandoned = True
@@ -277,11 +277,11 @@ def mpi_function(kind):
 
 
 def _create_mpi(comm):
-    """An onebit_comm_t over an mpi4py communicator."""
+    """Creates an onebit_comm_t over an mpi4py communicator."""
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Comm):
-        raise wrong(f"comm is a {type(comm).__name__}, not an mpi4py communicator")
+        raise argument_error(f"comm is a {type(comm).__name__}, not an mpi4py communicator")
     kind = mpi_kind(MPI)
     # By value. The library uses the MPI that mpi4py has loaded, and refuses one whose handles it does
     # not know before it looks at this one.

@@ -27,25 +27,25 @@ def _version_of(package):
         return None
 
 
-def _has(function):
+def _has_function(function):
     return hasattr(_native.library(), function)
 
 
-def _origin(path):
+def _describe_origin(path):
     if os.environ.get("ONEBIT_LIBRARY"):
         return "named by ONEBIT_LIBRARY"
     return "inside the package" if os.path.dirname(path) == _native.HERE else "the system's"
 
 
-def _library():
+def _describe_library():
     path = _native.library_path()
     yield "onebit", f"package {_native.VERSION}, library {_native.version()}"
     interface = _native.version().rpartition(".")[0]
     yield "interface", f"{interface}: before 1.0 a minor version may change it"
-    yield "library", f"{path} ({_origin(path)})"
+    yield "library", f"{path} ({_describe_origin(path)})"
 
 
-def _codec():
+def _find_codec():
     """Returns the codec that a plan uses: ONEBIT_CODEC, or the fastest of this processor."""
     with Communicator.self_() as comm, Plan(comm, 1) as plan:
         info = plan.info()
@@ -57,15 +57,15 @@ def _codec():
 
 
 def _mpi_parts():
-    if _has("onebit_comm_create_mpi"):
+    if _has_function("onebit_comm_create_mpi"):
         return "the library has it for the MPI it was built with"
     inside = os.path.dirname(_native.library_path()) == _native.HERE
     kinds = [name for kind, name in MPI_KINDS.items() if inside and mpi_part(kind)]
     return f"built for {' and '.join(kinds)}" if kinds else None
 
 
-def _mpi():
-    """mpi4py is imported, MPI not initialised."""
+def _describe_mpi():
+    """Describes MPI: mpi4py is imported, but MPI is not initialised."""
     parts = _mpi_parts()
     if parts is None:
         return "no: built without MPI (an mpicc was not there)"
@@ -86,22 +86,22 @@ def _mpi():
     return f"{parts}; mpi4py {_version_of('mpi4py')} has {words}"
 
 
-def _loaded(name):
-    """The file of a library that is in this process."""
+def _find_loaded_file(name):
+    """Returns the file of a library that this process has loaded."""
     with open("/proc/self/maps") as maps:
         found = (line.split()[-1] for line in maps if f"/lib{name}.so" in line)
         return next(found, f"no lib{name}.so in this process")
 
 
-def _kernels():
+def _find_kernels():
     with open(_native.library_path(), "rb") as file:
         found = re.search(rb"onebit kernels: ([\d,]+)", file.read())
     return ", ".join(f"sm_{int(one) // 10}" for one in found[1].split(b",")) if found else "kernels"
 
 
-def _nccl():
-    if _has("onebit_comm_create_nccl"):
-        return f"the library has it, {_loaded('nccl')}"
+def _describe_nccl():
+    if _has_function("onebit_comm_create_nccl"):
+        return f"the library has it, {_find_loaded_file('nccl')}"
     found = glob.glob(os.path.join(_folder_of("nvidia.nccl"), "lib", "libnccl.so*"))
     path = (found or [ctypes.util.find_library("nccl")])[0]
     here = f"NCCL is here, {path}" if path else "no NCCL here"
@@ -116,7 +116,7 @@ def _folder_of(package):
     return next(iter(spec.submodule_search_locations or []), "") if spec else ""
 
 
-def _driver():
+def _describe_driver():
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -126,29 +126,29 @@ def _driver():
     return f"the driver reports error {code}" if code else f"devices here: {count.value}"
 
 
-def _cuda():
-    if _has("onebit_allreduce_stream"):
-        return f"the library has {_kernels()}; {_loaded('cudart')}; {_driver()}"
-    return f"no: the library is built without CUDA (make CUDA=1, ONEBIT_LIBRARY); {_driver()}"
+def _describe_cuda():
+    if _has_function("onebit_allreduce_stream"):
+        return f"the library has {_find_kernels()}; {_find_loaded_file('cudart')}; {_describe_driver()}"
+    return f"no: the library is built without CUDA (make CUDA=1, ONEBIT_LIBRARY); {_describe_driver()}"
 
 
-def _transports():
+def _describe_transports():
     yield "loopback", "ranks that are threads of this process"
     yield "custom", "a Transport in Python"
     sockets = "onebit_comm_create_sockets"
-    yield "sockets", "yes" if _has(sockets) else "no: the library has none"
-    yield "MPI", _mpi()
-    yield "NCCL", _nccl()
-    yield "CUDA", _cuda()
+    yield "sockets", "yes" if _has_function(sockets) else "no: the library has none"
+    yield "MPI", _describe_mpi()
+    yield "NCCL", _describe_nccl()
+    yield "CUDA", _describe_cuda()
 
 
-def _packages():
+def _describe_packages():
     yield "Python", f"{platform.python_version()}, {sys.executable}"
     for package in ("numpy", "torch", "mpi4py"):
         yield package, _version_of(package) or "not installed"
 
 
-def _print(rows):
+def _print_rows(rows):
     for name, text in rows:
         print(f"{name:<15} {text}", flush=True)
 
@@ -158,15 +158,15 @@ def main(arguments):
         print(__doc__, file=sys.stdout if arguments == ["--help"] else sys.stderr)
         return 0 if arguments == ["--help"] else 2
     good = True
-    for rows in (_library, _codec, _transports):
+    for rows in (_describe_library, _find_codec, _describe_transports):
         try:
-            _print(rows())
-        except (ImportError, RuntimeError) as reason:  # no library, no plan
+            _print_rows(rows())
+        except (ImportError, RuntimeError) as reason:  # the library cannot be loaded, or a plan cannot be made
             print(f"{'error':<15} {reason}")
             good = False
-            if rows is _library:
+            if rows is _describe_library:
                 break
-    _print(_packages())
+    _print_rows(_describe_packages())
     return 0 if good else 1
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence, Union
 
 from onebit import _native
-from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Status, check, last_message, wrong
+from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Status, argument_error, check, last_message
 from onebit.buffers import buffer_of, current_stream, make_room
 from onebit.communicator import Communicator
 
@@ -21,8 +21,8 @@ class Stateful:
     """A derived class sets `_handle` to None before anything can fail, calls `_begin` with what its
     create function made, and says how its calls are named."""
 
-    _prefix = None  # of the functions in C: "onebit_optimizer"
-    _words = None  # in messages: "the optimizer"
+    _prefix = None  # the prefix of the functions in C: "onebit_optimizer"
+    _words = None  # the object's name in messages: "the optimizer"
 
     def _begin(self, comm, handle):
         self._handle = handle
@@ -34,21 +34,21 @@ class Stateful:
 
     @property
     def handle(self) -> ctypes.c_void_p:
-        """The handle of C; raises `Error` after `close`."""
+        """Returns the handle of C; raises `Error` after `close`."""
         if not self._handle:
-            raise wrong(f"{self._words} is closed")
+            raise argument_error(f"{self._words} is closed")
         self._comm._check_process()
         return self._handle
 
     def _take(self):
-        """The library reads the caller's arrays in a call that follows."""
+        """Called before the library reads the caller's arrays."""
 
     def _changed(self):
-        """The library may have written to the caller's arrays."""
+        """Called after the library may have written to the caller's arrays."""
 
     def save(self) -> bytes:
-        """This rank's part of a checkpoint; of an outer step by all ranks after the same exchanges
-        have begun."""
+        """Returns this rank's part of a checkpoint; of an outer step to be called by all ranks after the same
+        exchanges have begun."""
         return self._saved("save")
 
     def _saved(self, name):
@@ -83,15 +83,15 @@ class Stateful:
         self._changed()
 
     def move(self, comm: Communicator) -> None:
-        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
-        The old communicator can be closed afterwards."""
+        """Continues with other ranks: the remaining ones, or new ones. Collective over comm. The old
+        communicator can be closed afterwards."""
         self._take()
         check(self._function("move")(self.handle, comm.handle))
         self._change(comm)
 
     def shrink(self) -> Communicator:
-        """When a rank was lost: goes on with the others. Collective over them; the communicator
-        that they have from now on."""
+        """Continues with the remaining ranks after one was lost. Collective over these; returns their new
+        communicator."""
         handle = ctypes.c_void_p()
         self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))
@@ -99,7 +99,7 @@ class Stateful:
         made = Communicator(handle, kept, transport) if handle else None
         if made:
             made._collective = self._comm._collective
-        self._latest = made  # also after a failure: the next call begins from it
+        self._latest = made  # also after a failure, since the next call begins from it
         check(status)
         self._change(made)
         return made
@@ -173,7 +173,7 @@ class Optimizer(Stateful):
         try:
             described, filled = self._describe_tensors(tensors, options)
         except Exception:
-            # Is refused: the other ranks need not wait.
+            # The library refuses this call, so that the other ranks do not wait.
             create(comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
             raise
         handle = ctypes.c_void_p()
@@ -194,8 +194,8 @@ class Optimizer(Stateful):
         ]
         options = dict(options)
         options.setdefault("parameter_dtype", self._dtype_of(self._parameters))
-        filled = _native.sized(self._options)
-        _native.fill(filled, options, filled.common)
+        filled = _native.make_structure(self._options)
+        _native.set_options(filled, options, filled.common)
         self._check_dtypes("parameter", self._parameters, filled.common.parameter_dtype)
         self._gradient_dtype = None
         given = [one.gradient for one in tensors if one.gradient is not None]
@@ -232,7 +232,7 @@ class Optimizer(Stateful):
         for number, one in enumerate(buffers):
             if one.dtype != dtype:
                 wanted = Dtype(dtype).name
-                raise wrong(f"tensors[{number}].{name} is of {one.dtype.name}, not {wanted}")
+                raise argument_error(f"tensors[{number}].{name} is of {one.dtype.name}, not {wanted}")
 
     def _gradient(self, number, array):
         """Returns an array's memory as the gradient of a tensor; None stays None."""
@@ -242,9 +242,9 @@ class Optimizer(Stateful):
         found = buffer_of(array, name, False, self._on_device)
         count = self._parameters[number].count
         if found.dtype != self._gradient_dtype:
-            raise wrong(f"{name} is of {found.dtype.name}, not {self._gradient_dtype.name}")
+            raise argument_error(f"{name} is of {found.dtype.name}, not {self._gradient_dtype.name}")
         if found.count != count:
-            raise wrong(f"{name} has {found.count} elements, its parameter {count}")
+            raise argument_error(f"{name} has {found.count} elements, its parameter {count}")
         return found
 
     def step(self, learning_rate: float) -> Status:
@@ -257,7 +257,7 @@ class Optimizer(Stateful):
         return check(self._function(name)(self.handle, *arguments))
 
     def _on_stream(self, name, argument):
-        """A call of the library, with device="cuda" its form on torch's current stream."""
+        """Calls a function of the library; with device="cuda" its form on torch's current stream."""
         if not self._on_device:
             return self._call(name, argument)
         stream = current_stream(self._parameters[0]) if self._parameters else None
@@ -280,7 +280,7 @@ class Optimizer(Stateful):
         """Takes the gradient of tensor number `tensor` from this array, from the next step on; None: this
         rank has none."""
         if not 0 <= tensor < len(self._parameters):
-            raise wrong(f"tensor is {tensor}, of {len(self._parameters)}")
+            raise argument_error(f"tensor is {tensor}, of {len(self._parameters)}")
         found = self._gradient(tensor, gradient)
         address = found.address if found and found.count else None
         self._call("set_gradient", tensor, address)
@@ -292,13 +292,13 @@ class Optimizer(Stateful):
         rate that `step` is given. The same on all ranks; not for `ZeroOneAdam`."""
         found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
         if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
-            raise wrong(f"rate is {found.count} of {found.dtype.name}, not one float32")
+            raise argument_error(f"rate is {found.count} of {found.dtype.name}, not one float32")
         self._call("set_learning_rate_pointer", found.address if found else None)
         self._rate = found
 
     def set_learning_rate_factor(self, tensor: int, factor: float) -> None:
-        """From the next step on the learning rate of tensor number `tensor` is the step's times
-        this; the same on all ranks."""
+        """Sets the factor of the step's learning rate for tensor number `tensor`, from the next step on; the
+        same on all ranks."""
         self._call("set_learning_rate_factor", tensor, factor)
 
     def set_weight_decay(self, tensor: int, weight_decay: float) -> None:
@@ -314,7 +314,8 @@ class Optimizer(Stateful):
         self._call("set_tag", tag)
 
     def take_parameters(self) -> None:
-        """The caller has written to parameters of 16 bits: steps go on from what they are now."""
+        """Takes over parameters of 16 bits to which the caller has written: steps continue from their present
+        values."""
         self._call("take_parameters")
 
     def compare(self) -> None:
@@ -333,43 +334,43 @@ class Optimizer(Stateful):
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the next step's loss; 1 without loss scaling."""
+        """Returns the factor of the next step's loss; 1 without loss scaling."""
         scale = ctypes.c_double()
         self._call("get_loss_scale", ctypes.byref(scale))
         return scale.value
 
     def info(self) -> dict[str, Any]:
         """Returns the optimizer's state in numbers: the fields of onebit_optimizer_info_t by name."""
-        return _native.ask(self._function("get_info"), self.handle, _native.OptimizerInfo)
+        return _native.call_getter(self._function("get_info"), self.handle, _native.OptimizerInfo)
 
     def statistics(self) -> dict[str, Any]:
         """Returns its statistics: the fields of onebit_optimizer_statistics_t by name."""
         kind = _native.OptimizerStatistics
-        return _native.ask(self._function("get_statistics"), self.handle, kind)
+        return _native.call_getter(self._function("get_statistics"), self.handle, kind)
 
     def tensor_statistics(self, tensor: int) -> dict[str, Any]:
-        """The same of one tensor: the fields of onebit_tensor_statistics_t by name."""
+        """Returns the statistics of one tensor: the fields of onebit_tensor_statistics_t by name."""
         function = self._function("get_tensor_statistics")
-        return _native.ask(function, self.handle, _native.TensorStatistics, tensor)
+        return _native.call_getter(function, self.handle, _native.TensorStatistics, tensor)
 
     def _line(self, form):
         length = ctypes.c_size_t()
         self._call("describe", form, None, 0, ctypes.byref(length))
-        line = ctypes.create_string_buffer(length.value + 64)  # numbers may have grown
+        line = ctypes.create_string_buffer(length.value + 64)  # numbers may have more digits by now
         self._call("describe", form, line, len(line), None)
         return line.value.decode()
 
     def describe(self) -> str:
-        """The statistics in a line of text."""
+        """Returns the statistics in a line of text."""
         return self._line(_native.Format.FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """The statistics as json.loads has them."""
+        """Returns the statistics as json.loads reads them."""
         return json.loads(self._line(_native.Format.FORMAT_JSON))
 
     def check(self) -> tuple[int, str] | None:
-        """None; or, where a tensor's error is beyond what healthy runs have shown, its number and
-        the library's words about it."""
+        """Returns None; or, if a tensor's error is beyond what healthy runs have shown, its number and the
+        library's message."""
         tensor = ctypes.c_size_t()
         if self._call("check", ctypes.byref(tensor)) == Status.WARNING:
             return tensor.value, last_message()
@@ -377,7 +378,7 @@ class Optimizer(Stateful):
 
 
 def _make_class(row):
-    """The class of an optimizer."""
+    """Makes the class of an optimizer."""
     body = {
         "__doc__": f"{row.title} (onebit/{row.name}.h): {', '.join(row.fields)}, and the options of all "
         "optimizers.",

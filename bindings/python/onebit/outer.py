@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Sequence
 
 from onebit import _native
-from onebit._native import Device, Dtype, Status, check, last_message, wrong
+from onebit._native import Device, Dtype, Status, argument_error, check, last_message
 from onebit.buffers import buffer_of, wait_for_torch
 from onebit.communicator import Communicator
 from onebit.optimizer import Stateful
@@ -34,7 +34,7 @@ class Outer(Stateful):
         outer = onebit.Outer(comm, list(model.parameters()), local_steps=30)
         for batch in batches:
             train(batch)              # no communication
-            outer.step()              # every 30th time the exchange
+            outer.step()              # every 30th call exchanges
         outer.synchronize()
     """
 
@@ -58,25 +58,25 @@ class Outer(Stateful):
 
     def _create(self, comm, create, parameters, uncompressed, stage, options):
         handle = ctypes.c_void_p()
-        self._position = None  # local steps since an exchange was due, where that is known
+        self._position = None  # local steps since an exchange was due; None: not known
         try:
             parameters = self._stage_parameters(parameters, stage)
             described, filled = self._describe(parameters, uncompressed, options)
         except Exception:
-            create(None, 1, None, ctypes.byref(handle))  # the others need not wait
+            create(None, 1, None, ctypes.byref(handle))  # the other ranks do not wait then
             raise
         count = len(self._parameters)
         check(create(described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
         if self._stage is not None:
-            self._stage.bring()  # they may have been rounded
+            self._stage.copy_back()  # parameters may have been rounded
             info = self.info()
             self._local_steps = info["local_steps"]
             if info["fragments"] == 1 and not info["delay"]:
                 self._position = 0
 
     def _stage_parameters(self, parameters, stage):
-        """The parameters, with copies of those that are on a device."""
+        """Returns the parameters, with copies in place of those on a device."""
         self._stage, parameters = None, list(parameters)
         tensors = [one for one in parameters if _is_torch(one)]
         if not tensors:
@@ -101,7 +101,7 @@ class Outer(Stateful):
         return self._position == self._local_steps
 
     def _call(self, function, *arguments):
-        """A call that may read and set parameters."""
+        """Calls a function that may read and set parameters."""
         if self._stage is None:
             wait_for_torch(self._parameters)
             return check(function(self.handle, *arguments))
@@ -109,7 +109,7 @@ class Outer(Stateful):
         try:
             return check(function(self.handle, *arguments))
         finally:
-            self._stage.bring()
+            self._stage.copy_back()
 
     def _describe(self, parameters, uncompressed, options):
         self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
@@ -119,8 +119,8 @@ class Outer(Stateful):
             for number, one in enumerate(self._arrays)
         ]
         first = self._parameters[0].dtype if self._parameters else Dtype.FLOAT32
-        filled = _native.fill(
-            _native.sized(_native.OuterOptions),
+        filled = _native.set_options(
+            _native.make_structure(_native.OuterOptions),
             {
                 "parameter_dtype": first,
                 "device": Device.DEVICE_CUDA if cuda else Device.DEVICE_HOST,
@@ -130,10 +130,10 @@ class Outer(Stateful):
         for number, one in enumerate(self._parameters):
             if one.dtype != filled.parameter_dtype:
                 wanted = Dtype(filled.parameter_dtype).name
-                raise wrong(f"parameters[{number}] is of {one.dtype.name}, not {wanted}")
+                raise argument_error(f"parameters[{number}] is of {one.dtype.name}, not {wanted}")
         wrong_numbers = [number for number in uncompressed if not 0 <= number < len(self._arrays)]
         if wrong_numbers:
-            raise wrong(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
+            raise argument_error(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
         described = (_native.Tensor * max(len(self._parameters), 1))()
         for number, (place, one) in enumerate(zip(described, self._parameters)):
             place.parameter = one.address if one.count else None
@@ -159,7 +159,7 @@ class Outer(Stateful):
 
     def _changed(self):
         if self._stage is not None:
-            self._stage.bring()
+            self._stage.copy_back()
             self._position = None  # the next exchange may be due at any step
 
     def consensus(self, number: int, out: Any) -> Any:
@@ -168,15 +168,15 @@ class Outer(Stateful):
         found = buffer_of(out, "out", True)
         count = self._parameters[number].count if 0 <= number < len(self._parameters) else None
         if found.dtype != Dtype.FLOAT32:
-            raise wrong(f"out is of {found.dtype.name}, not FLOAT32")
+            raise argument_error(f"out is of {found.dtype.name}, not FLOAT32")
         if count is None or found.count != count:
-            raise wrong(f"out has {found.count} elements, parameter {number} has {count or 'none'}")
+            raise argument_error(f"out has {found.count} elements, parameter {number} has {count or 'none'}")
         check(_native.library().onebit_outer_get_consensus(self.handle, number, found.address))
         return out
 
     def info(self) -> dict[str, Any]:
         """Returns its state in numbers: the fields of onebit_outer_info_t by name."""
-        return _native.ask(self._function("get_info"), self.handle, _native.OuterInfo)
+        return _native.call_getter(self._function("get_info"), self.handle, _native.OuterInfo)
 
     def check(self) -> str | None:
         """Returns None, or a text: too few bits for the rule, or a large residual."""
@@ -213,7 +213,7 @@ class OuterSites(Outer):
         rank_0s = between.handle if between else None
 
         def create(tensors, count, filled, handle):
-            sites = _native.sized(_native.SitesOptions)
+            sites = _native.make_structure(_native.SitesOptions)
             sites.patience, sites.quorum = patience, quorum
             return _native.library().onebit_outer_create_sites(
                 site.handle, rank_0s, tensors, count, filled, ctypes.byref(sites), handle
@@ -224,10 +224,10 @@ class OuterSites(Outer):
 
     def sites(self) -> dict[str, Any]:
         """Returns the state of sites in numbers: the fields of onebit_sites_info_t by name."""
-        return _native.ask(self._function("get_sites"), self.handle, _native.SitesInfo)
+        return _native.call_getter(self._function("get_sites"), self.handle, _native.SitesInfo)
 
     def move(self, between: Communicator | None) -> None:
-        """Goes on with other sites. Collective over all their ranks; None but on rank 0 of a
+        """Continues with other sites. Collective over all their ranks; `between` is None except on rank 0 of a
         site."""
         self._take()
         check(self._function("move")(self.handle, between.handle if between else None))
@@ -235,8 +235,8 @@ class OuterSites(Outer):
         self._between = between
 
     def shrink(self) -> Communicator | None:
-        """When a site was lost: goes on with the others. Collective over these; what joins them
-        from now on, None but on rank 0 of a site."""
+        """Continues with the remaining sites after one was lost. Collective over these; returns the
+        communicator between them, None except on rank 0 of a site."""
         handle = ctypes.c_void_p()
         self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NUMBERS, PARAMETERS, MOMENTUM, VARIANCE, FRESH, ANCHOR, MOVED, WORKER, SERVER, MOMENTS = range(2, 12)
-ELEMENTS, PADDING = 0, 1  # spaces
+ELEMENTS, PADDING = 0, 1  # the spaces of a section
 KINDS = ("adam", "lamb", "zero_one_adam")
 
 HEADER = 232
 _ROW = 40
-_LIBRARY = 0 << 16 | 2 << 8 | 0  # the version that wrote it, as the library itself would
+_LIBRARY = 0 << 16 | 2 << 8 | 0  # the version of the library that wrote a part
 _NUMBERS = (1, NUMBERS, 15)  # sections of 8 bytes a number: norms, numbers, ladders; others are floats
 _SECTION = 65536  # elements at most: checksums of sections of one size are computed side by side
 
@@ -49,7 +49,7 @@ class Head(NamedTuple):
     steps: int
     frozen_at: int
     exchanges: Any
-    numbers: Any  # of 8 bytes each
+    numbers: Any  # 8 bytes each
 
 
 def type_of(what):
@@ -58,7 +58,7 @@ def type_of(what):
 
 
 def read_part(data):
-    """The `Part` in some bytes, whose values are views."""
+    """Returns the `Part` in some bytes; its values are views."""
     header = bytearray(data[:HEADER])
     (tensors,), (rows,) = (struct.unpack_from("<Q", header, at) for at in (88, 224))
     end = HEADER + 16 * tensors
@@ -72,12 +72,12 @@ def read_part(data):
 # --- The header of a part
 
 
-def _field(form, at):
+def _field_reader(form, at):
     return lambda header: struct.unpack_from(form, header, at)[0]
 
 
-ranks_of, shards_of, apart_of = _field("<I", 64), _field("<I", 80), _field("<I", 84)
-elements_of, steps_of, rank_of = _field("<Q", 96), _field("<Q", 112), _field("<I", 176)
+ranks_of, shards_of, apart_of = _field_reader("<I", 64), _field_reader("<I", 80), _field_reader("<I", 84)
+elements_of, steps_of, rank_of = _field_reader("<Q", 96), _field_reader("<Q", 112), _field_reader("<I", 176)
 
 
 def kind_of(header):
@@ -105,7 +105,7 @@ def set_steps(header, steps, stage=None):
     struct.pack_into("<Q", header, 112, steps)
     if stage is not None:
         struct.pack_into("<I", header, 72, stage)
-        struct.pack_into("<Q", header, 120, 0)  # there was no warm-up
+        struct.pack_into("<Q", header, 120, 0)  # the training had no warm-up
 
 
 def uncompressed_of(part):
@@ -114,7 +114,7 @@ def uncompressed_of(part):
 
 
 def layout_of(data):
-    """The `Layout` of an optimizer that has saved this part, and whether it is 1-bit Adam that
+    """Returns the `Layout` of the optimizer that has saved this part, and whether it is 1-bit Adam that
     exchanges steps or is sharded."""
     part = read_part(data)
     (profile,), (form,) = (struct.unpack_from("<I", part.header, at) for at in (60, 76))
@@ -123,27 +123,27 @@ def layout_of(data):
     return layout, bool(form or shards_of(part.header))
 
 
-def _mix(x):
+def _mix_bits(x):
     y = x * np.uint64(0x9E3779B97F4A7C15)
     return y ^ (y >> np.uint64(32))
 
 
-def _checksums(rows):
+def _compute_checksums(rows):
     """Returns the checksum of each row of bytes, whose length is a multiple of 8."""
     words = np.ascontiguousarray(rows).view("<u8")
     seeds = (0x6F6E6562, 0x69742063, 0x6865636B, 0x73756D73)
     with np.errstate(over="ignore"):
         lanes = [np.full(len(words), seed, "<u8") for seed in seeds]
         for i in range(words.shape[1]):
-            lanes[i % 4] = _mix(lanes[i % 4] ^ words[:, i])
+            lanes[i % 4] = _mix_bits(lanes[i % 4] ^ words[:, i])
         h = np.full(len(words), words.shape[1], "<u8")
         for lane in lanes:
-            h = _mix(h ^ lane)
+            h = _mix_bits(h ^ lane)
     return h
 
 
-def _sections(what, space, first, values, size):
-    """(what, space, first, bytes, count, checksum) of each section of an array."""
+def _split_sections(what, space, first, values, size):
+    """Returns (what, space, first, bytes, count, checksum) of each section of an array."""
     values = np.ascontiguousarray(values)
     whole = len(values) // size * size
     rows = [values[:whole].reshape(-1, size)] if whole else []
@@ -153,7 +153,7 @@ def _sections(what, space, first, values, size):
     end = first + len(values)
     for row in rows:
         data = row.view("u1")
-        for one, checksum in zip(data, _checksums(data)):
+        for one, checksum in zip(data, _compute_checksums(data)):
             count = min(size, end - first)
             yield what, space, first, one.tobytes(), count, int(checksum)
             first += count
@@ -165,9 +165,9 @@ def write_part(header, tensors, arrays, size=_SECTION):
     sections = []
     for what, space, first, values in sorted(arrays, key=lambda one: one[:3]):
         if what in _NUMBERS:
-            sections += _sections(what, space, first, values, len(values))
+            sections += _split_sections(what, space, first, values, len(values))
         else:
-            sections += _sections(what, space, first, np.asarray(values, "<f4"), size)
+            sections += _split_sections(what, space, first, np.asarray(values, "<f4"), size)
     front = HEADER + len(tensors) + _ROW * len(sections)
     table, offset = b"", front
     for what, space, first, data, count, checksum in sections:
@@ -176,13 +176,13 @@ def write_part(header, tensors, arrays, size=_SECTION):
     struct.pack_into("<QQQ", header, 16, offset, front, 0)
     struct.pack_into("<Q", header, 224, len(sections))
     made = header + tensors + table
-    checksum = int(_checksums(np.frombuffer(bytes(made), "u1")[None])[0])
+    checksum = int(_compute_checksums(np.frombuffer(bytes(made), "u1")[None])[0])
     struct.pack_into("<Q", made, 32, checksum)
     return bytes(made) + b"".join(section[3] for section in sections)
 
 
 def make_part(layout, head, rank, arrays):
-    """The bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
+    """Returns the bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
     counts = layout.counts
     arrays = [*arrays, *([(NUMBERS, ELEMENTS, 0, head.numbers)] if len(head.numbers) else [])]
     made = bytearray(HEADER)
@@ -199,7 +199,7 @@ def make_part(layout, head, rank, arrays):
 
 
 def manifest(kind, steps, parts):
-    """The text that names parts, of generation 1, in a directory."""
+    """Returns the text of the manifest that names the parts in a directory, as generation 1."""
     text = f"onebit checkpoint 1\nkind {kind}\nsteps {steps}\ngeneration 1\nranks {len(parts)}\n"
     for rank, part in enumerate(parts):
         (checksum,) = struct.unpack_from("<Q", part, 32)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from onebit import _native
-from onebit._native import Device, Dtype, Operation, Status, check, wrong
+from onebit._native import Device, Dtype, Operation, Status, argument_error, check
 from onebit.buffers import buffer_of, current_stream, make_room, wait_for_torch
 
 if TYPE_CHECKING:
@@ -23,16 +23,15 @@ _CALLS = {
     Operation.REDUCE_SCATTER: ("onebit_reduce_scatter", "onebit_ireduce_scatter"),
 }
 
-# Plans whose owner has let go of them with a request in flight: they cannot be given back, and the
-# memory of the request cannot either.
+# Plans that were dropped with a request in flight: neither they nor the request's memory can be freed.
 _left_in_flight = []
 
 
 class Request:
     """A nonblocking call under way. Its buffers are kept alive until it is finished."""
 
-    def __init__(self, plan, handle, buffers, bring):
-        self._plan, self._bring = plan, bring
+    def __init__(self, plan, handle, buffers, copy_back):
+        self._plan, self._copy_back = plan, copy_back
         self._handle = handle
         self._buffers = buffers
         self._status = None
@@ -45,7 +44,7 @@ class Request:
             return Status.IN_PROGRESS
         self._plan._request = self._buffers = None
         self._status = Status(code)
-        self._bring(code)
+        self._copy_back(code)
         return check(code)
 
     def test(self) -> Status:
@@ -74,11 +73,11 @@ class Plan:
         self._handle = self._request = self._stage = None
         create = _native.library().onebit_plan_create
         try:
-            filled = _native.fill(_native.sized(_native.PlanOptions), options)
+            filled = _native.set_options(_native.make_structure(_native.PlanOptions), options)
             if not 0 <= count < 2**63:
-                raise wrong(f"count is {count}")
+                raise argument_error(f"count is {count}")
         except Exception:
-            create(comm.handle, 0, None, None)  # is refused: the other ranks need not wait
+            create(comm.handle, 0, None, None)  # the library refuses this, so that the other ranks do not wait
             raise
         self.on_device = filled.device == Device.DEVICE_CUDA
         if self.on_device:
@@ -94,9 +93,9 @@ class Plan:
 
     @property
     def handle(self) -> Any:
-        """The onebit_plan_t; raises `Error` when the plan is closed."""
+        """Returns the onebit_plan_t; raises `Error` when the plan is closed."""
         if not self._handle:
-            raise wrong("the plan is closed")
+            raise argument_error("the plan is closed")
         self._comm._check_process()
         return self._handle
 
@@ -110,9 +109,9 @@ class Plan:
     def _buffer(self, thing, name, count, writable):
         found = buffer_of(thing, name, writable, self.on_device)
         if found.dtype != self.dtype:
-            raise wrong(f"{name} is of {found.dtype.name}, the plan of {self.dtype.name}")
+            raise argument_error(f"{name} is of {found.dtype.name}, the plan of {self.dtype.name}")
         if found.count != count:
-            raise wrong(f"{name} has {found.count} elements, not {count}")
+            raise argument_error(f"{name} has {found.count} elements, not {count}")
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
@@ -121,7 +120,7 @@ class Plan:
         send, receive = self._counts()
         try:
             if operation != self.operation:
-                raise wrong(f"the plan is for {self.operation.name}, not for {operation.name}")
+                raise argument_error(f"the plan is for {self.operation.name}, not for {operation.name}")
             source = self._on_host(sendbuf, "sendbuf", True)
             result = self._on_host(recvbuf, "recvbuf", False)
             first = self._buffer(source, "sendbuf", send, False)
@@ -131,15 +130,15 @@ class Plan:
             getattr(_native.library(), refused)(None, None, self.handle)
             raise
 
-        def bring(code):
+        def copy_back(code):
             if result is not recvbuf and code == Status.OK:
                 recvbuf.detach().copy_(result)
 
-        return (first, second), bring
+        return (first, second), copy_back
 
     def _on_host(self, thing, name, filled):
-        """An array that the library can use: of a tensor on a device a copy, with what the tensor has if
-        `filled`."""
+        """Returns an array that the library can use: for a tensor on a device a copy, which has the tensor's
+        values if `filled`."""
         torch = sys.modules.get("torch")
         device = thing.device.type if torch and isinstance(thing, torch.Tensor) else "cpu"
         if self.on_device or device in ("cpu", "meta"):
@@ -155,23 +154,23 @@ class Plan:
         return copy
 
     def _call(self, sendbuf, recvbuf, operation):
-        buffers, bring = self._buffers(sendbuf, recvbuf, operation)
+        buffers, copy_back = self._buffers(sendbuf, recvbuf, operation)
         addresses = [one.address for one in buffers]
         if self.on_device:
             function = getattr(_native.library(), _CALLS[operation][0] + "_stream")
             return check(function(*addresses, self.handle, current_stream(buffers[1])))
         code = getattr(_native.library(), _CALLS[operation][0])(*addresses, self.handle)
-        bring(code)
+        copy_back(code)
         return check(code)
 
     def _start(self, sendbuf, recvbuf, operation):
-        buffers, bring = self._buffers(sendbuf, recvbuf, operation)
+        buffers, copy_back = self._buffers(sendbuf, recvbuf, operation)
         function = getattr(_native.library(), _CALLS[operation][1])
         handle = ctypes.c_void_p()
         plan = self.handle
         wait_for_torch(buffers)
         check(function(buffers[0].address, buffers[1].address, plan, ctypes.byref(handle)))
-        self._request = Request(self, handle, buffers, bring)
+        self._request = Request(self, handle, buffers, copy_back)
         return self._request
 
     def allreduce(self, sendbuf: Any, recvbuf: Any) -> Status:
@@ -225,14 +224,14 @@ class Plan:
 
     def info(self) -> dict[str, Any]:
         """Returns the plan's decisions: the fields of onebit_plan_info_t by name."""
-        return _native.ask(_native.library().onebit_plan_get_info, self.handle, _native.PlanInfo)
+        return _native.call_getter(_native.library().onebit_plan_get_info, self.handle, _native.PlanInfo)
 
     def explain(self) -> str:
         """Returns the reasons of the plan's choice of a schedule."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
     def export_residual(self) -> tuple[Any, Any]:
-        """The residuals, worker's and server's: two array.array of float32."""
+        """Returns the worker's and the server's residual: two array.array of float32."""
         info = self.info()
         worker = array.array("f", bytes(4 * info["worker_residual_count"]))
         server = array.array("f", bytes(4 * info["server_residual_count"]))
@@ -241,13 +240,13 @@ class Plan:
         return worker, server
 
     def import_residual(self, worker: Any = None, server: Any = None) -> None:
-        """Puts residuals back; float32 arrays as long as those of `export_residual`, None: stays."""
+        """Sets the residuals: float32 arrays as long as those of `export_residual`; None keeps a residual."""
         info, addresses, kept = self.info(), [], []
         for name, thing in (("worker", worker), ("server", server)):
             found = buffer_of(thing, name) if thing is not None else None
             count = info[f"{name}_residual_count"]
             if found and (found.dtype != Dtype.FLOAT32 or found.count != count):
-                raise wrong(f"{name} has {found.count} {found.dtype.name}, not {count} FLOAT32")
+                raise argument_error(f"{name} has {found.count} {found.dtype.name}, not {count} FLOAT32")
             kept.append(found)
             addresses.append(found.address if found else None)
         check(_native.library().onebit_plan_import_residual(self.handle, *addresses))

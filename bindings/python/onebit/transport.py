@@ -52,7 +52,7 @@ class Transport:
         """The communicator is closed."""
 
 
-def _view(address, count):
+def _memory_view(address, count):
     """`count` bytes of the library's memory, without a copy."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
@@ -67,7 +67,7 @@ class Callbacks:
         self.operations = {}
         self.numbers = itertools.count(1)
         self.local = threading.local()
-        table = _native.sized(_native.TransportCallbacks)
+        table = _native.make_structure(_native.TransportCallbacks)
         types = dict(_native.TransportCallbacks._fields_)
         for name, function in {
             "send": self._send, "receive": self._receive, "test": self._test, "cancel": self._cancel,
@@ -91,14 +91,14 @@ class Callbacks:
 
     def _send(self, context, data, count, peer, tag, operation):
         try:
-            self.transport.send(_view(data, count), peer, tag)
+            self.transport.send(_memory_view(data, count), peer, tag)
             return Status.OK
         except BaseException as reason:  # noqa: BLE001
             return self._failed(reason)
 
     def _receive(self, context, data, count, peer, tag, operation):
         try:
-            begun = Operation(_view(data, count), peer, tag)
+            begun = Operation(_memory_view(data, count), peer, tag)
             self.transport.receive(begun)
         except BaseException as reason:  # noqa: BLE001
             return self._failed(reason)

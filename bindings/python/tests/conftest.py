@@ -18,20 +18,20 @@ os.environ.setdefault("ONEBIT_LIBRARY", str(REPOSITORY / "build" / "libonebit.so
 import onebit  # noqa: E402
 
 
-def without_gloo(text):
+def remove_gloo_lines(text):
     """Gloo of torch 2.9 prints on standard output which ranks are connected."""
     return "".join(line for line in text.splitlines(True) if not line.startswith("[Gloo]"))
 
 
-def launch(program, scenarios, ranks):
+def run_program(program, scenarios, ranks):
     """Runs a program of torch_common.run_scenarios; returns its output."""
     command = [sys.executable, str(HERE / program), scenarios, str(ranks)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return without_gloo(ran.stdout)
+    return remove_gloo_lines(ran.stdout)
 
 
-def on_threads(calls):
+def run_on_threads(calls):
     """Makes each call on a thread of its own; returns their results or exceptions."""
     results = [None] * len(calls)
 
@@ -49,9 +49,9 @@ def on_threads(calls):
     return results
 
 
-def on_comms(comms, body):
+def run_on_comms(comms, body):
     """Calls body(comm) for each, on a thread; returns the results, or raises the first exception of a rank."""
-    results = on_threads([lambda comm=comm: body(comm) for comm in comms])
+    results = run_on_threads([lambda comm=comm: body(comm) for comm in comms])
     for reason in results:
         if isinstance(reason, BaseException):
             raise reason
@@ -64,7 +64,7 @@ def on_ranks():
 
     def run(size, body, hosts=1):
         comms = onebit.Communicator.loopback(size, hosts)
-        results = on_comms(comms, body)
+        results = run_on_comms(comms, body)
         for comm in comms:
             comm.close()
         return results

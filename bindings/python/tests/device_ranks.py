@@ -11,7 +11,7 @@ import threading
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import onebit  # noqa: E402
-from conftest import on_comms  # noqa: E402
+from conftest import run_on_comms  # noqa: E402
 from onebit import _native  # noqa: E402
 
 
@@ -45,7 +45,7 @@ class Array:
         return list(host)
 
 
-def raises(call, words):
+def expect_error(call, words):
     try:
         call()
     except onebit.Error as error:
@@ -54,7 +54,7 @@ def raises(call, words):
     raise AssertionError(words)
 
 
-def collectives(comm):
+def check_collectives(comm):
     size, rank, count = comm.size, comm.rank, 64
     mine = [float(rank + 1)] * count
     result = Array([0.0] * count)
@@ -94,28 +94,28 @@ def collectives(comm):
         assert rated.synchronize() is onebit.Status.OK
         assert all(abs(one - (before - 0.25 * mean)) < 1e-5 for one in parameter.values())
         rated.set_learning_rate_pointer(None)
-        raises(lambda: rated.set_learning_rate_pointer(parameter), "rate is 64 of FLOAT32, not one")
+        expect_error(lambda: rated.set_learning_rate_pointer(parameter), "rate is 64 of FLOAT32, not one")
     return mean
 
 
-def wrong_memory():
+def check_wrong_memory():
     comm = onebit.Communicator.self_()
     device, host = Array([1.0] * 8), array.array("f", [1.0] * 8)
     on_host, on_device = onebit.Plan(comm, 8), onebit.Plan(comm, 8, device="cuda")
-    raises(lambda: on_host.allreduce(device, host), "sendbuf is on a CUDA device, not on the proc")
-    raises(lambda: on_device.allreduce(host, device), "sendbuf is on the processor, not on a CUDA")
-    raises(lambda: on_device.allreduce(Array([1.0] * 8, typestr="<f8"), device), "is of <f8, not")
+    expect_error(lambda: on_host.allreduce(device, host), "sendbuf is on a CUDA device, not on the proc")
+    expect_error(lambda: on_device.allreduce(host, device), "sendbuf is on the processor, not on a CUDA")
+    expect_error(lambda: on_device.allreduce(Array([1.0] * 8, typestr="<f8"), device), "is of <f8, not")
     strided = Array([1.0] * 8, strides=(8,))
-    raises(lambda: on_device.allreduce(strided, device), "sendbuf is not contiguous")
+    expect_error(lambda: on_device.allreduce(strided, device), "sendbuf is not contiguous")
     readable = Array([1.0] * 8, data=(device.pointer.value, True))
-    raises(lambda: on_device.allreduce(device, readable), "recvbuf is read-only")
-    raises(lambda: onebit.Lion(comm, [(host, host)], device="cuda"), "parameter is on the processor")
+    expect_error(lambda: on_device.allreduce(device, readable), "recvbuf is read-only")
+    expect_error(lambda: onebit.Lion(comm, [(host, host)], device="cuda"), "parameter is on the processor")
 
 
 library = ctypes.CDLL(_native.candidates()[0])
-collectives(onebit.Communicator.self_())
-wrong_memory()
-on_comms(onebit.Communicator.loopback(2), collectives)
+check_collectives(onebit.Communicator.self_())
+check_wrong_memory()
+run_on_comms(onebit.Communicator.loopback(2), check_collectives)
 print("alone and over loopback")
 if "torch" in sys.argv[1:]:
     from onebit.torch.transport import Nccl, UniqueId
@@ -128,12 +128,12 @@ if "torch" in sys.argv[1:]:
         assert library.cudaSetDevice(rank) == 0  # a device each, as NCCL wants it
         comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2)
         assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
-        mean = collectives(comm)
+        mean = check_collectives(comm)
         both.wait()  # what one rank closes, the other hears of
         comm.close()
         return mean
 
-    assert on_comms(range(2), over_nccl) == [1.5, 1.5]
+    assert run_on_comms(range(2), over_nccl) == [1.5, 1.5]
     print("over NCCL")
 
     def close_alone(rank):
@@ -153,8 +153,8 @@ if "torch" in sys.argv[1:]:
 
     text, handles, init = nccl.unique_id().to_text(), {}, nccl._init
     nccl._init = lambda made, *rest: handles.__setitem__(rest[-1], made._obj) or init(made, *rest)
-    on_comms(range(2), close_alone)
+    run_on_comms(range(2), close_alone)
     nobody_else = (onebit.Communicator, nccl.unique_id(), 0, 2, 0.3)
-    raises(lambda: nccl.create(*nobody_else), "waited 0.3 s for the other ranks")
+    expect_error(lambda: nccl.create(*nobody_else), "waited 0.3 s for the other ranks")
     print("in time", flush=True)
     os._exit(0)  # a thread still waits for the rank that does not come

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
-# The number of copies put on streams, by the destination's device type; and the bytes of pinned memory,
-# now and at most.
+# The number of copies put on streams, by the destination's device type; and the present and largest
+# number of bytes of pinned memory.
 copies = collections.Counter()
 pinned = {"now": 0, "most": 0}
-_raw_of = {}  # by the storage, for tensors that C++ has made anew of one that is here
+_raw_of = {}  # the fake tensor by its storage, for tensors that C++ makes of it
 _current = threading.local()
 _lock = threading.RLock()
 
@@ -27,7 +27,7 @@ class Stream:
     """Replaces torch.Stream."""
 
     def __init__(self, device=None):
-        self.waiting = []  # (source, destination) of the copies that are not made yet
+        self.waiting = []  # (source, destination) of copies that are pending
 
     def __enter__(self):
         self._before, _current.stream = current_stream(), self
@@ -51,7 +51,7 @@ class Stream:
         self.run(len(self.waiting))
 
     def wait_stream(self, other):
-        """Lets this stream's next work find the other's copies made."""
+        """Makes the copies of the other stream before this stream's next work."""
         if other is not self:
             other.synchronize()
 

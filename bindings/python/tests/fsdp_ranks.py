@@ -8,7 +8,7 @@ import tempfile
 import unittest.mock
 import warnings
 
-from torch_common import alike, expect, from_rank_0, run_scenarios
+from torch_common import broadcast_from_rank_0, expect_error, is_equal_on_ranks, run_scenarios
 
 import onebit
 import onebit.torch
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 WARMUP = {"warmup_steps": 4, "warmup_bits": 8}
 
 
-def network(mesh, widths=(20, 95, 95), **options):
+def make_network(mesh, widths=(20, 95, 95), **options):
     """One shard of the last bias has no element, and others are of different sizes."""
     torch.manual_seed(3)
     layers = [nn.Sequential(nn.Linear(*one), nn.Tanh()) for one in zip(widths, widths[1:])]
@@ -32,11 +32,11 @@ def network(mesh, widths=(20, 95, 95), **options):
     return fully_shard(model, mesh=mesh, **options)
 
 
-def mesh_of(*shape):
+def make_mesh(*shape):
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
 
 
-def backward(model, step, spoil=1.0, group=None):
+def run_backward(model, step, spoil=1.0, group=None):
     """Each rank of the group has inputs of its own."""
     random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank(group) + step)
     points = torch.randn(16, 20, generator=random)
@@ -45,54 +45,54 @@ def backward(model, step, spoil=1.0, group=None):
     return loss.item()
 
 
-def bits(model):
+def gather_parameters(model):
     return torch.cat([one.full_tensor().detach().flatten() for one in model.parameters()])
 
 
-def adam(model, **options):
+def make_adam(model, **options):
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     return onebit.torch.compress(model, inner, **options)
 
 
-def train(model, optimizer, first, end, group=None):
+def train_model(model, optimizer, first, end, group=None):
     for step in range(first, end):
-        backward(model, step, group=group)
+        run_backward(model, step, group=group)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def in_full_precision(rank, size):
+def check_full_precision(rank, size):
     """The steps are those of HSDP and torch's AdamW: which gradients are averaged over whom, and which
     values a gradient that came in two passes has."""
-    mesh = mesh_of(2, size // 2)
+    mesh = make_mesh(2, size // 2)
     for policy in {}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}:
-        plain, model = network(mesh, **policy), network(mesh, **policy)
+        plain, model = make_network(mesh, **policy), make_network(mesh, **policy)
         theirs = torch.optim.AdamW(plain.parameters(), lr=3e-3)
-        ours = adam(model, kind=onebit.torch.Adam, freeze_step=onebit.FREEZE_NEVER)
+        ours = make_adam(model, kind=onebit.torch.Adam, freeze_step=onebit.FREEZE_NEVER)
         for step in range(6):
             for of, optimizer in (plain, theirs), (model, ours):
                 for again in range(1 + step % 2):
                     of.set_requires_gradient_sync(again == step % 2)
-                    backward(of, 10 * step + again)
+                    run_backward(of, 10 * step + again)
                 torch.nn.utils.clip_grad_norm_(of.parameters(), 1e3)
                 optimizer.step()
                 optimizer.zero_grad()
-        off = (bits(plain) - bits(model)).abs().max()
+        off = (gather_parameters(plain) - gather_parameters(model)).abs().max()
         assert off < (1e-2 if policy else 2e-5), off
         ours.close()
 
 
-def in_bits(rank, size):
+def check_compressed(rank, size):
     """Replicas stay alike; direct and staged copies have the same bits; an element travels in one."""
-    mesh = mesh_of(2, size // 2)
-    models = [network(mesh), network(mesh)]
-    ours = [adam(one, stage=stage, **WARMUP) for one, stage in zip(models, ("auto", "host"))]
+    mesh = make_mesh(2, size // 2)
+    models = [make_network(mesh), make_network(mesh)]
+    ours = [make_adam(one, stage=stage, **WARMUP) for one, stage in zip(models, ("auto", "host"))]
     losses, before = [], None
     for step in range(30):
         for model, optimizer in zip(models, ours):
-            losses.append(backward(model, step))
+            losses.append(run_backward(model, step))
             if step == 0:  # FSDP has left the replicas their own
-                assert not alike(next(model.parameters()).grad.to_local(), mesh.get_group(0))
+                assert not is_equal_on_ranks(next(model.parameters()).grad.to_local(), mesh.get_group(0))
             optimizer.step()
             optimizer.zero_grad()
             if step == 10:
@@ -100,8 +100,8 @@ def in_bits(rank, size):
                     next(model.parameters()).clamp_(-0.2, 0.2)
         if step == 10:
             before = ours[0].comm.bytes_sent
-    whole = [bits(one) for one in models]
-    assert alike(whole[0]) and torch.equal(*whole)
+    whole = [gather_parameters(one) for one in models]
+    assert is_equal_on_ranks(whole[0]) and torch.equal(*whole)
     assert sum(losses[-6:]) < 0.6 * sum(losses[:6]), losses
     elements = sum(one.to_local().numel() for one in models[0].parameters())
     sent = (ours[0].comm.bytes_sent - before) / 19
@@ -110,30 +110,30 @@ def in_bits(rank, size):
         one.close()
 
 
-def skipped(rank, size):
+def check_skipped_steps(rank, size):
     """All ranks skip a step whose gradient one rank's shard finds not finite, also those with other shards."""
-    mesh = mesh_of(2, size // 2)
-    model = network(mesh)
-    optimizer = adam(model, **WARMUP)
-    backward(model, 0)
+    mesh = make_mesh(2, size // 2)
+    model = make_network(mesh)
+    optimizer = make_adam(model, **WARMUP)
+    run_backward(model, 0)
     if rank == size - 1:  # an element of its shard alone
         next(model.parameters()).grad.to_local().view(-1)[3] = float("inf")
-    before = bits(model)
+    before = gather_parameters(model)
     optimizer.step()
-    assert optimizer.status is onebit.Status.SKIPPED and torch.equal(bits(model), before)
+    assert optimizer.status is onebit.Status.SKIPPED and torch.equal(gather_parameters(model), before)
     optimizer.zero_grad()
-    train(model, optimizer, 1, 3)
-    assert optimizer.status is onebit.Status.OK and not torch.equal(bits(model), before)
+    train_model(model, optimizer, 1, 3)
+    assert optimizer.status is onebit.Status.OK and not torch.equal(gather_parameters(model), before)
     optimizer.close()
 
 
-def checkpoints(rank, size):
+def check_checkpoints(rank, size):
     """torch.distributed.checkpoint: as many replicas go on to the bit; one alone, and then two from
     one, go on from the same parameters."""
     from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    place = from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
     alone = dist.new_group([0, 1])
     few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
 
@@ -141,8 +141,8 @@ def checkpoints(rank, size):
         return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
 
     def resume(mesh, where, group=None, **planned):
-        model = network(mesh)
-        optimizer = adam(model, **WARMUP)
+        model = make_network(mesh)
+        optimizer = make_adam(model, **WARMUP)
         both = state_of(model, optimizer)
         planner = DefaultLoadPlanner(**planned)
         load(both, checkpoint_id=where, process_group=group, planner=planner)
@@ -152,61 +152,61 @@ def checkpoints(rank, size):
 
     for stop in 3, 8:
         where = os.path.join(place, str(stop))
-        model = network(mesh_of(2, 2))
-        optimizer = adam(model, **WARMUP)
-        train(model, optimizer, 0, stop)
+        model = make_network(make_mesh(2, 2))
+        optimizer = make_adam(model, **WARMUP)
+        train_model(model, optimizer, 0, stop)
         save(state_of(model, optimizer), checkpoint_id=where)
-        saved = bits(model)
-        train(model, optimizer, stop, 12)
-        other, resumed = resume(mesh_of(2, 2), where)
-        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
-        train(other, resumed, stop, 12)
-        assert torch.equal(bits(other), bits(model)), stop
+        saved = gather_parameters(model)
+        train_model(model, optimizer, stop, 12)
+        other, resumed = resume(make_mesh(2, 2), where)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(gather_parameters(other), saved)
+        train_model(other, resumed, stop, 12)
+        assert torch.equal(gather_parameters(other), gather_parameters(model)), stop
         optimizer.close(), resumed.close()
         if rank < 2:
             other, resumed = resume(few, where, alone)
-            assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+            assert resumed.onebit.info()["steps"] == stop and torch.equal(gather_parameters(other), saved)
             save(state_of(other, resumed), checkpoint_id=where + "-few", process_group=alone)
-            train(other, resumed, stop, 12, alone)
-            assert bits(other).isfinite().all() and not torch.equal(bits(other), saved)
+            train_model(other, resumed, stop, 12, alone)
+            assert gather_parameters(other).isfinite().all() and not torch.equal(gather_parameters(other), saved)
             resumed.close()
         dist.barrier()
-        other, resumed = resume(mesh_of(2, 2), where + "-few", allow_partial_load=True)
-        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
-        train(other, resumed, stop, 12)
-        assert alike(bits(other)) and bits(other).isfinite().all()
+        other, resumed = resume(make_mesh(2, 2), where + "-few", allow_partial_load=True)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(gather_parameters(other), saved)
+        train_model(other, resumed, stop, 12)
+        assert is_equal_on_ranks(gather_parameters(other)) and gather_parameters(other).isfinite().all()
         resumed.close()
     dist.barrier()
     if rank == 0:
         shutil.rmtree(place)
 
 
-def refusals(rank, size):
-    mesh = mesh_of(2, size // 2)
-    model = network(mesh)
+def check_refused(rank, size):
+    mesh = make_mesh(2, size // 2)
+    model = make_network(mesh)
     norms = "norms of parameters would be those of shards"
-    expect(norms, lambda: adam(model, kind=onebit.torch.Lamb))
-    expect(norms, lambda: adam(model, trust_ratio=1))
-    expect("would see the norm of a shard", lambda: adam(model, max_norm=1.0))
-    flat = network(init_device_mesh("cpu", (size,)))
-    expect("for FSDP take onebit.torch.fsdp.compress", lambda: adam(flat))
+    expect_error(norms, lambda: make_adam(model, kind=onebit.torch.Lamb))
+    expect_error(norms, lambda: make_adam(model, trust_ratio=1))
+    expect_error("would see the norm of a shard", lambda: make_adam(model, max_norm=1.0))
+    flat = make_network(init_device_mesh("cpu", (size,)))
+    expect_error("for FSDP take onebit.torch.fsdp.compress", lambda: make_adam(flat))
 
 
-def norms(rank, size):
+def check_norms(rank, size):
     """clip_grad_norm_ finds the norm of the mean over replicas and shards, and inside hosts."""
-    mesh = mesh_of(2, size // 2)
-    plain, model = network(mesh), network(mesh)
-    optimizer = adam(model)
-    backward(plain, 0), backward(model, 0)
+    mesh = make_mesh(2, size // 2)
+    plain, model = make_network(mesh), make_network(mesh)
+    optimizer = make_adam(model)
+    run_backward(plain, 0), run_backward(model, 0)
     wanted = torch.cat([one.grad.full_tensor().flatten() for one in plain.parameters()]).norm()
     found = optimizer.clip_grad_norm_(wanted / 2)
-    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    assert is_equal_on_ranks(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
     optimizer.step(), optimizer.close()
-    dense, ours = Trainer(None, ours=False), Trainer(hosts_of(rank, size), **WARMUP)
+    dense, ours = Trainer(None, ours=False), Trainer(make_host_group(rank, size), **WARMUP)
     dense.step(0), ours.step(0)
     wanted = torch.cat([one.grad.flatten() for one in dense.module.parameters()]).norm()
     found = ours.optimizer.clip_grad_norm_(wanted / 2)  # the gradients are still there
-    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    assert is_equal_on_ranks(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
     ours.optimizer.close()
 
 
@@ -239,52 +239,53 @@ class Trainer:
         self.optimizer.step()
         return loss.item()
 
-    def bits(self):
+    def get_parameters(self):
         return torch.cat([one.detach().flatten() for one in self.module.parameters()])
 
 
-def hosts_of(rank, size):
+def make_host_group(rank, size):
     rows = [list(range(0, size, 2)), list(range(1, size, 2))]  # not in the order of ranks
     return next(group for row, group in [(one, dist.new_group(one)) for one in rows] if rank in row)
 
 
-def inside(rank, size):
+def check_inside_hosts(rank, size):
     """In full precision the steps are DistributedDataParallel's; compressed, ranks stay equal."""
-    own = hosts_of(rank, size)
+    own = make_host_group(rank, size)
     for dtype in torch.float32, torch.bfloat16:
         plain = Trainer(None, dtype, ours=False)
         never = {"kind": onebit.torch.Adam, "freeze_step": onebit.FREEZE_NEVER}
         ours = Trainer(own, dtype, **never)
         for step in range(5):
             plain.step(step), ours.step(step)
-        off = (plain.bits() - ours.bits()).abs().max()
-        assert alike(ours.bits()) and off < (3e-2 if dtype == torch.bfloat16 else 2e-5), off
+        off = (plain.get_parameters() - ours.get_parameters()).abs().max()
+        assert is_equal_on_ranks(ours.get_parameters()) and off < (3e-2 if dtype == torch.bfloat16 else 2e-5), off
         ours.optimizer.close()
     ways = [Trainer(own, **WARMUP), Trainer(own, stage="host", **WARMUP), Trainer(None, **WARMUP)]
     losses = [[one.step(step) for one in ways] for step in range(25)]
-    assert torch.equal(ways[0].bits(), ways[1].bits()) and alike(ways[0].bits())
+    assert torch.equal(ways[0].get_parameters(), ways[1].get_parameters())
+    assert is_equal_on_ranks(ways[0].get_parameters())
     assert all(abs(one[0] - one[2]) < 0.1 * one[2] for one in losses), losses
     said = ways[1].optimizer.describe()
     assert "reduces gradients inside the host; shard " in said and "2 hosts, in the host's" in said
     sent = [one.optimizer.comm.bytes_sent for one in ways]
     assert sent[0] == sent[1] < 0.5 * sent[2], sent
-    before = ways[0].bits()
+    before = ways[0].get_parameters()
     ways[0].step(25, float("inf") if rank == 1 else 1.0)
     assert ways[0].optimizer.status is onebit.Status.SKIPPED
-    assert torch.equal(ways[0].bits(), before)
+    assert torch.equal(ways[0].get_parameters(), before)
     for one in ways:
         one.optimizer.close()
 
 
-def inside_resumes(rank, size):
-    own = hosts_of(rank, size)
+def check_inside_resumed(rank, size):
+    own = make_host_group(rank, size)
     first = Trainer(own, **WARMUP)
     for step in range(7):
         first.step(step)
     alone = first.optimizer.state_dict()
     first.optimizer.consolidate_state_dict()
-    # The consolidated state has plain tensors; rank 0 passes it on, as a file would.
-    whole = from_rank_0(first.optimizer.state_dict() if rank == 0 else None)
+    # The consolidated state has plain tensors; rank 0 sends it to all ranks, in place of a file.
+    whole = broadcast_from_rank_0(first.optimizer.state_dict() if rank == 0 else None)
     assert not any(hasattr(value, "to_local") for of in whole["state"].values() for value in of.values())
     model = {name: value.clone() for name, value in first.module.state_dict().items()}
     for step in range(7, 10):
@@ -295,23 +296,23 @@ def inside_resumes(rank, size):
         other.optimizer.load_state_dict(saved)
         for step in range(7, 10):
             other.step(step)
-        assert torch.equal(first.bits(), other.bits())
+        assert torch.equal(first.get_parameters(), other.get_parameters())
     for of in alone["state"].values():  # as if all had loaded the first shard's file
         for name, value in of.items():
             if name.startswith("head_"):
                 value.to_local()[:, -4:] = torch.tensor([1, 0, 0, 0], dtype=torch.uint8)
     shard = other.optimizer._shards.number
     words = "the state is of shard 1 alone" if shard == 2 else "another shard cannot"
-    expect(words, lambda: other.optimizer.load_state_dict(alone))
+    expect_error(words, lambda: other.optimizer.load_state_dict(alone))
     first.optimizer.close(), other.optimizer.close()
 
 
-def inside_cannot(rank, size):
+def check_inside_refused(rank, size):
     rows = [0], list(range(1, size))
     groups = [dist.new_group(list(one)) for one in rows]
-    expect("hosts have different numbers of ranks, 1 to 3", lambda: Trainer(groups[rank > 0]))
-    own = hosts_of(rank, size)
-    expect("would see the norm of a shard", lambda: Trainer(own, max_norm=1.0))
+    expect_error("hosts have different numbers of ranks, 1 to 3", lambda: Trainer(groups[rank > 0]))
+    own = make_host_group(rank, size)
+    expect_error("would see the norm of a shard", lambda: Trainer(own, max_norm=1.0))
     flat = Trainer("auto")
     assert "each rank exchanges all elements (parameters are on" in flat.optimizer.describe()
     flat.optimizer.close()
@@ -320,24 +321,24 @@ def inside_cannot(rank, size):
 # --- Gradients and parameters in few bits ---------------------------------------------------------
 
 
-def sharded(**options):
+def make_sharded_model(**options):
     """Makes a model of which each rank has a shard."""
-    return network(init_device_mesh("cpu", (dist.get_world_size(),)), (20, 96, 96, 96), **options)
+    return make_network(init_device_mesh("cpu", (dist.get_world_size(),)), (20, 96, 96, 96), **options)
 
 
-def gradients(model):
+def local_gradients(model):
     return torch.cat([one.grad.to_local().flatten().float() for one in model.parameters()])
 
 
 def train_alone(bits=(None, None), steps=30, error_feedback=True, **options):
-    model = sharded(**options)
+    model = make_sharded_model(**options)
     compression = None
     if any(bits):
         compression = compress(model, *bits, error_feedback=error_feedback)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for step in range(steps):
-        losses.append(backward(model, step))
+        losses.append(run_backward(model, step))
         optimizer.step()
         optimizer.zero_grad()
     loss = torch.tensor(losses[-10:]).mean()
@@ -349,7 +350,7 @@ def train_alone(bits=(None, None), steps=30, error_feedback=True, **options):
     return loss.item() / dist.get_world_size(), sent
 
 
-def close_to_plain(rank, size):
+def check_losses(rank, size):
     """Checks losses, and a step's bytes: gradients once, parameters twice except the root's."""
     plain, (loss, _) = train_alone()[0], train_alone((8, 4))
     without, _ = train_alone((8, 4), error_feedback=False)
@@ -364,11 +365,11 @@ def close_to_plain(rank, size):
     assert abs(loss - mixed) < 0.03 * mixed, (loss, mixed)
 
 
-def gradients_are_means(rank, size):
+def check_mean_gradients(rank, size):
     """In 4 bits they are close, and their sum is closer, whatever the operation."""
     for policy, factor in ((torch.float16, None), (torch.float32, 2.0)):
         options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=policy)}
-        models = [sharded(**options), sharded(**options)]
+        models = [make_sharded_model(**options), make_sharded_model(**options)]
         compression = compress(models[1], 4)
         if factor:  # a sum that is multiplied by 1 / factor, of which gloo knows only the sum
             for one in [*models[0].modules(), *models[1].modules()]:
@@ -381,8 +382,8 @@ def gradients_are_means(rank, size):
         for step in range(8):
             got = []
             for number, model in enumerate(models):
-                backward(model, step)
-                got.append(gradients(model))
+                run_backward(model, step)
+                got.append(local_gradients(model))
                 totals[number] = totals[number] + got[-1]
                 model.zero_grad()
             off = (got[1] - got[0]).norm() / got[0].norm()
@@ -419,9 +420,9 @@ class OnDevice:
         return 0, self._skipped
 
 
-def on_a_device(rank, size):
+def check_device_plans(rank, size):
     """A value that is not finite, in the first gather or later, is in that step's parameters alone."""
-    host, device = sharded(), sharded()
+    host, device = make_sharded_model(), make_sharded_model()
     compressions = [compress(model, 4, 4) for model in (host, device)]
     for step, spoilt in enumerate((True, False, False, True, False, False)):
         shards = [next(one[1].parameters()).to_local() for one in (host, device)]
@@ -429,13 +430,13 @@ def on_a_device(rank, size):
         if spoilt and rank == 1:
             for one in shards:
                 one.data.fill_(float("nan"))
-        losses = [backward(host, step)]
+        losses = [run_backward(host, step)]
         with unittest.mock.patch.object(onebit.torch.fsdp, "Plan", OnDevice):
-            losses.append(backward(device, step))
+            losses.append(run_backward(device, step))
         assert all(loss == loss for loss in losses) == (not spoilt), (step, losses)
         if not spoilt:
-            assert gradients(device).isfinite().all(), step
-            assert (gradients(device) - gradients(host)).norm() < 0.3 * gradients(host).norm(), step
+            assert local_gradients(device).isfinite().all(), step
+            assert (local_gradients(device) - local_gradients(host)).norm() < 0.3 * local_gradients(host).norm(), step
         for one, value in zip(shards, before):
             one.data.copy_(value)
         for model in (host, device):
@@ -446,12 +447,12 @@ def on_a_device(rank, size):
     assert compressions[1].skipped > 0  # still
 
 
-def without_error_feedback(rank, size):
+def check_without_error_feedback(rank, size):
     """Groups of one size have one plan, and a state has nothing."""
-    model = sharded()
+    model = make_sharded_model()
     compression = compress(model, 8, 8, error_feedback=False)
     for step in range(2):
-        backward(model, step)
+        run_backward(model, step)
         gathers = [key for key in compression._free if key[0] == "allgather"]
         reduces = [key for key in compression._free if key[0] == "reduce_scatter"]
         # Two of the four groups have one size. No plan is in use.
@@ -463,33 +464,33 @@ def without_error_feedback(rank, size):
     compression.close()
 
 
-def edges(rank, size):
-    model = sharded()
+def check_edge_cases(rank, size):
+    model = make_sharded_model()
     compression = compress(model, 4, 4)
     model._set_unshard_async_op(True)
-    backward(model, 0)
-    backward(model, 1, float("inf") if rank == 1 else 1.0)  # torch's own exchange
-    assert compression.skipped == 4 and not all(gradients(model).isfinite())
+    run_backward(model, 0)
+    run_backward(model, 1, float("inf") if rank == 1 else 1.0)  # torch's own exchange
+    assert compression.skipped == 4 and not all(local_gradients(model).isfinite())
     model.zero_grad()
     saved = compression.state_dict()
-    backward(model, 2)
-    wanted = gradients(model)
+    run_backward(model, 2)
+    wanted = local_gradients(model)
     model.zero_grad()
     assert set(saved) == {"", "0", "1", "2"}
     compression.load_state_dict(saved)
     compression.close()
     again = compress(model, 4, 4)
     again.load_state_dict(saved)
-    backward(model, 2)
-    assert again.dropped == 0 and (gradients(model) - wanted).norm() < 0.01 * wanted.norm()
+    run_backward(model, 2)
+    assert again.dropped == 0 and (local_gradients(model) - wanted).norm() < 0.01 * wanted.norm()
     model.zero_grad()
     for one in model[1].parameters():
         one.requires_grad_(False)
     model[1][0].bias.requires_grad_(True)  # the group has another size
-    backward(model, 3)
+    run_backward(model, 3)
     assert again.dropped == 1
     again.close()
-    double = sharded().double()
+    double = make_sharded_model().double()
     typed = compress(double, 8, 8)
     points = torch.randn(4, 20, dtype=torch.float64)
     double(points).sum().backward()
@@ -497,12 +498,14 @@ def edges(rank, size):
     typed.close()
     for wrong, words in ((lambda: compress(model, 3), "reduce_bits is 3"),
                          (lambda: compress(nn.Linear(1, 1)), "no FSDP module")):
-        expect(words, wrong, ValueError)
+        expect_error(words, wrong, ValueError)
 
 
 SCENARIOS = (
-    in_full_precision, in_bits, skipped, checkpoints, refusals, norms, inside, inside_resumes,
-    inside_cannot, gradients_are_means, edges, on_a_device, without_error_feedback, close_to_plain,
+    check_full_precision, check_compressed, check_skipped_steps, check_checkpoints, check_refused,
+    check_norms, check_inside_hosts, check_inside_resumed, check_inside_refused,
+    check_mean_gradients, check_edge_cases, check_device_plans, check_without_error_feedback,
+    check_losses,
 )  # fmt: skip
 
 

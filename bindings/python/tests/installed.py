@@ -10,7 +10,7 @@ import numpy
 import onebit
 
 
-def over_mpi():
+def check_mpi():
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -41,7 +41,7 @@ def over_mpi():
         print("all well")
 
 
-def in_the_package():
+def check_package():
     here = os.path.dirname(onebit.__file__)
     assert here.startswith(sys.prefix), here
     assert os.path.dirname(onebit.library_path()) == here, onebit.library_path()
@@ -72,4 +72,4 @@ def in_the_package():
     print(f"two ranks agree; the mean of 20 calls is {off:.3f} from the exact one")
 
 
-over_mpi() if sys.argv[1:] == ["mpi"] else in_the_package()
+check_mpi() if sys.argv[1:] == ["mpi"] else check_package()

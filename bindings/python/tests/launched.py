@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 
-def gradient(model, rank, step):
+def make_gradient(model, rank, step):
     points = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + rank))
     model.zero_grad()
     model(points).square().mean().backward()
@@ -28,10 +28,10 @@ def main():
     own.load_state_dict(given.state_dict())
     own.register_comm_hook(None, allreduce_hook)
     for step in range(5):
-        exact, found = (gradient(model, rank, step) for model in (own, given))
+        exact, found = (make_gradient(model, rank, step) for model in (own, given))
         off = (exact - found).norm() / exact.norm()
         assert off == 0 if step == 0 else 0 < off < 0.05, (step, off)
-    assert torch.equal(gradient(copy.deepcopy(given), rank, 5), gradient(own, rank, 5))
+    assert torch.equal(make_gradient(copy.deepcopy(given), rank, 5), make_gradient(own, rank, 5))
     try:
         own.register_comm_hook(None, allreduce_hook)
     except RuntimeError as error:  # as without the launcher

@@ -11,11 +11,11 @@ import pytest
 from onebit import Status
 
 
-def gradient(rank, step, count=5000):
+def make_gradient(rank, step, count=5000):
     return numpy.random.default_rng([rank, step]).standard_normal(count).astype(numpy.float32)
 
 
-def test_self_says_who_is_there():
+def test_self_is_one_rank():
     with onebit.Communicator.self_() as comm:
         assert (comm.rank, comm.size, comm.hosts, comm.bytes_sent) == (0, 1, 1, 0)
     with pytest.raises(onebit.Error, match="communicator is closed"):
@@ -28,20 +28,20 @@ def test_allgather_and_reduce_scatter(on_ranks, hosts):
     def body(comm):
         gather = onebit.Plan(comm, 64, operation="allgather", wire="dense")
         everyone = numpy.empty((4, 64), numpy.float32)
-        gather.allgather(gradient(comm.rank, 0, 64), everyone)
+        gather.allgather(make_gradient(comm.rank, 0, 64), everyone)
         scatter = onebit.Plan(comm, 64, operation=onebit.Operation.REDUCE_SCATTER, wire="dense")
         share = numpy.empty(64, numpy.float32)
-        scatter.reduce_scatter(gradient(comm.rank, 1, 256), share)
+        scatter.reduce_scatter(make_gradient(comm.rank, 1, 256), share)
         return everyone, share, comm.hosts
 
     for rank, (everyone, share, found) in enumerate(on_ranks(4, body, hosts)):
-        assert numpy.array_equal(everyone, [gradient(other, 0, 64) for other in range(4)])
-        mean = numpy.mean([gradient(other, 1, 256) for other in range(4)], 0)
+        assert numpy.array_equal(everyone, [make_gradient(other, 0, 64) for other in range(4)])
+        mean = numpy.mean([make_gradient(other, 1, 256) for other in range(4)], 0)
         assert numpy.allclose(share, mean[64 * rank : 64 * rank + 64], atol=1e-6)
         assert found == hosts
 
 
-def test_float16_and_memory_of_others(on_ranks):
+def test_float16_and_arrays_of_other_libraries(on_ranks):
     def body(comm):
         ones = numpy.full(100, comm.rank + 1, numpy.float16)
         onebit.Plan(comm, 100, dtype="float16").allreduce(ones, ones)
@@ -78,7 +78,7 @@ def test_requests_in_any_order_keep_their_buffers(on_ranks):
     def body(comm):
         plans = [onebit.Plan(comm, 1000) for _ in range(4)]
         result = [numpy.empty(1000, numpy.float32) for _ in plans]
-        sent = [gradient(comm.rank, step, 1000) for step in range(4)]
+        sent = [make_gradient(comm.rank, step, 1000) for step in range(4)]
         alive = [weakref.ref(one) for one in sent]
         requests = [plan.iallreduce(*pair) for plan, *pair in zip(plans, sent, result)]
         del sent
@@ -94,10 +94,10 @@ def test_requests_in_any_order_keep_their_buffers(on_ranks):
     assert all(other == first for other in others)
 
 
-def test_test_moves_a_request(on_ranks):
+def test_test_progresses_a_request(on_ranks):
     def body(comm):
         plan = onebit.Plan(comm, 1000)
-        mine = gradient(comm.rank, 0, 1000)
+        mine = make_gradient(comm.rank, 0, 1000)
         request = plan.iallreduce(mine, mine)
         with pytest.raises(onebit.Error) as busy:
             plan.reset_residual()
@@ -109,15 +109,15 @@ def test_test_moves_a_request(on_ranks):
     assert on_ranks(2, body) == [Status.OK] * 2
 
 
-def test_errors_move(on_ranks):
+def test_residuals_can_be_exported_and_imported(on_ranks):
     def body(comm):
         first, second = onebit.Plan(comm, 3000), onebit.Plan(comm, 3000)
         results = []
-        first.allreduce(gradient(comm.rank, 0, 3000), numpy.empty(3000, numpy.float32))
+        first.allreduce(make_gradient(comm.rank, 0, 3000), numpy.empty(3000, numpy.float32))
         second.import_residual(*first.export_residual())
         for plan in first, second:
             result = numpy.empty(3000, numpy.float32)
-            plan.allreduce(gradient(comm.rank, 1, 3000), result)
+            plan.allreduce(make_gradient(comm.rank, 1, 3000), result)
             results.append(result.tobytes())
         with pytest.raises(onebit.Error, match="worker has 5 FLOAT32"):
             first.import_residual(worker=numpy.zeros(5, numpy.float32))

@@ -16,7 +16,7 @@ import threading
 import numpy
 import onebit
 import pytest
-from conftest import HERE, on_threads
+from conftest import HERE, run_on_threads
 from onebit import Communicator, Status
 
 
@@ -83,12 +83,12 @@ class Threads(onebit.Transport):
         self.hub.released += 1
 
 
-def on_hub(size, body, fails=None):
+def run_on_hub(size, body, fails=None):
     """body(rank, transport) on each rank; the exceptions too are results."""
     hub = Hub()
     transports = [Threads(hub, rank, fails if rank == 1 else None) for rank in range(size)]
     calls = [functools.partial(body, *pair) for pair in enumerate(transports)]
-    return hub, on_threads(calls)
+    return hub, run_on_threads(calls)
 
 
 def test_a_transport_in_python_gives_the_bits_of_loopback(on_ranks):
@@ -105,7 +105,7 @@ def test_a_transport_in_python_gives_the_bits_of_loopback(on_ranks):
             assert (comm.rank, comm.size, comm.hosts) == (rank, 3, 2)
             return exchange(comm)
 
-    hub, results = on_hub(3, body)
+    hub, results = run_on_hub(3, body)
     assert results == on_ranks(3, exchange)
     assert hub.released == 3
     assert not any(hub.wanted.values()) and not any(hub.letters.values())
@@ -116,7 +116,7 @@ def test_what_a_transport_raises_reaches_all(fails):
     def body(rank, transport):
         return onebit.Communicator.custom(transport, rank, 3)
 
-    hub, results = on_hub(3, body, fails)
+    hub, results = run_on_hub(3, body, fails)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 3
     assert f"OSError: no route to {fails}" in results[1].message
     assert hub.released == 0 and not any(hub.wanted.values())
@@ -131,7 +131,7 @@ def test_a_failure_in_a_call_reaches_all():
         mine = numpy.ones(5000, numpy.float32)
         plan.allreduce(mine, mine)
 
-    _, results = on_hub(2, body)
+    _, results = run_on_hub(2, body)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 2
     assert "no route to send" in results[1].message and "the hub is dead" in results[0].message
 
@@ -147,7 +147,7 @@ def test_an_interrupt_is_no_success():
         kind = Interrupted if rank else Threads
         return onebit.Communicator.custom(kind(transport.hub, rank), rank, 2)
 
-    _, results = on_hub(2, body)
+    _, results = run_on_hub(2, body)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 2
     assert "KeyboardInterrupt" in results[1].message
 
@@ -179,7 +179,7 @@ def test_ranks_find_each_other(address):
             assert plan.allreduce(mine, mine) is Status.OK
         return list(mine)
 
-    assert on_threads([lambda number=one: rank(number) for one in range(3)]) == [[2.0] * 40] * 3
+    assert run_on_threads([lambda number=one: rank(number) for one in range(3)]) == [[2.0] * 40] * 3
 
 
 def test_from_the_environment(address, monkeypatch):
@@ -198,13 +198,13 @@ def test_a_rank_that_does_not_come_or_is_another(address):
     def make(rank, size=3, secret=None):
         return lambda: Communicator.sockets(rank, size, address, secret=secret, timeout=1)
 
-    first, *_ = on_threads([make(0), make(1)])
+    first, *_ = run_on_threads([make(0), make(1)])
     assert first.status is Status.ERROR_TRANSPORT and "waited 1 s for rank 2" in first.message
-    twice = on_threads([make(0), make(1), make(1)])
+    twice = run_on_threads([make(0), make(1), make(1)])
     assert any("there is a rank 1 already" in str(one) for one in twice)
-    differs = on_threads([make(0, 2), make(1, 3)])
+    differs = run_on_threads([make(0, 2), make(1, 3)])
     assert "the number of ranks differs: 2 on rank 0, 3 on rank 1" in str(differs[1])
-    keyless = on_threads([make(0, 2, "one"), make(1, 2, "two")])
+    keyless = run_on_threads([make(0, 2, "one"), make(1, 2, "two")])
     assert all(one.status is Status.ERROR_TRANSPORT for one in keyless)
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_does_not_come_or_is_another(address):
         ((0, 2, "127.0.0.1:9", None, None, 0, 0), "timeout is 0"),
     ],
 )
-def test_what_is_refused(arguments, words):
+def test_invalid_options_are_refused(arguments, words):
     with pytest.raises(onebit.Error, match=words) as caught:
         Communicator.sockets(*arguments)
     assert caught.value.status is Status.ERROR_ARGUMENT

@@ -15,18 +15,18 @@ import torch  # noqa: E402
 from onebit import deepspeed  # noqa: E402
 
 
-def config(kind="OneBitAdam", **more):
+def make_config(kind="OneBitAdam", **more):
     parameters = more.pop("params", {})
     return {"optimizer": {"type": kind, "params": parameters}, **more}
 
 
-def parameters(counts=(11, 9)):
+def make_parameters(counts=(11, 9)):
     return [torch.nn.Parameter(torch.ones(count)) for count in counts]
 
 
 def test_every_key_without_effect_is_named(tmp_path):
     path = tmp_path / "ds_config.json"
-    path.write_text(json.dumps(config(
+    path.write_text(json.dumps(make_config(
         params={"lr": 0.01, "cuda_aware": False, "comm_backend_name": "nccl", "freeze_step": 5,
                 "max_grad_norm": 1.0, "max_coeff": 0.3},
         steps_per_print=10,
@@ -37,7 +37,7 @@ def test_every_key_without_effect_is_named(tmp_path):
     )))  # fmt: skip
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        made = deepspeed.from_config(path, parameters(), onebit.Communicator.self_())
+        made = deepspeed.from_config(path, make_parameters(), onebit.Communicator.self_())
     assert all(one.category is onebit.OnebitWarning for one in seen)
     assert {str(one.message).partition(" ")[0] for one in seen} == {
         "optimizer.params.cuda_aware",
@@ -65,11 +65,11 @@ def test_every_key_without_effect_is_named(tmp_path):
          {"variance_freeze_step": 7, "local_step_clipper": 8}),
     ],
 )  # fmt: skip
-def test_names(kind, params, here):
-    found = deepspeed.read_config(config(kind, params=params))
+def test_optimizers_are_known_by_name(kind, params, here):
+    found = deepspeed.read_config(make_config(kind, params=params))
     assert not found.without_effect and found.kind.lower() == kind.lower()
     made = deepspeed.from_config(
-        config(kind, params=params), parameters(), onebit.Communicator.self_()
+        make_config(kind, params=params), make_parameters(), onebit.Communicator.self_()
     )
     assert {name: made._options[name] for name in here} == here
     made.onebit.close()  # the library takes them
@@ -78,40 +78,40 @@ def test_names(kind, params, here):
 def test_batches_precision_and_the_count_of_steps():
     read = deepspeed.read_config
     whole = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
-    assert read(config(**whole), world=2).arguments["gradient_factor"] == 1 / 4
-    scaled = read(config(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}))
+    assert read(make_config(**whole), world=2).arguments["gradient_factor"] == 1 / 4
+    scaled = read(make_config(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}))
     assert scaled.dtype == "float16" and scaled.arguments["initial_loss_scale"] == 256
-    fixed = read(config(gradient_accumulation_steps=2, fp16={"enabled": True, "loss_scale": 128}))
+    fixed = read(make_config(gradient_accumulation_steps=2, fp16={"enabled": True, "loss_scale": 128}))
     assert fixed.arguments == {"gradient_factor": 1 / 256, "clip_norm": 1.0}  # DeepSpeed's default
-    assert "clip_norm" not in read(config(gradient_clipping=0)).arguments
-    with_engine = read(config(gradient_clipping=1.0, **whole), world=2, engine=True)
+    assert "clip_norm" not in read(make_config(gradient_clipping=0)).arguments
+    with_engine = read(make_config(gradient_clipping=1.0, **whole), world=2, engine=True)
     assert with_engine.arguments == {} and "optimizer" not in with_engine.rest
-    exact = deepspeed.OneBitAdam(parameters(), onebit.Communicator.self_(), profile="deepspeed")
+    exact = deepspeed.OneBitAdam(make_parameters(), onebit.Communicator.self_(), profile="deepspeed")
     assert exact._options["freeze_step"] == 100000 and exact.onebit.info()["steps"] == 0
-    ignored = read(config(params={"bias_correction": True}), profile="deepspeed").without_effect
+    ignored = read(make_config(params={"bias_correction": True}), profile="deepspeed").without_effect
     assert ignored == [("optimizer.params.bias_correction", "as in DeepSpeed, which ignores it")]
     with pytest.warns(onebit.OnebitWarning, match="bf16.enabled is true and a parameter is of"):
         deepspeed.from_config(
-            config(bf16={"enabled": True}), parameters(), onebit.Communicator.self_()
+            make_config(bf16={"enabled": True}), make_parameters(), onebit.Communicator.self_()
         )
 
 
-def test_what_is_refused(tmp_path):
+def test_invalid_configurations_are_refused(tmp_path):
     wrong = {
-        "optimizer.type is 'Adam', not one of": config("Adam"),
+        "optimizer.type is 'Adam', not one of": make_config("Adam"),
         "optimizer.type is 'None'": {},
-        "amsgrad is true": config(params={"amsgrad": True}),
-        "zero_optimization.stage is 2": config(zero_optimization={"stage": 2}),
-        "both true": config(fp16={"enabled": True}, bf16={"enabled": True}),
-        "train_batch_size is 30, not": config(
+        "amsgrad is true": make_config(params={"amsgrad": True}),
+        "zero_optimization.stage is 2": make_config(zero_optimization={"stage": 2}),
+        "both true": make_config(fp16={"enabled": True}, bf16={"enabled": True}),
+        "train_batch_size is 30, not": make_config(
             train_batch_size=30, train_micro_batch_size_per_gpu=8
         ),
-        r"fp16 is \[1\], not an object": config(fp16=[1]),
-        "optimizer.params is 'auto', not an object": config(params="auto"),
+        r"fp16 is \[1\], not an object": make_config(fp16=[1]),
+        "optimizer.params is 'auto', not an object": make_config(params="auto"),
     }
     for words, given in wrong.items():
         with pytest.raises(onebit.Error, match=words):
-            deepspeed.from_config(given, parameters(), onebit.Communicator.self_())
+            deepspeed.from_config(given, make_parameters(), onebit.Communicator.self_())
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(onebit.Error, match="is a list, not an object"):
         deepspeed.read_config(tmp_path / "list.json")
@@ -122,9 +122,9 @@ def test_what_is_refused(tmp_path):
         "profile is 'exact'": {"profile": "exact"},
     }.items():
         with pytest.raises(onebit.Error, match=words):
-            deepspeed.OneBitAdam(parameters(), comm, **options)
+            deepspeed.OneBitAdam(make_parameters(), comm, **options)
     with pytest.raises(onebit.Error, match="cannot be added"):
-        deepspeed.OneBitAdam(parameters(), comm).add_param_group({"params": parameters()})
+        deepspeed.OneBitAdam(make_parameters(), comm).add_param_group({"params": make_parameters()})
 
 
 def test_values_have_the_type_of_their_key():
@@ -157,17 +157,17 @@ def test_values_have_the_type_of_their_key():
             elif section:
                 given = {section: {**rest, **given}}
             with pytest.raises(onebit.Error) as error:
-                deepspeed.read_config({**config(kind), **given}, world=1)
+                deepspeed.read_config({**make_config(kind), **given}, world=1)
             assert f"{path} is {value!r}, not " in error.value.message, (error.value, given)
         given = {"optimizer": {"type": kind, "params": {name: None}}} if "." in section else {}
-        deepspeed.read_config({**config(kind), **given}, world=1)
-    read = deepspeed.read_config(config(params={"freeze_step": 1e3, "betas": [0.9, 0.99]})).arguments
+        deepspeed.read_config({**make_config(kind), **given}, world=1)
+    read = deepspeed.read_config(make_config(params={"freeze_step": 1e3, "betas": [0.9, 0.99]})).arguments
     assert read == {"freeze_step": 1000, "betas": [0.9, 0.99], "clip_norm": 1.0}
 
 
-def train(kind, steps, comm, made=None, first=0, **options):
+def train_model(kind, steps, comm, made=None, first=0, **options):
     """Trains on gradients that depend on the rank and the step; returns the parameters after each step."""
-    given = parameters()
+    given = make_parameters()
     made = made or getattr(deepspeed, kind)(given, comm, lr=0.01, **options)
     given = [one for group in made.param_groups for one in group["params"]]
     seen = []
@@ -194,20 +194,20 @@ def test_goes_on_from_a_state_dict(on_ranks, kind, options, profile):
     options = {**options, "profile": profile}
 
     def run(comm):
-        made, seen = train(kind, 8, comm, **options)
+        made, seen = train_model(kind, 8, comm, **options)
         return made.state_dict(), seen[-1]
 
     saved = on_ranks(2, run)
-    whole = on_ranks(2, lambda comm: train(kind, 14, comm, **options)[1])
+    whole = on_ranks(2, lambda comm: train_model(kind, 14, comm, **options)[1])
 
     def go_on(comm):
-        made, _ = train(kind, 0, comm, **options)
+        made, _ = train_model(kind, 0, comm, **options)
         state, values = saved[comm.rank]
         given = [one for group in made.param_groups for one in group["params"]]
         for one, some in zip(given, values.split([one.numel() for one in given])):
             one.data.copy_(some)
         made.load_state_dict(state)
-        return train(kind, 6, comm, made, 8)[1]
+        return train_model(kind, 6, comm, made, 8)[1]
 
     for rank, seen in enumerate(on_ranks(2, go_on)):
         assert all(torch.equal(one, other) for one, other in zip(seen, whole[rank][8:]))
@@ -226,7 +226,7 @@ class Engine:
 
 def test_no_step_before_attach():
     comm = onebit.Communicator.self_()
-    given = parameters()
+    given = make_parameters()
     made = deepspeed.OneBitAdam(given, comm, engine=True)
     for one in given:
         one.grad = torch.zeros_like(one)
@@ -248,9 +248,9 @@ def test_no_step_before_attach():
     assert made.status is onebit.Status.OK and made.onebit.info()["steps"] == 1
 
 
-def test_groups(on_ranks):
+def test_parameter_groups(on_ranks):
     def body(comm):
-        given = parameters()
+        given = make_parameters()
         groups = [{"params": given[:1], "lr": 0.02}, {"params": given[1:], "non_freeze": True}]
         made = deepspeed.OneBitAdam(groups, comm, lr=0.01, freeze_step=2)
         for one in given:

@@ -24,7 +24,7 @@ if not hasattr(torch, "compile"):
 from onebit import deepspeed  # noqa: E402
 from onebit import part  # noqa: E402
 from onebit.deepspeed import convert, state  # noqa: E402
-from test_deepspeed import train  # noqa: E402
+from test_deepspeed import train_model  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -47,7 +47,7 @@ def recorded(tmp_path_factory):
     return folder
 
 
-def go_on(comm, kind, folder, steps=MORE, **options):
+def continue_training(comm, kind, folder, steps=MORE, **options):
     """The losses of this rank's next steps, and the optimizer."""
     model = continue_deepspeed.network(*SIZES)
     config = continue_deepspeed.configuration(kind, False)
@@ -66,7 +66,7 @@ def go_on(comm, kind, folder, steps=MORE, **options):
 def largest_difference(on_ranks, kind, folder, recorded, ranks=RANKS, **options):
     """Returns the largest difference to the losses of DeepSpeed's run, in the first steps and in all."""
     whole = json.loads((recorded / kind / "DeepSpeed, not stopped.json").read_text())
-    losses = on_ranks(ranks, lambda comm: go_on(comm, kind, folder, profile="deepspeed")[0])
+    losses = on_ranks(ranks, lambda comm: continue_training(comm, kind, folder, profile="deepspeed")[0])
     apart = [abs(a / b - 1) for a, b in zip(np.mean(losses, 0), whole)]
     return max(apart[:8]), max(apart)
 
@@ -86,7 +86,7 @@ def test_residuals_that_are_not_there_are_told_of(on_ranks, recorded, kind, tmp_
     assert 1e-3 < largest < 1
 
 
-def sections_of(data):
+def split_sections(data):
     """(what, space, first, values) of a part."""
     (tensors,), (count,) = struct.unpack_from("<Q", data, 88), struct.unpack_from("<Q", data, 224)
     for k in range(count):
@@ -104,11 +104,11 @@ def sections_of(data):
         ("ZeroOneAdam", {"var_freeze_step": 4, "local_step_scaler": 2}, 11),
     ],
 )
-def test_a_part_is_the_librarys(on_ranks, kind, options, steps):
+def test_parts_equal_those_of_the_library(on_ranks, kind, options, steps):
     """Each byte but those of counts that are not carried over, of which there are none here."""
 
     def body(comm):
-        made, _ = train(kind, steps, comm, profile="deepspeed", **options)
+        made, _ = train_model(kind, steps, comm, profile="deepspeed", **options)
         return made.onebit.save()
 
     for rank, data in enumerate(on_ranks(2, body)):
@@ -116,7 +116,7 @@ def test_a_part_is_the_librarys(on_ranks, kind, options, steps):
         assert not other
         ranks, _, stage, _, _, apart = struct.unpack_from("<6I", data, 64)
         padding, done, frozen_at, *exchanges = struct.unpack_from("<6Q", data, 104)
-        found = list(sections_of(data))
+        found = list(split_sections(data))
         numbers = next((one[3] for one in found if one[0] == part.NUMBERS), np.zeros(0))
         head = part.Head(ranks, stage, apart, padding, done, frozen_at, exchanges, numbers)
         arrays = [one for one in found if one[0] != part.NUMBERS]
@@ -126,15 +126,15 @@ def test_a_part_is_the_librarys(on_ranks, kind, options, steps):
 def test_another_number_of_ranks_and_the_default_profile(on_ranks, recorded):
     for ranks in (1, 3):
         losses = on_ranks(
-            ranks, lambda comm: go_on(comm, KINDS[0], recorded / KINDS[0], profile="deepspeed")[0]
+            ranks, lambda comm: continue_training(comm, KINDS[0], recorded / KINDS[0], profile="deepspeed")[0]
         )
         assert np.isfinite(losses).all() and np.mean(losses) < 0.5
     for kind in KINDS[:2]:
         with pytest.warns(onebit.OnebitWarning, match="one more step is dense"):
-            made = on_ranks(2, lambda comm: go_on(comm, kind, recorded / kind, 3)[1].onebit.info())
+            made = on_ranks(2, lambda comm: continue_training(comm, kind, recorded / kind, 3)[1].onebit.info())
         assert made[0]["steps"] == STOPS[kind] + 2 and made[0]["freeze_step"] == STOPS[kind]
     with pytest.raises(onebit.Error, match="goes on in profile deepspeed only"):
-        on_ranks(2, lambda comm: go_on(comm, KINDS[2], recorded / KINDS[2]))
+        on_ranks(2, lambda comm: continue_training(comm, KINDS[2], recorded / KINDS[2]))
 
 
 def test_convert_checkpoint(on_ranks, recorded, tmp_path):
@@ -151,7 +151,7 @@ def test_convert_checkpoint(on_ranks, recorded, tmp_path):
 
         def directly(comm):
             folder = recorded / KINDS[0]
-            return go_on(comm, KINDS[0], folder, 0, profile="deepspeed")[1].onebit.save()
+            return continue_training(comm, KINDS[0], folder, 0, profile="deepspeed")[1].onebit.save()
 
         assert on_ranks(2, from_files) == on_ranks(2, directly)
     with pytest.raises(onebit.Error, match="has no parameter 'nothing'"):
@@ -170,12 +170,12 @@ def test_what_cannot_be_loaded_is_refused_on_all_ranks(on_ranks, recorded, tmp_p
         ("has no file 'latest'", tmp_path / "nowhere", KINDS[0]),
     ):
         with pytest.raises(onebit.Error, match=words):
-            on_ranks(2, lambda comm: go_on(comm, kind, folder))  # noqa: B023
+            on_ranks(2, lambda comm: continue_training(comm, kind, folder))  # noqa: B023
 
     def one_rank_alone(comm):
         folder = lamb if comm.rank == 0 else tmp_path
         with pytest.raises(onebit.Error):
-            go_on(comm, KINDS[1], folder)
+            continue_training(comm, KINDS[1], folder)
 
     on_ranks(2, one_rank_alone)
 
@@ -202,7 +202,7 @@ def test_wrappers_and_states_that_are_not_one(recorded):
     other = convert.parts_of(plain, layout, {"freeze_step": 40})
     for what in (part.PARAMETERS, part.MOMENTUM, part.VARIANCE):
         values = [
-            [row[3] for row in sections_of(made[0]) if row[:2] == (what, part.ELEMENTS)]
+            [row[3] for row in split_sections(made[0]) if row[:2] == (what, part.ELEMENTS)]
             for made in (data, other)
         ]
         assert np.allclose(*values, rtol=1e-6)

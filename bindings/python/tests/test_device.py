@@ -35,7 +35,7 @@ def test_memory_of_a_device(tmp_path):
     assert ran.stdout.endswith("over NCCL\nin time\n") == bool(torch)
 
 
-def test_room_is_made_where_there_is_too_little(monkeypatch):
+def test_memory_that_torch_does_not_use_is_freed_first(monkeypatch):
     """torch gives back memory that it does not use before the library asks the driver for more."""
     emptied = []
     cuda = types.SimpleNamespace(

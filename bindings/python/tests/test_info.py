@@ -12,7 +12,7 @@ import pytest
 from conftest import PACKAGE, REPOSITORY
 
 
-def info(*arguments, **changes):
+def run_info(*arguments, **changes):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE), **changes}
     command = [sys.executable, "-m", "onebit.info", *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -20,8 +20,8 @@ def info(*arguments, **changes):
     return ran.returncode, {name: text.strip() for name, _, text in rows if name}, ran
 
 
-def test_it_says_what_was_found():
-    code, rows, ran = info(ONEBIT_CODEC="scalar")
+def test_info_lists_what_was_found():
+    code, rows, ran = run_info(ONEBIT_CODEC="scalar")
     assert code == 0, ran.stdout + ran.stderr
     assert rows["library"] == f"{onebit.library_path()} (named by ONEBIT_LIBRARY)"
     assert rows["onebit"] == f"package {onebit.__version__}, library {onebit.version()}"
@@ -38,15 +38,15 @@ def test_it_says_what_was_found():
     assert rows["Python"].startswith(sys.version.split()[0])
 
 
-def test_what_is_wrong_is_in_the_exit_status(tmp_path):
-    code, rows, _ = info(ONEBIT_LIBRARY=str(tmp_path / "none.so"))
+def test_the_exit_status_reports_errors(tmp_path):
+    code, rows, _ = run_info(ONEBIT_LIBRARY=str(tmp_path / "none.so"))
     assert code == 1 and "was not found" in rows["error"] and "numpy" in rows
-    code, rows, _ = info(ONEBIT_CODEC="abacus")
+    code, rows, _ = run_info(ONEBIT_CODEC="abacus")
     assert code == 1 and "abacus" in rows["error"] and rows["onebit"]
-    code, rows, _ = info(ONEBIT_LIBRARY=ctypes.util.find_library("m"))
+    code, rows, _ = run_info(ONEBIT_LIBRARY=ctypes.util.find_library("m"))
     assert code == 1 and "undefined symbol: onebit_" in rows["error"]
-    assert info("--verbose")[0] == 2
-    assert info("--help")[0] == 0
+    assert run_info("--verbose")[0] == 2
+    assert run_info("--help")[0] == 0
 
 
 def test_the_version_is_that_of_the_headers():
@@ -88,7 +88,7 @@ def test_nccl_of_the_packages_comes_before_any_other(tmp_path):
     subprocess.run(["cc", user, *options, "-o", tmp_path / "user.so"], check=True)
     script = (
         "import ctypes, sys; from onebit import _native\n"
-        "found = _native._open(); print(found.used(), ctypes.CDLL('libnccl.so.2').version())"
+        "found = _native._open_library(); print(found.used(), ctypes.CDLL('libnccl.so.2').version())"
     )
     environment = {
         **os.environ,

@@ -18,7 +18,7 @@ HEADERS = REPOSITORY / "include" / "onebit"
 CONSTANTS = [name for name in dir(_interface) if name.isupper() and type(getattr(_interface, name)) is int]
 
 
-def of_python():
+def list_python_names():
     for structure in _interface.STRUCTURES:
         name = structure.c_name
         yield f"sizeof {name} {ctypes.sizeof(structure)}"
@@ -32,7 +32,7 @@ def of_python():
         yield f"ONEBIT_{name} {ctypes.c_ssize_t(getattr(_interface, name)).value}"
 
 
-def in_c(line):
+def write_c_line(line):
     """Returns the statement in C that prints the same line."""
     name, field = line.split()[0].split(".") if "." in line else (line.split()[0], None)
     if field:
@@ -45,9 +45,9 @@ def in_c(line):
 @pytest.mark.skipif(not COMPILER, reason="there is no C compiler here")
 def test_structures_and_numbers_are_those_of_the_headers(tmp_path):
     """offsetof knows nothing of a field that Python has not, but of the places of those behind it."""
-    source, binary, lines = tmp_path / "layout.c", tmp_path / "layout", list(of_python())
+    source, binary, lines = tmp_path / "layout.c", tmp_path / "layout", list(list_python_names())
     body = [f"#include <{name}.h>" for name in ("onebit/onebit", "onebit/counters", "stddef", "stdio")]
-    source.write_text("\n".join([*body, "int main(void) {", *map(in_c, lines), "return 0; }", ""]))
+    source.write_text("\n".join([*body, "int main(void) {", *map(write_c_line, lines), "return 0; }", ""]))
     subprocess.run([COMPILER, "-std=c11", f"-I{HEADERS.parent}", "-o", binary, source], check=True)
     said = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
     assert said.splitlines() == lines and len(lines) > 300
@@ -70,7 +70,7 @@ def test_every_declaration_is_read():
 def test_an_unknown_type_is_refused(tmp_path):
     (tmp_path / "new.h").write_text("onebit_status_t onebit_new(struct stat *thing);\n")
     with pytest.raises(KeyError):
-        _headers.written(tmp_path)
+        _headers.generate_module(tmp_path)
 
 
 RIGHT = """
@@ -99,7 +99,7 @@ onebit.Outer(comm, []).check().upper()
 @pytest.mark.skipif(not importlib.util.find_spec("mypy"), reason="mypy is not here")
 def test_mypy_accepts_a_right_program_and_each_line_of_a_wrong_one_is_found(tmp_path):
     shutil.copytree(PACKAGE / "onebit", tmp_path / "package" / "onebit")
-    (tmp_path / "package" / "onebit" / "_interface.py").write_text(_headers.written(HEADERS))
+    (tmp_path / "package" / "onebit" / "_interface.py").write_text(_headers.generate_module(HEADERS))
     for name, text in ("right", RIGHT), ("wrong", WRONG):
         (tmp_path / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent"]

@@ -8,28 +8,28 @@ from onebit import Status
 COUNT = 600
 
 
-def start(seed, dtype=numpy.float32):
+def make_parameters(seed, dtype=numpy.float32):
     return [
         numpy.random.default_rng([seed, number]).standard_normal(COUNT + number).astype(dtype)
         for number in range(3)
     ]
 
 
-def fill(gradients, rank, step):
+def fill_gradients(gradients, rank, step):
     for number, one in enumerate(gradients):
         random = numpy.random.default_rng([rank, step, number])
         one[:] = random.standard_normal(one.size).astype(one.dtype)
 
 
-def make(comm, kind=onebit.Adam, dtype=numpy.float32, **options):
-    parameters, gradients = start(5, dtype), start(6, dtype)
+def make_optimizer(comm, kind=onebit.Adam, dtype=numpy.float32, **options):
+    parameters, gradients = make_parameters(5, dtype), make_parameters(6, dtype)
     tensors = list(zip(parameters, gradients))
     return parameters, gradients, kind(comm, tensors, **options)
 
 
-def steps(comm, optimizer, gradients, first, last):
+def make_steps(comm, optimizer, gradients, first, last):
     for step in range(first, last):
-        fill(gradients, comm.rank, step)
+        fill_gradients(gradients, comm.rank, step)
         assert optimizer.step(1e-2) is Status.OK
 
 
@@ -49,14 +49,14 @@ def steps(comm, optimizer, gradients, first, last):
 )
 def test_ranks_stay_alike_and_go_on_from_checkpoints(on_ranks, tmp_path, kind, options):
     def body(comm):
-        parameters, gradients, optimizer = make(comm, kind, **options)
-        steps(comm, optimizer, gradients, 0, 4)
+        parameters, gradients, optimizer = make_optimizer(comm, kind, **options)
+        make_steps(comm, optimizer, gradients, 0, 4)
         part = optimizer.save()
         optimizer.save_files(tmp_path / "checkpoint")
-        steps(comm, optimizer, gradients, 4, 6)
-        other, its_gradients, again = make(comm, kind, **options)
+        make_steps(comm, optimizer, gradients, 4, 6)
+        other, its_gradients, again = make_optimizer(comm, kind, **options)
         again.load_files(tmp_path / "checkpoint")
-        steps(comm, again, its_gradients, 4, 6)
+        make_steps(comm, again, its_gradients, 4, 6)
         assert [one.tobytes() for one in other] == [one.tobytes() for one in parameters]
         assert again.info()["steps"] == 6
         return part, [one.tobytes() for one in parameters]
@@ -66,9 +66,9 @@ def test_ranks_stay_alike_and_go_on_from_checkpoints(on_ranks, tmp_path, kind, o
     parts = [part for part, _ in ranks]
 
     def from_parts(comm):
-        parameters, gradients, optimizer = make(comm, kind, **options)
+        parameters, gradients, optimizer = make_optimizer(comm, kind, **options)
         optimizer.load(parts)
-        steps(comm, optimizer, gradients, 4, 6)
+        make_steps(comm, optimizer, gradients, 4, 6)
         with pytest.raises(onebit.Error) as caught:
             optimizer.load([parts[0][:-9], parts[1]])
         assert caught.value.status in (Status.ERROR_CHECKPOINT, Status.ERROR_PEER)
@@ -79,10 +79,10 @@ def test_ranks_stay_alike_and_go_on_from_checkpoints(on_ranks, tmp_path, kind, o
 
 def test_statistics(on_ranks):
     def body(comm):
-        _, gradients, optimizer = make(comm, freeze_step=2, clip_norm=1.0, initial_loss_scale=1024)
+        _, gradients, optimizer = make_optimizer(comm, freeze_step=2, clip_norm=1.0, initial_loss_scale=1024)
         assert optimizer.loss_scale == 1024
         assert optimizer.info()["stage"] is onebit.Stage.STAGE_WARMUP
-        steps(comm, optimizer, gradients, 0, 4)
+        make_steps(comm, optimizer, gradients, 0, 4)
         info, found = optimizer.info(), optimizer.statistics()
         assert info["stage"] is onebit.Stage.STAGE_COMPRESSED and info["name"] == "adam"
         assert info["exchanges"] == (2, 2, 0) and info["gradient_norm"] > 0

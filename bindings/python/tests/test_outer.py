@@ -8,19 +8,19 @@ from onebit import Status
 COUNTS = (600, 33)
 
 
-def start(dtype=numpy.float32):
+def make_parameters(dtype=numpy.float32):
     return [numpy.zeros(count, dtype) for count in COUNTS]
 
 
-def train(parameters, rank, step):
+def train_locally(parameters, rank, step):
     for number, one in enumerate(parameters):
         target = numpy.random.default_rng([rank, step, number]).standard_normal(one.size)
         one -= (0.1 * (one - target)).astype(one.dtype)
 
 
-def run(comm, parameters, outer, first, last):
+def run_outer_steps(comm, parameters, outer, first, last):
     for step in range(first, last):
-        train(parameters, comm.rank, step)
+        train_locally(parameters, comm.rank, step)
         assert outer.step(1 + comm.rank) is Status.OK
 
 
@@ -30,19 +30,19 @@ def test_checkpoints_go_on_to_the_bit(on_ranks, tmp_path, dtype):
     parts = [None, None]
 
     def body(comm):
-        parameters, other = start(dtype), start(dtype)
+        parameters, other = make_parameters(dtype), make_parameters(dtype)
         outer = onebit.Outer(comm, parameters, [1], **options)
         again = onebit.Outer(comm, other, [1], **options)
-        run(comm, parameters, outer, 0, 5)
+        run_outer_steps(comm, parameters, outer, 0, 5)
         parts[comm.rank] = outer.save()
         outer.save_files(tmp_path / "saved")
         again.load_files(tmp_path / "saved")
         assert again.info()["in_flight"] == outer.info()["in_flight"] == 1
-        run(comm, parameters, outer, 5, 12)
-        run(comm, other, again, 5, 12)
+        run_outer_steps(comm, parameters, outer, 5, 12)
+        run_outer_steps(comm, other, again, 5, 12)
         assert all((a == b).all() for a, b in zip(parameters, other))
         again.load(parts)
-        run(comm, other, again, 5, 12)
+        run_outer_steps(comm, other, again, 5, 12)
         assert all((a == b).all() for a, b in zip(parameters, other))
         outer.synchronize()
         return outer.info()["checksum"], [one.copy() for one in parameters]
@@ -63,12 +63,12 @@ def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
 
     def local(comm, parameters, gradients, step):
         if kind == "outer":
-            train(parameters, comm.rank, step)
+            train_locally(parameters, comm.rank, step)
         for number, one in enumerate(gradients):
             one[:] = numpy.random.default_rng([comm.rank, step, number]).standard_normal(one.size)
 
     def body(comm):
-        parameters, gradients = start(), start()
+        parameters, gradients = make_parameters(), make_parameters()
         made, step = make(comm, parameters, gradients)
         for number in range(3):
             local(comm, parameters, gradients, number)
@@ -105,11 +105,11 @@ def test_what_is_wrong_is_told_on_all_ranks(on_ranks):
     def body(comm):
         mixed = [numpy.zeros(3, numpy.float32), numpy.zeros(3, numpy.float16)]
         with pytest.raises(onebit.Error) as told:
-            onebit.Outer(comm, mixed if comm.rank else start())
+            onebit.Outer(comm, mixed if comm.rank else make_parameters())
         assert told.value.status is (Status.ERROR_ARGUMENT if comm.rank else Status.ERROR_PEER)
         with pytest.raises(TypeError if comm.rank else onebit.Error):
-            onebit.Outer(comm, start(), **({"nothing": 1} if comm.rank else {}))
-        parameters = [one + 7 for one in start()]
+            onebit.Outer(comm, make_parameters(), **({"nothing": 1} if comm.rank else {}))
+        parameters = [one + 7 for one in make_parameters()]
         with onebit.Outer(comm, parameters, rule="nesterov", bits=1) as outer:
             assert "set bits to 4" in outer.check()
             assert (outer.consensus(1, numpy.zeros(33, numpy.float32)) == 7).all()
@@ -128,14 +128,14 @@ def test_copies_of_tensors(on_ranks, options):
     parts = {stage: [None, None] for stage in ("auto", "host")}
 
     def body(comm):
-        ways = [[torch.from_numpy(one) for one in start()] for _ in parts]
+        ways = [[torch.from_numpy(one) for one in make_parameters()] for _ in parts]
         options_of = {"local_steps": 4, **options}
         outers = [onebit.Outer(comm, one, [1], stage, **options_of) for one, stage in zip(ways, parts)]
 
         def steps(first, last):
             for step in range(first, last):
                 for parameters, outer in zip(ways, outers):
-                    train([one.numpy() for one in parameters], comm.rank, step)
+                    train_locally([one.numpy() for one in parameters], comm.rank, step)
                     outer.step()
                 assert all(torch.equal(*one) for one in zip(*ways)), step
 
@@ -217,19 +217,19 @@ def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
 
     def body(comm):
         alone = onebit.Communicator.self_()
-        first, second = start(), start()
+        first, second = make_parameters(), make_parameters()
         outer = onebit.OuterSites(alone, comm, first, [1], **options)
         again = onebit.OuterSites(alone, comm, second, [1], **options)
-        run(comm, first, outer, 0, 4)
+        run_outer_steps(comm, first, outer, 0, 4)
         again.load([outer.save()])
-        run(comm, first, outer, 4, 8)
-        run(comm, second, again, 4, 8)
+        run_outer_steps(comm, first, outer, 4, 8)
+        run_outer_steps(comm, second, again, 4, 8)
         assert all((one == other).all() for one, other in zip(first, second))
         outer.move(comm)
         outer.synchronize()
         assert outer.sites()["sites"] == 3 and outer.sites()["site"] == comm.rank
         with pytest.raises(onebit.Error, match="ONEBIT_OUTER_SPARSE does not go with sites"):
-            onebit.OuterSites(alone, comm, start(), bits=-1)
+            onebit.OuterSites(alone, comm, make_parameters(), bits=-1)
         again.close()
         outer.close()
         return first

@@ -8,36 +8,42 @@ import sys
 
 import onebit
 import pytest
-from conftest import HERE, PACKAGE, launch, without_gloo
+from conftest import HERE, PACKAGE, remove_gloo_lines, run_program
 from onebit import Status
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
-# By program: scenarios that one launch runs, one after the other, and the number of ranks.
+# The launches of each program: scenarios, which run one after the other, and the number of ranks.
 LAUNCHES = {
     "torch_ranks": [
-        ("collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default,hook,widths,"
-         "training,state_goes_on", 4),
-        ("hook_fails", 3), ("gone_over_gloo", 3),
+        ("check_collectives,check_collectives_over_gloo,check_groups,check_other_backend,check_fallback,"
+         "check_nccl_by_default,check_hook,check_widths,check_training,check_resumed_state", 4),
+        ("check_hook_errors", 3), ("check_lost_rank_over_gloo", 3),
     ],
     "torch_carry_ranks": [
-        ("hook", 2), ("compiled,scaler", 2), ("refusals,errors", 2), ("programs_apart,skipped", 2),
-        ("interrupted", 2), ("half_way", 2), ("schedulers", 2), ("states", 2),
-        ("compressed", 1), ("compressed", 2), ("compressed", 4),
+        ("check_hook", 2), ("check_compiled_models,check_grad_scaler", 2), ("check_refused_models,check_errors", 2),
+        ("check_diverging_programs,check_skipped_steps", 2), ("check_interrupts", 2),
+        ("check_interrupted_backward", 2), ("check_schedulers", 2), ("check_states", 2),
+        ("check_compress", 1), ("check_compress", 2), ("check_compress", 4),
     ],
     "torch_life_ranks": [
-        ("freed,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
+        ("check_freed_objects,check_forked_process,check_interrupt", 2), ("check_groups", 4),
+        ("check_lost_rank", 3),
     ],
-    "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2),
-        ("local,local_never", 2), ("local_resumed", 2), ("local,local_skipped", 4), ("local_failed", 2)],
+    "torch_auto_ranks": [
+        ("check_choices,check_thawed_layers,check_refused", 2), ("check_corrections", 2), ("check_resumed", 2),
+        ("check_local_steps,check_excluded_local_steps", 2), ("check_resumed_local_steps", 2),
+        ("check_local_steps,check_skipped_local_steps", 4), ("check_failed_local_steps", 2),
+    ],
     "torch_resume_ranks": [
-        ("resumed", 2), ("half,dense", 2), ("others,averaged_by_others", 3),
-        ("distributed", 3),
+        ("check_resumed", 2), ("check_half_precision,check_dense_states", 2),
+        ("check_other_rank_counts,check_other_averaging", 3),
+        ("check_distributed_states", 3),
     ],
     "fsdp_ranks": [
-        ("gradients_are_means,edges,on_a_device,without_error_feedback,close_to_plain", 4),
-        ("in_full_precision,in_bits,skipped,checkpoints,refusals", 4),
-        ("norms,inside,inside_resumes,inside_cannot", 4),
+        ("check_mean_gradients,check_edge_cases,check_device_plans,check_without_error_feedback,check_losses", 4),
+        ("check_full_precision,check_compressed,check_skipped_steps,check_checkpoints,check_refused", 4),
+        ("check_norms,check_inside_hosts,check_inside_resumed,check_inside_refused", 4),
     ],
     "trainers_ranks": [("accelerate", 2), ("lightning", 2), ("transformers", 2),
         ("lightning_local", 2), ("transformers_local", 2)],
@@ -45,7 +51,7 @@ LAUNCHES = {
 }  # fmt: skip
 
 
-def why_not(program, scenarios):
+def reason_to_skip(program, scenarios):
     """Returns why this torch cannot run the scenarios; None: it can."""
     import torch
 
@@ -54,9 +60,9 @@ def why_not(program, scenarios):
     if program == "trainers_ranks" and not importlib.util.find_spec(scenarios.split("_")[0]):
         return f"{scenarios} has no trainer here"
     lacks = {
-        "gradients_are_means": fsdp.FSDPModule is None,
+        "check_mean_gradients": fsdp.FSDPModule is None,
         "fsdp_ranks": not shards.FSDPModule,
-        "distributed": not hasattr(torch, "compile"),
+        "check_distributed_states": not hasattr(torch, "compile"),
     }
     return "this torch has no such thing" if lacks.get(program) or lacks.get(scenarios.split(",")[0]) else None
 
@@ -66,18 +72,18 @@ def why_not(program, scenarios):
     [(program, *row) for program, rows in LAUNCHES.items() for row in rows],
 )
 def test_ranks(program, scenarios, ranks):
-    reason = why_not(program, scenarios)
+    reason = reason_to_skip(program, scenarios)
     if reason:
         pytest.skip(reason)
-    said = launch(f"{program}.py", scenarios, ranks)
+    said = run_program(f"{program}.py", scenarios, ranks)
     print(said)
-    if scenarios.startswith("gone"):
+    if scenarios.startswith("check_lost_rank"):
         assert sorted(said.splitlines()) == ["rank 0 knows", "rank 1 knows"]
     else:
         assert said.endswith("all well\n")
 
 
-def on_two(tmp_path, script, *arguments, first=""):
+def run_on_two_ranks(tmp_path, script, *arguments, first=""):
     """Runs a script in two processes over gloo, in which `rank` is set; returns their output. first: lines before
     all imports."""
     start = (
@@ -97,7 +103,7 @@ def on_two(tmp_path, script, *arguments, first=""):
     ]  # fmt: skip
     said = [one.communicate(timeout=200) for one in ranks]
     assert [one.returncode for one in ranks] == [0, 0], said
-    return [without_gloo(out) for out, _ in said]
+    return [remove_gloo_lines(out) for out, _ in said]
 
 
 @pytest.mark.parametrize("transport", ["gloo", "sockets"])
@@ -119,7 +125,7 @@ def test_a_process_ends(tmp_path, transport):
         "time.sleep(1 - rank)\n"
         "if sys.argv[3] == 'gloo': comm.close(); dist.destroy_process_group()\n"
     )
-    assert on_two(tmp_path, script, transport, first=first) == ["[]\n", "[]\n"]
+    assert run_on_two_ranks(tmp_path, script, transport, first=first) == ["[]\n", "[]\n"]
 
 
 def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
@@ -134,9 +140,9 @@ def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
         "run = ranks.Run(None, {}, timeout=60)\n"
         "for number in torch.utils.data.DataLoader(Data(), num_workers=2):\n"
         "    run.step(rank, int(number))\n"
-        "assert run.begun == 4 and ranks.alike(run.bits()); print('well', flush=True)\n"
+        "assert run.begun == 4 and ranks.is_equal_on_ranks(run.get_parameters()); print('well', flush=True)\n"
     )
-    assert on_two(tmp_path, script) == ["well\n"] * 2
+    assert run_on_two_ranks(tmp_path, script) == ["well\n"] * 2
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
@@ -173,8 +179,8 @@ def test_tensors_are_used_in_place():
 # --- A program that is not changed ---------------------------------------------------------------
 
 
-def run(arguments, ranks=1):
-    """(exit status, what it said on standard error) of each rank."""
+def run_launcher(arguments, ranks=1):
+    """Returns (exit status, standard error) of each rank."""
     path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
     started = [
         subprocess.Popen(
@@ -193,7 +199,7 @@ def test_a_program_that_is_not_changed(tmp_path):
 
     if torch.__version__ < "2":
         pytest.skip("this torch does not say which hooks a model has")
-    first, second = run(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)
+    first, second = run_launcher(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)
     assert first[0] == second[0] == 0, (first, second)
     words = "onebit: 4 buckets of gradients compressed ("
     assert words in first[1] and "from rank 0), 1 by torch, 0 of them" in first[1], first
@@ -201,10 +207,10 @@ def test_a_program_that_is_not_changed(tmp_path):
 
 
 def test_a_program_without_a_model():
-    ((status, said),) = run(["-m", "platform"])
+    ((status, said),) = run_launcher(["-m", "platform"])
     if "torch before 2.0" in said:
         pytest.skip("this torch does not say which hooks a model has")
     words = "onebit: no DistributedDataParallel on the processor is without a hook of its own\n"
     assert (status, said) == (0, words)
-    ((status, said),) = run(["--bits", "3", "x.py"])
+    ((status, said),) = run_launcher(["--bits", "3", "x.py"])
     assert status == 2 and "invalid choice: 3" in said

@@ -8,7 +8,7 @@ import warnings
 
 import onebit
 import pytest
-from conftest import launch
+from conftest import run_program
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
@@ -85,7 +85,7 @@ def test_steps_are_those_of_torch(made):
             assert torch.allclose(mine, one, atol=1e-6), (kind, mine, one)
 
 
-def test_gradients_may_lie_otherwise(made):
+def test_gradients_may_have_other_strides(made):
     """Parameters or gradients that are not in the order of their elements."""
     import torch
 
@@ -154,7 +154,7 @@ def test_one_rank_of_several_hosts_saves(on_ranks):
     assert all(torch.equal(found[0], one) and one.isfinite().all() for one in found)
 
 
-def test_what_is_refused(made):
+def test_invalid_arguments_are_refused(made):
     import torch
 
     refused = {
@@ -196,7 +196,7 @@ def test_what_is_refused(made):
 # --- Copies in memory of the host -----------------------------------------------------------------
 
 
-def devices():
+def list_devices():
     import torch
 
     accelerator = getattr(torch, "accelerator", None)
@@ -252,7 +252,7 @@ class Twins:
 def test_bits_are_those_of_the_processor(comm, kind, dtype):
     import torch
 
-    for device in devices():
+    for device in list_devices():
         twins = Twins(comm, kind, device, getattr(torch, dtype))
         for step in range(6):
             twins.step(step)
@@ -290,10 +290,10 @@ def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
     assert (optimizer.state[one]["parameter"] - 2.98).abs().max() < 0.005 and (one < 3).all()
 
 
-def test_what_the_program_writes_is_taken(comm):
+def test_writes_of_the_program_are_kept(comm):
     import torch
 
-    for device in devices():
+    for device in list_devices():
         twins = Twins(comm, "EfficientAdam", device, torch.float32)
         for step in range(3):
             twins.step(step)
@@ -315,7 +315,7 @@ def test_what_the_program_writes_is_taken(comm):
         twins.check()
 
 
-def test_choices(comm, monkeypatch):
+def test_choice_of_copies(comm, monkeypatch):
     import torch
 
     import onebit.torch
@@ -375,18 +375,18 @@ def test_a_late_copy_is_waited_for(monkeypatch):
 
 
 ALWAYS = {
-    "torch_carry_ranks.py": "hook,scaler,skipped,schedulers,compressed",
-    "torch_ranks.py": "hook,state_goes_on",
-    "torch_resume_ranks.py": "resumed,half",
+    "torch_carry_ranks.py": "check_hook,check_grad_scaler,check_skipped_steps,check_schedulers,check_compress",
+    "torch_ranks.py": "check_hook,check_resumed_state",
+    "torch_resume_ranks.py": "check_resumed,check_half_precision",
 }
 
 
 @pytest.mark.skipif(os.environ.get("ONEBIT_STAGE") == "always", reason="every test is staged")
 @pytest.mark.parametrize("program", ALWAYS)
-def test_what_is_tested_without(monkeypatch, program):
+def test_scenarios_of_the_processor_with_copies(monkeypatch, program):
     """Scenarios of the processor's tensors, with copies of these."""
     monkeypatch.setenv("ONEBIT_STAGE", "always")
-    assert launch(program, ALWAYS[program], 2).endswith("all well\n")
+    assert run_program(program, ALWAYS[program], 2).endswith("all well\n")
 
 
 def test_models_on_a_device():
@@ -396,5 +396,8 @@ def test_models_on_a_device():
         fake_device = pytest.importorskip("fake_device")
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
-    for scenarios, ranks in ("two_lines,nobody_waits,averaged,outer_steps,collectives", 2), ("inside_first", 4):
-        assert launch("torch_device_ranks.py", scenarios, ranks).endswith("all well\n")
+    for scenarios, ranks in (
+        ("check_two_lines,check_missing_wait,check_averaging_hook,check_outer_steps,check_collectives", 2),
+        ("check_inside_hosts", 4),
+    ):
+        assert run_program("torch_device_ranks.py", scenarios, ranks).endswith("all well\n")

@@ -6,12 +6,12 @@ import io
 import time
 import warnings
 
-from torch_common import alike, bits, expect, from_rank_0, run_scenarios
-from torch_resume_ranks import Trainer, network
+from torch_common import broadcast_from_rank_0, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_resume_ranks import Trainer, make_network
 
 import onebit.torch
 import torch
-from onebit._native import wrong
+from onebit._native import argument_error
 from onebit.torch import automatic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,7 @@ BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125, "local steps": 0.125}
 
 
 class Network(automatic.Meter):
-    """Seconds by the bytes of an exchange, on a link whose rate changes."""
+    """A model of a link whose rate changes: an exchange takes seconds by its bytes."""
 
     rate = 1e3  # elements' bytes a second
     extra = 0.0  # seconds that this rank computes longer
@@ -43,11 +43,11 @@ class Network(automatic.Meter):
         return compute + wait, compute
 
 
-ELEMENTS = sum(one.numel() for one in network().parameters())
+ELEMENTS = sum(one.numel() for one in make_network().parameters())
 automatic.Meter = Network
 
 
-def rate_of(seconds):
+def rate_for_seconds(seconds):
     """Returns the rate at which a dense exchange takes that many seconds."""
     return 4.0 * ELEMENTS / seconds
 
@@ -66,16 +66,16 @@ class Run(Trainer):
     @property
     def method(self):
         method = self.optimizer.automatic.method
-        assert alike(torch.tensor([float(automatic.METHODS.index(method))])), method
+        assert is_equal_on_ranks(torch.tensor([float(automatic.METHODS.index(method))])), method
         return method
 
 
-def choices(rank, size):
-    """Each method where it is the shortest; one line on rank 0 says so; a rank that computes longer is
-    no slow link; optimizers without a form in one bit have none."""
+def check_choices(rank, size):
+    """Each method is chosen where it is the fastest, and one line on rank 0 says so. A rank that computes
+    longer does not count as a slow link. Optimizers without a form in one bit do not get it."""
     cases = [(0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")]
     for seconds, wanted in cases:
-        Network.rate = rate_of(seconds)
+        Network.rate = rate_for_seconds(seconds)
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             run = Run()
@@ -87,14 +87,14 @@ def choices(rank, size):
         assert len(lines) == (rank == 0), lines
         if rank == 0 and wanted == "one bit":
             assert "takes one bit, and expects a step of" in lines[0] and "instead of" in lines[0]
-        assert type(run.optimizer) is torch.optim.AdamW and alike(run.bits())
+        assert type(run.optimizer) is torch.optim.AdamW and is_equal_on_ranks(run.get_parameters())
         run.close()
-    Network.rate = rate_of(12.0)
+    Network.rate = rate_for_seconds(12.0)
     run = Run(twin=torch.optim.RMSprop)
     run.train(0, 8)
     assert run.method == "8 bits"
     run.close()
-    Network.rate, Network.extra = rate_of(0.2), 5.0 * rank
+    Network.rate, Network.extra = rate_for_seconds(0.2), 5.0 * rank
     run = Run()
     run.train(0, 8)
     assert run.method == "dense"
@@ -102,47 +102,48 @@ def choices(rank, size):
     Network.extra = 0.0
 
 
-def corrected(rank, size):
-    """A link that changes is followed, both ways; what was expected wrongly is put right; a method that
-    is no better is not changed again and again. Parameters are alike, and losses those of dense."""
+def check_corrections(rank, size):
+    """The method follows a link that becomes slower or faster; wrong expectations are corrected; a method that
+    is no better is not tried again and again. Parameters are equal, and losses those of dense."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
-    Network.rate = rate_of(0.01)
+    Network.rate = rate_for_seconds(0.01)
     run = Run()
     run.train(0, 30)
     assert run.method == "dense"
-    Network.rate = rate_of(12.0 + rank)  # the slower one counts
+    Network.rate = rate_for_seconds(12.0 + rank)  # the slower one counts
     run.train(30, 120)
     assert run.method == "one bit" and run.optimizer.automatic.made is not None
-    Network.rate = rate_of(0.01)
+    Network.rate = rate_for_seconds(0.01)
     Network.surprise = {"one bit": 0.2}  # as of a busy processor
     run.train(120, 240)
     assert run.method == "dense" and run.optimizer.automatic.changes == 2
     assert len(run.optimizer.state) == len(list(run.module.parameters()))
     Network.surprise = {}
     found = run.train(240, 300)
-    assert alike(run.bits()) and abs(found / wanted - 1) < 5e-3, (found, wanted)
+    assert is_equal_on_ranks(run.get_parameters()) and abs(found / wanted - 1) < 5e-3, (found, wanted)
     assert run.optimizer.report().steps == 300
     run.close()
-    Network.rate, Network.surprise = rate_of(12.0), {"8 bits": 30.0, "one bit": 30.0}
+    Network.rate, Network.surprise = rate_for_seconds(12.0), {"8 bits": 30.0, "one bit": 30.0}
     run, before = Run(), Network.probes
     run.train(0, 290)
     assert run.method == "dense" and run.optimizer.automatic.changes <= 3
     assert Network.probes - before < 24, Network.probes
     run.close()
-    Network.rate, Network.surprise = rate_of(12.0), {}
+    Network.rate, Network.surprise = rate_for_seconds(12.0), {}
     run = Run(bytes_a_day=1e12)
     run.train(0, 60)
     assert run.method == "one bit"
 
     def choose(total, compute):  # as on two hosts; those of one send nothing
-        raise wrong("choice->bytes_a_day is 1e+12: each of the methods sends more")
+        raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
 
-    Network.rate, run.optimizer.automatic._choose = rate_of(0.01), choose
+    Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         run.train(60, 180)
-    assert run.method == "one bit" and "1e+12: each of the methods sends more; one bit goes on" in str(told[0].message), told
+    assert run.method == "one bit", run.method
+    assert "1e+12: each of the methods sends more; one bit goes on" in str(told[0].message), told
     run.close()
 
 
@@ -150,17 +151,17 @@ WARMUP = {"warmup_steps": 8, "warmup_bits": 8}  # of which one bit has what is l
 CASES = ((torch.optim.AdamW, {}), (torch.optim.AdamW, WARMUP), (torch.optim.SGD, {}))
 
 
-def resumed(rank, size):
+def check_resumed(rank, size):
     """The choice is in the state, and goes on to the bit with as many ranks: loaded before auto and
     after it, saved by each rank or by one for all."""
     for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")):
         for twin, options in CASES:
-            Network.rate = rate_of(seconds)
+            Network.rate = rate_for_seconds(seconds)
             run = Run(twin=twin, **options)
             run.train(0, 12)
             own = run.saved()
             run.optimizer.consolidate_state_dict()
-            whole = from_rank_0(run.saved() if rank == 0 else None)
+            whole = broadcast_from_rank_0(run.saved() if rank == 0 else None)
             run.train(12, 18)
             one_bit = run.optimizer.automatic.made is not None
             assert run.method == method and one_bit == (method == "one bit" and (
@@ -170,7 +171,7 @@ def resumed(rank, size):
                     other = Run(**{when: copy.deepcopy(saved)}, twin=twin, **options)
                     assert other.method == method and other.optimizer.automatic.steps == 12
                     other.train(12, 18)
-                    assert torch.equal(run.bits(), other.bits()), (method, twin, when)
+                    assert torch.equal(run.get_parameters(), other.get_parameters()), (method, twin, when)
                     other.close()
             run.close()
     compressed = Trainer()
@@ -179,29 +180,29 @@ def resumed(rank, size):
     compressed.train(8, 12)
     other = Run(saved, warmup_steps=6, warmup_bits=8)  # of compress: is in one bit
     other.train(8, 12)
-    assert other.method == "one bit" and torch.equal(compressed.bits(), other.bits())
+    assert other.method == "one bit" and torch.equal(compressed.get_parameters(), other.get_parameters())
     compressed.close(), other.close()
 
 
-def moments(run):
+def collect_moments(run):
     """Returns all moments of the optimizer."""
     every = (one for state in run.optimizer.state.values() for one in state.values() if one.dim())
     return torch.cat([one.reshape(-1) for one in every])
 
 
-def exchanged(run):
+def count_exchanges(run):
     """Returns the number of exchanges. The consensus is the same on all ranks; parameters have residuals."""
     info = run.optimizer.automatic.local.outer.info()
-    assert alike(torch.tensor([float(info["checksum"]), float(info["exchanges"])], dtype=torch.double))
+    assert is_equal_on_ranks(torch.tensor([float(info["checksum"]), float(info["exchanges"])], dtype=torch.double))
     return info["exchanges"]
 
 
-def local(rank, size):
+def check_local_steps(rank, size):
     """The ranks make local steps where one bit would wait for the link longer than it computes: they have the
     same consensus after each round, are alike once the link is fast again, and the loss is near dense."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
-    Network.rate, said = rate_of(20.0), io.StringIO()
+    Network.rate, said = rate_for_seconds(20.0), io.StringIO()
     run = Run()
     with contextlib.redirect_stderr(said):
         run.train(0, 7)
@@ -211,94 +212,97 @@ def local(rank, size):
         assert said.getvalue().count("the ranks' models differ until optimizer.automatic.synchronize()") == 1
     assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
     run.train(7, 10)
-    assert not alike(run.bits())
-    Network.rate = rate_of(40.0)  # no reason for another number of steps
+    assert not is_equal_on_ranks(run.get_parameters())
+    Network.rate = rate_for_seconds(40.0)  # no reason for another number of steps
     run.train(10, 107)
-    assert exchanged(run) == 1
+    assert count_exchanges(run) == 1
     run.train(107, 150)
-    assert run.method == "local steps" and not alike(run.bits()) and not alike(moments(run))
-    before, Network.rate, step = run.optimizer.report(), rate_of(0.01), 150
+    assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
+    assert not is_equal_on_ranks(collect_moments(run))
+    before, Network.rate, step = run.optimizer.report(), rate_for_seconds(0.01), 150
     assert before.steps == 150 and before.overlapped == 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1
-        assert step < 270 and (step != 207 or run.method != "local steps" or exchanged(run) == 2)
-    assert run.method == "dense" and alike(run.bits()) and alike(moments(run))
+        assert step < 270 and (step != 207 or run.method != "local steps" or count_exchanges(run) == 2)
+    assert run.method == "dense" and is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
     found = run.train(step, 300)
-    assert alike(run.bits()) and alike(moments(run)) and abs(found / wanted - 1) < 0.02, (found, wanted)
+    assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
+    assert abs(found / wanted - 1) < 0.02, (found, wanted)
     assert 0 < before.bytes_sent < before.dense_bytes / 9 and run.optimizer.report().steps == 300
     run.close()
 
 
-def local_resumed(rank, size):
+def check_resumed_local_steps(rank, size):
     """A state of local steps, saved between two exchanges, goes on to the bit where each rank saves its own, and
     after an exchange where one saves for all; one rank's alone begins anew, which is said."""
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_for_seconds(20.0)
     for twin in torch.optim.AdamW, torch.optim.SGD:
         run = Run(twin=twin)
         run.train(0, 40)
-        assert run.method == "local steps" and not alike(run.bits())
+        assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             own = run.saved()
         assert any("the model is this rank's own" in str(one.message) for one in told)
-        alone = from_rank_0(own)
+        alone = broadcast_from_rank_0(own)
         run.train(40, 150)
         wanted = run.train(150, 160)
         for when in "saved", "late":
             other = Run(**{when: copy.deepcopy(own)}, twin=twin)
-            assert other.method == "local steps" and not alike(other.bits())
+            assert other.method == "local steps" and not is_equal_on_ranks(other.get_parameters())
             assert other.optimizer.automatic.steps == 40
-            assert other.train(40, 160) == wanted and torch.equal(run.bits(), other.bits()), when
+            assert other.train(40, 160) == wanted and torch.equal(run.get_parameters(), other.get_parameters()), when
             other.close()
             other = Run(**{when: copy.deepcopy(alone)}, twin=twin)
-            assert other.method == "local steps" and alike(other.bits())
+            assert other.method == "local steps" and is_equal_on_ranks(other.get_parameters())
             other.train(40, 44)
             other.close()
         run.optimizer.consolidate_state_dict()
-        assert alike(run.bits())
-        whole = from_rank_0(run.saved() if rank == 0 else None)
+        assert is_equal_on_ranks(run.get_parameters())
+        whole = broadcast_from_rank_0(run.saved() if rank == 0 else None)
         for when in "saved", "late":
             other = Run(**{when: copy.deepcopy(whole)}, twin=twin)
-            assert torch.equal(run.bits(), other.bits()) and other.method == "local steps"
+            assert torch.equal(run.get_parameters(), other.get_parameters()) and other.method == "local steps"
             residuals = [one.optimizer.automatic.local.outer.info()["residual_norm"] for one in (run, other)]
             assert residuals[0] == residuals[1] > 0
             other.close()
         other = Run(twin=twin, local_steps=False)
-        expect("is of method local steps, not of one of dense", lambda: other.optimizer.load_state_dict(whole["optimizer"]))
+        words = "is of method local steps, not of one of dense"
+        expect_error(words, lambda: other.optimizer.load_state_dict(whole["optimizer"]))
         other.close()
         run.train(160, 163)
-        assert not alike(run.bits())
+        assert not is_equal_on_ranks(run.get_parameters())
         other = Run(copy.deepcopy(whole), twin=twin)
         other.train(160, 163)
         other.module.load_state_dict(whole["model"])  # as a trainer does with the best at the end
-        loaded = other.bits()
+        loaded = other.get_parameters()
         other.close()
-        assert torch.equal(other.bits(), loaded)
+        assert torch.equal(other.get_parameters(), loaded)
         run.close()
-        assert alike(run.bits())
+        assert is_equal_on_ranks(run.get_parameters())
 
 
-def local_skipped(rank, size):
+def check_skipped_local_steps(rank, size):
     """An exchange with a rank that is not finite is skipped, and that rank goes on from the consensus."""
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_for_seconds(20.0)
     run = Run()
     run.train(0, 40)
     if rank == 1:
         for one in run.module.parameters():
             one.grad.fill_(float("inf"))
     run.optimizer.step()
-    assert torch.isfinite(run.bits()).all() == (rank != 1)
+    assert torch.isfinite(run.get_parameters()).all() == (rank != 1)
     run.train(41, 108)
-    assert run.optimizer.report().skipped == 1 and torch.isfinite(run.bits()).all()
-    assert torch.isfinite(moments(run)).all()
+    assert run.optimizer.report().skipped == 1 and torch.isfinite(run.get_parameters()).all()
+    assert torch.isfinite(collect_moments(run)).all()
     run.close()
-    assert alike(run.bits())
+    assert is_equal_on_ranks(run.get_parameters())
 
 
-def local_failed(rank, size):
+def check_failed_local_steps(rank, size):
     """A rank that closes because of an exception waits for no other, and the others learn of it."""
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_for_seconds(20.0)
     run = Run(timeout=30)
     run.train(0, 40)
     began = time.monotonic()
@@ -315,9 +319,9 @@ def local_failed(rank, size):
     assert time.monotonic() - began < 20
 
 
-def local_never(rank, size):
+def check_excluded_local_steps(rank, size):
     """Local steps are not used where they would be wrong or are off, and the line says why."""
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_for_seconds(20.0)
 
     def check(run, why):
         said = io.StringIO()
@@ -341,14 +345,15 @@ def local_never(rank, size):
             scaler.step(run.optimizer)
             scaler.update()
         assert run.method != "local steps" and "a GradScaler" in run.optimizer.describe()
-        assert alike(run.bits()) and scaler.get_scale() == (2.0 if late else 4.0)
+        assert is_equal_on_ranks(run.get_parameters()) and scaler.get_scale() == (2.0 if late else 4.0)
         run.close()
     run = Run()
     run.train(0, 20)
     assert run.method == "local steps"
     with run.model.join():
         run.train(20, 22)
-    assert run.method == "8 bits" and alike(run.bits()) and alike(moments(run))
+    assert run.method == "8 bits" and is_equal_on_ranks(run.get_parameters())
+    assert is_equal_on_ranks(collect_moments(run))
     assert "join()" in run.optimizer.describe()
     with run.model.join():
         run.train(22, 24 + rank)
@@ -357,9 +362,9 @@ def local_never(rank, size):
     run.close()
 
 
-def thawed(rank, size):
+def check_thawed_layers(rank, size):
     """DistributedDataParallel has no bucket for a layer that is thawed: one warning says so."""
-    Network.rate, module = rate_of(0.01), network()
+    Network.rate, module = rate_for_seconds(0.01), make_network()
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)
     optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()))
@@ -371,26 +376,30 @@ def thawed(rank, size):
             model(torch.ones(4, 20) + rank).sum().backward()
             optimizer.step()
     assert ["6.weight, 6.bias: frozen when" in str(one.message) for one in told] == [True], told
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_for_seconds(20.0)
     for _ in range(120):  # until there are local steps, which begin at equal parameters
         optimizer.zero_grad()
         model(torch.ones(4, 20) + rank).sum().backward()
         optimizer.step()
     assert optimizer.automatic.method == "local steps"
     optimizer.close()
-    assert alike(bits(module))
+    assert is_equal_on_ranks(flatten_parameters(module))
 
 
-def refused(rank, size):
-    model = DistributedDataParallel(network())
+def check_refused(rank, size):
+    model = DistributedDataParallel(make_network())
     optimizer = torch.optim.AdamW(model.parameters())
     wrong = lambda: onebit.torch.compress(model, optimizer, method="automatic")  # noqa: E731
-    expect("method is 'automatic', not 'auto'", wrong)
-    expect("is a Linear, not a Dist", lambda: onebit.torch.auto(nn.Linear(2, 2), optimizer))
+    expect_error("method is 'automatic', not 'auto'", wrong)
+    expect_error("is a Linear, not a Dist", lambda: onebit.torch.auto(nn.Linear(2, 2), optimizer))
     onebit.torch.auto(model, optimizer).close()
 
 
-SCENARIOS = (choices, corrected, resumed, local, local_resumed, local_skipped, local_failed, local_never, thawed, refused)
+SCENARIOS = (
+    check_choices, check_corrections, check_resumed, check_local_steps, check_resumed_local_steps,
+    check_skipped_local_steps, check_failed_local_steps, check_excluded_local_steps,
+    check_thawed_layers, check_refused,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

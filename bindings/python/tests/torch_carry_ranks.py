@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 
-from torch_common import alike, bits, expect, raises, run_scenarios
+from torch_common import expect_error, expect_status, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit
 import onebit.torch
@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 KINDS = ("EfficientAdam", "Adam", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
 
 
-def network():
-    """Its gradients fill three buckets of DistributedDataParallel, and of onebit (bucket_size=30000)."""
+def make_network():
+    """Makes a model whose gradients fill three buckets of DistributedDataParallel, and of onebit
+    (bucket_size=30000)."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(20, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 160),
@@ -30,18 +31,18 @@ def network():
     )
 
 
-def loss_of(model, rank, step, count=8):
+def compute_loss(model, rank, step, count=8):
     random = torch.Generator().manual_seed(1000 * rank + step)
     points = torch.randn(count, 20, generator=random)
     return ((model(points) - points[:, :1].sin()) ** 2).mean()
 
 
-def optimizer_of(model, comm, kind="EfficientAdam", **options):
+def make_optimizer(model, comm, kind="EfficientAdam", **options):
     options = {"lr": 1e-2, "bucket_size": 30000, "comm": comm, **options}
     return getattr(onebit.torch, kind)(model.parameters(), **options)
 
 
-def wrapped(model, **options):
+def wrap_model(model, **options):
     return DistributedDataParallel(model, bucket_cap_mb=0.1, **options)
 
 
@@ -49,11 +50,11 @@ class Run:
     """A model that is trained, with the hook or without DistributedDataParallel."""
 
     def __init__(self, comm, ddp=None, attach=True, kind="EfficientAdam", overlap=True, **options):
-        self.module = network()
-        self.optimizer = optimizer_of(self.module, comm, kind, **options)
+        self.module = make_network()
+        self.optimizer = make_optimizer(self.module, comm, kind, **options)
         self.model = self.module
         if ddp is not None:
-            self.model = wrapped(self.module, **ddp)
+            self.model = wrap_model(self.module, **ddp)
             self.optimizer.attach(self.model, overlap)
         self.begun = 0
         begin = self.optimizer.onebit.begin
@@ -66,29 +67,29 @@ class Run:
 
     def step(self, rank, step, change=None):
         self.optimizer.zero_grad()
-        loss = loss_of(self.model, rank, step)
+        loss = compute_loss(self.model, rank, step)
         loss.backward()
         if change:
             change(self)
         self.optimizer.step()
         return loss.item()
 
-    def bits(self):
-        return bits(self.module)
+    def get_parameters(self):
+        return flatten_parameters(self.module)
 
     def close(self):
         self.optimizer.onebit.close()
 
 
-def same(comm, rank, run, change=None, steps=5, one_step=Run.step, **options):
-    """Steps with the hook are to the bit those without it."""
+def check_same_steps(comm, rank, run, change=None, steps=5, one_step=Run.step, **options):
+    """Checks that steps with the hook equal those without it, to the bit."""
     plain = Run(comm, **options)
     for step in range(steps):
         for one in plain, run:
             one_step(one, rank, step, change)
             assert one.optimizer.status is Status.OK
-        assert torch.equal(plain.bits(), run.bits()), step
-    assert alike(run.bits())
+        assert torch.equal(plain.get_parameters(), run.get_parameters()), step
+    assert is_equal_on_ranks(run.get_parameters())
     begun = run.begun
     plain.close(), run.close()
     return begun
@@ -97,47 +98,47 @@ def same(comm, rank, run, change=None, steps=5, one_step=Run.step, **options):
 # --- The hook ------------------------------------------------------------------------------------
 
 
-def hook(rank, size):
+def check_hook(rank, size):
     comm = onebit.Communicator.torch()
-    assert len(list(network().parameters())) == 8
+    assert len(list(make_network().parameters())) == 8
     for kind in ("EfficientAdam", "Adam", "ZeroOneAdam"):
         options = {"freeze_step": 3} if kind == "Adam" else {}
-        begun = same(comm, rank, Run(comm, {}, kind=kind, **options), kind=kind, **options)
+        begun = check_same_steps(comm, rank, Run(comm, {}, kind=kind, **options), kind=kind, **options)
         assert begun == 3, begun  # the first two steps are looked at
     for ddp in (
         {"gradient_as_bucket_view": True},
         {"static_graph": True},
         {"find_unused_parameters": True},
     ):
-        assert same(comm, rank, Run(comm, ddp)) == 3, ddp
-    assert same(comm, rank, Run(comm, {}, overlap=False)) == 0
+        assert check_same_steps(comm, rank, Run(comm, ddp)) == 3, ddp
+    assert check_same_steps(comm, rank, Run(comm, {}, overlap=False)) == 0
     clipped = {"max_norm": 0.5}
-    assert same(comm, rank, Run(comm, {}, **clipped), **clipped) == 0
+    assert check_same_steps(comm, rank, Run(comm, {}, **clipped), **clipped) == 0
     coupled = {"weight_decay": 0.1, "decoupled_weight_decay": False}
     for options, words in ((clipped, "max_norm needs all"), (coupled, "as in torch's Adam and SGD")):
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            assert same(comm, rank, Run(comm, {}, **options), **options) == 0
+            assert check_same_steps(comm, rank, Run(comm, {}, **options), **options) == 0
         assert [words in str(one.message) for one in seen] == [True], seen
     coupled["weight_decay"] = 0.0
-    assert same(comm, rank, Run(comm, {}, **coupled), **coupled) == 3
-    changes(comm, rank)
-    unused(comm, rank)
-    frozen(comm, rank)
-    images(comm, rank)
-    accumulation(comm, rank)
-    half(comm, rank)
+    assert check_same_steps(comm, rank, Run(comm, {}, **coupled), **coupled) == 3
+    check_changed_gradients(comm, rank)
+    check_unused_layers(comm, rank)
+    check_frozen_layers(comm, rank)
+    check_channels_last(comm, rank)
+    check_accumulation(comm, rank)
+    check_half_precision(comm, rank)
     comm.close()
 
 
-def changes(comm, rank):
-    """Gradients that are changed after the pass: always, and from some step on."""
+def check_changed_gradients(comm, rank):
+    """Gradients are changed after the backward pass: always, and from some step on."""
     def clip(run):
         nn.utils.clip_grad_norm_(run.module.parameters(), 0.1)
 
     for view in False, True:
         run = Run(comm, {"gradient_as_bucket_view": view})
-        assert same(comm, rank, run, clip) == 0
+        assert check_same_steps(comm, rank, run, clip) == 0
         calls = []
 
         def sometimes(run):
@@ -146,7 +147,7 @@ def changes(comm, rank):
                 clip(run)
 
         run = Run(comm, {"gradient_as_bucket_view": view})
-        assert same(comm, rank, run, sometimes) == 2  # the fourth was begun, and then made anew
+        assert check_same_steps(comm, rank, run, sometimes) == 2  # the fourth was begun, and then made anew
 
     calls = []
 
@@ -157,18 +158,18 @@ def changes(comm, rank):
 
     for view in False, True:
         calls.clear()
-        assert same(comm, rank, Run(comm, {"gradient_as_bucket_view": view}), unseen) == 2
+        assert check_same_steps(comm, rank, Run(comm, {"gradient_as_bucket_view": view}), unseen) == 2
 
     def rate(run):
         run.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + len(rates) // 2)
         rates.append(1)
 
     rates = []
-    assert same(comm, rank, Run(comm, {}), rate) == 0
+    assert check_same_steps(comm, rank, Run(comm, {}), rate) == 0
 
 
-def unused(comm, rank):
-    """A layer that this rank does not use, and one that no rank uses."""
+def check_unused_layers(comm, rank):
+    """Steps work with a layer that this rank does not use, and one that no rank uses."""
     def step_of(run, rank, step, change):
         run.optimizer.zero_grad()
         model = run.model
@@ -194,24 +195,24 @@ def unused(comm, rank):
         return Branches()
 
     def call():
-        same(comm, rank, Run(comm, {"find_unused_parameters": True}), one_step=step_of)
+        check_same_steps(comm, rank, Run(comm, {"find_unused_parameters": True}), one_step=step_of)
 
-    with_network(branches, call)
+    call_with_network(branches, call)
 
 
-def with_network(make, call):
-    global network
-    usual, network = network, make
+def call_with_network(make, call):
+    global make_network
+    usual, make_network = make_network, make
     try:
         call()
     finally:
-        network = usual
+        make_network = usual
 
 
-def frozen(comm, rank):
-    """A layer that is not trained keeps its parameters, decays or not; one that is not trained any
-    more likewise; and one that was not must not be later."""
-    make = network
+def check_frozen_layers(comm, rank):
+    """A layer that is not trained keeps its parameters, decays or not; so does one that is not trained any
+    more. Training one later is an error."""
+    make = make_network
 
     def first_frozen():
         module = make()
@@ -222,28 +223,28 @@ def frozen(comm, rank):
         run = Run(comm, {}, weight_decay=0.5)
         assert len(run.optimizer._parameters) == 6
         before = [one.clone() for one in run.module[0].parameters()]
-        assert same(comm, rank, run, weight_decay=0.5) == 3
+        assert check_same_steps(comm, rank, run, weight_decay=0.5) == 3
         assert all(map(torch.equal, before, run.module[0].parameters()))
         run = Run(comm, weight_decay=0.5)
         run.step(rank, 0)
         run.module[6].requires_grad_(False)
-        before = run.bits()
+        before = run.get_parameters()
         run.step(rank, 1)
-        changed = before != run.bits()
+        changed = before != run.get_parameters()
         assert changed.any() and not changed[-161:].any()
         run.module[6].requires_grad_(True)
-        before = run.bits()
+        before = run.get_parameters()
         run.step(rank, 2)
-        assert (before != run.bits())[-161:].any()
+        assert (before != run.get_parameters())[-161:].any()
         run.module[0].requires_grad_(True)
-        expect("had requires_grad=False when the optimizer", lambda: run.step(rank, 3))
+        expect_error("had requires_grad=False when the optimizer", lambda: run.step(rank, 3))
         run.close()
 
-    with_network(first_frozen, call)
+    call_with_network(first_frozen, call)
 
 
-def images(comm, rank):
-    """Parameters in channels_last, as they are the fastest for convolutions."""
+def check_channels_last(comm, rank):
+    """Parameters may be in channels_last, which is the fastest for convolutions."""
     def convolutions():
         torch.manual_seed(3)
         return nn.Sequential(
@@ -252,69 +253,69 @@ def images(comm, rank):
         ).to(memory_format=torch.channels_last)
 
     def call():
-        assert not network()[3].weight.is_contiguous()
+        assert not make_network()[3].weight.is_contiguous()
         for view in False, True:
-            assert same(comm, rank, Run(comm, {"gradient_as_bucket_view": view})) == 3
+            assert check_same_steps(comm, rank, Run(comm, {"gradient_as_bucket_view": view})) == 3
 
-    with_network(convolutions, call)
+    call_with_network(convolutions, call)
 
 
-def accumulation(comm, rank):
-    """Several backward passes a step: with no_sync, and without."""
+def check_accumulation(comm, rank):
+    """A step may have several backward passes, with no_sync and without."""
     def step_of(run, rank, step, quiet):
         run.optimizer.zero_grad()
         for part in range(3):
             quietly = quiet and part < 2 and run.model is not run.module
             with run.model.no_sync() if quietly else contextlib.nullcontext():
-                (loss_of(run.model, rank, 10 * step + part) / 3).backward()
+                (compute_loss(run.model, rank, 10 * step + part) / 3).backward()
         run.optimizer.step()
 
-    begun = same(comm, rank, Run(comm, {}), True, one_step=step_of)
+    begun = check_same_steps(comm, rank, Run(comm, {}), True, one_step=step_of)
     assert begun == 3, begun
-    assert same(comm, rank, Run(comm, {}), False, one_step=step_of) == 0
-    # A pass too many in a step that has begun: it is made anew.
+    assert check_same_steps(comm, rank, Run(comm, {}), False, one_step=step_of) == 0
+    # A step that has begun gets another backward pass: it is made again.
     plain, run = Run(comm), Run(comm, {})
     for step in range(6):
         for one in plain, run:
             one.optimizer.zero_grad()
             for part in range(2 if step == 4 else 1):
-                loss_of(one.model, rank, 10 * step + part).backward()
+                compute_loss(one.model, rank, 10 * step + part).backward()
             one.optimizer.step()
-    assert torch.equal(plain.bits(), run.bits()) and run.begun == 3
+    assert torch.equal(plain.get_parameters(), run.get_parameters()) and run.begun == 3
     plain.close(), run.close()
 
 
-def programs_apart(rank, size):
-    """One rank leaves out a step, as by a norm of its own gradients: no step is made of different
-    ones, and when all leave it out the run goes on. Steps that are skipped are said."""
+def check_diverging_programs(rank, size):
+    """One rank leaves out a step, for example by the norm of its own gradients: no step mixes gradients of
+    different steps, and when all ranks leave it out the run continues."""
     comm = onebit.Communicator.torch()
     for overlap in False, True:
         run = Run(comm, {}, overlap=overlap)
         for step in range(4):
             run.step(rank, step)
-        kept = run.bits()
+        kept = run.get_parameters()
         if overlap:
             run.optimizer.zero_grad()
-            loss_of(run.model, rank, 4).backward()
+            compute_loss(run.model, rank, 4).backward()
             if rank == 0:
-                loss_of(run.model, rank, 5).backward()
+                compute_loss(run.model, rank, 5).backward()
             else:
-                raises(Status.ERROR_PEER, run.optimizer.step, "of 1 backward pass.")
+                expect_status(Status.ERROR_PEER, run.optimizer.step, "of 1 backward pass.")
         else:
-            loss_of(run.model, rank, 4).backward()
+            compute_loss(run.model, rank, 4).backward()
             if rank == 0:
-                loss_of(run.model, rank, 5).backward()
-            raises(Status.ERROR_MISMATCH, run.optimizer.step, "make and leave out the same steps")
-            assert torch.equal(kept, run.bits())
+                compute_loss(run.model, rank, 5).backward()
+            expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "make and leave out the same steps")
+            assert torch.equal(kept, run.get_parameters())
             for step in 6, 7:
-                loss_of(run.model, rank, step).backward()  # of which all leave out the first
+                compute_loss(run.model, rank, step).backward()  # of which all leave out the first
             run.step(rank, 8)
-            assert alike(run.bits())
+            assert is_equal_on_ranks(run.get_parameters())
         run.close()
     comm.close()
 
 
-def skipped(rank, size):
+def check_skipped_steps(rank, size):
     comm = onebit.Communicator.torch()
     run = Run(comm, {})
 
@@ -337,20 +338,20 @@ def skipped(rank, size):
     comm.close()
 
 
-def half(comm, rank):
-    """Autocast in bfloat16, and a model in bfloat16."""
+def check_half_precision(comm, rank):
+    """Steps work with autocast in bfloat16."""
     def cast(run, rank, step, change):
         run.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(run.model, rank, step)
+            loss = compute_loss(run.model, rank, step)
         loss.backward()
         run.optimizer.step()
 
-    assert same(comm, rank, Run(comm, {}), one_step=cast) == 3
+    assert check_same_steps(comm, rank, Run(comm, {}), one_step=cast) == 3
 
 
-def compiled(rank, size):
-    """torch.compile of the wrapped model, and of the module in it."""
+def check_compiled_models(rank, size):
+    """The wrapped model, or the module in it, may be compiled by torch.compile."""
     if not hasattr(torch, "compile"):
         return
     comm = onebit.Communicator.torch()
@@ -363,14 +364,15 @@ def compiled(rank, size):
         run.optimizer.attach(run.model)
         for step in range(4):
             plain.step(rank, step), run.step(rank, step)
-        assert torch.allclose(plain.bits(), run.bits(), atol=1e-6) and alike(run.bits())
+        assert torch.allclose(plain.get_parameters(), run.get_parameters(), atol=1e-6)
+        assert is_equal_on_ranks(run.get_parameters())
         plain.close(), run.close()
     comm.close()
 
 
-def scaler(rank, size):
-    """torch.amp.GradScaler: ranks whose gradients are not finite, one and then all: the scale is
-    lowered on all, and none waits."""
+def check_grad_scaler(rank, size):
+    """A GradScaler lowers its scale on all ranks, and no rank waits, when the gradients of one rank, and then
+    of all, are not finite."""
     if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
         return  # of processors from torch 2.3 on
     comm = onebit.Communicator.torch()
@@ -383,102 +385,103 @@ def scaler(rank, size):
         for step in range(6):
             for one, grad_scaler in zip((plain, run), scalers):
                 one.optimizer.zero_grad()
-                loss = loss_of(one.model, rank, step)
+                loss = compute_loss(one.model, rank, step)
                 if step == 2 and rank == 1 or step == 4:
                     loss = loss * float("inf")
                 grad_scaler.scale(loss).backward()
                 if unscale:
                     grad_scaler.unscale_(one.optimizer)
                     nn.utils.clip_grad_norm_(one.module.parameters(), 1.0)
-                before = one.bits()
+                before = one.get_parameters()
                 grad_scaler.step(one.optimizer)
                 grad_scaler.update()
                 skipped = step in (2, 4)
                 assert one.optimizer.status is (Status.SKIPPED if skipped else Status.OK), step
-                assert skipped == torch.equal(before, one.bits())
-        assert torch.equal(plain.bits(), run.bits()) and alike(run.bits()) and run.begun == 0
+                assert skipped == torch.equal(before, one.get_parameters())
+        assert torch.equal(plain.get_parameters(), run.get_parameters()) and run.begun == 0
+        assert is_equal_on_ranks(run.get_parameters())
         assert [one.get_scale() for one in scalers] == [2.0**8] * 2
         plain.close(), run.close()
     comm.close()
 
 
-def refusals(rank, size):
+def check_refused_models(rank, size):
     """The hook refuses on one rank what it cannot do: all are told, and none waits."""
-    comm, taken, module = onebit.Communicator.torch(), wrapped(network()), network()
+    comm, taken, module = onebit.Communicator.torch(), wrap_model(make_network()), make_network()
     taken.register_comm_hook(None, lambda state, bucket: None)
-    of_taken, other = optimizer_of(taken.module, comm), wrapped(network())
-    cases = [(optimizer_of(module, comm), wrapped(module), other, "is not one of the optimizer's")]
+    of_taken, other = make_optimizer(taken.module, comm), wrap_model(make_network())
+    cases = [(make_optimizer(module, comm), wrap_model(module), other, "is not one of the optimizer's")]
     if hasattr(taken, "_comm_hooks"):
-        cases += [(of_taken, wrapped(taken.module), taken, "communication hook already")]
+        cases += [(of_taken, wrap_model(taken.module), taken, "communication hook already")]
     for optimizer, good, bad, words in cases:
         status = Status.ERROR_ARGUMENT if rank == 1 else Status.ERROR_PEER
-        raises(status, lambda: optimizer.attach(bad if rank == 1 else good), words if rank == 1 else "")
+        expect_status(status, lambda: optimizer.attach(bad if rank == 1 else good), words if rank == 1 else "")
     comm.close()
 
 
-def errors(rank, size):
-    """In a backward pass or a step: sparse gradients, join, other parameters, wrong arguments."""
+def check_errors(rank, size):
+    """Backward passes and steps fail with sparse gradients, join(), other parameters and wrong arguments."""
     comm = onebit.Communicator.torch()
 
-    # On one rank only, other words on the others; and the run goes on.
+    # An error of one rank has another message on the other ranks, and the run continues.
     run = Run(comm, {})
     for step in range(5):
         run.step(rank, step)
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.99) if rank == 0 else (0.9, 0.999)
-    loss_of(run.model, rank, 5)
-    expect("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
+    compute_loss(run.model, rank, 5)
+    expect_error("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
     run.optimizer.param_groups[0]["betas"] = (0.8 + 0.01 * rank, 0.999)
-    raises(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or tag that was set")
+    expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or tag that was set")
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
     run.step(rank, 6)
-    assert alike(run.bits())
+    assert is_equal_on_ranks(run.get_parameters())
     run.close()
     for ddp, join in ({"find_unused_parameters": True}, {}), ({}, {"divide_by_initial_world_size": False}):
         run = Run(comm, ddp)
         with run.model.join(**join):
-            expect("join()", lambda: run.step(rank, 0))
+            expect_error("join()", lambda: run.step(rank, 0))
         run.close()
     module = nn.Sequential(nn.Embedding(9, 20, sparse=True), nn.Linear(20, 1))
-    one = optimizer_of(module, comm)
-    expect("sparse=False", lambda: one.attach(wrapped(module)))
+    one = make_optimizer(module, comm)
+    expect_error("sparse=False", lambda: one.attach(wrap_model(module)))
     module(torch.arange(4)).sum().backward()
-    expect("is sparse", one.step)
+    expect_error("is sparse", one.step)
     one.onebit.close()
-    module = network()
-    one = optimizer_of(module, comm)
+    module = make_network()
+    one = make_optimizer(module, comm)
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()
-    expect("make the optimizer after that", one.step)
+    expect_error("make the optimizer after that", one.step)
     one.onebit.close()
-    model = wrapped(network())  # registered without attach: found by the first pass
-    one = optimizer_of(network(), comm)
+    model = wrap_model(make_network())  # registered without attach: found by the first pass
+    one = make_optimizer(make_network(), comm)
     model.register_comm_hook(one.hook_state(), onebit.torch.optimizer_hook)
-    expect("is not one of the optimizer's", lambda: loss_of(model, rank, 0).backward())
+    expect_error("is not one of the optimizer's", lambda: compute_loss(model, rank, 0).backward())
     one.onebit.close()
     made = {
         "is on meta": lambda: nn.Linear(3, 3, device="meta"),
         "is of torch.float64": lambda: nn.Linear(3, 3, dtype=torch.float64),
     }
     for words, make in made.items():
-        expect(words, lambda: optimizer_of(make(), comm))
-        # On one rank alone.
+        expect_error(words, lambda: make_optimizer(make(), comm))
+        # The error occurs on one rank only.
         module = make() if rank == 0 else nn.Linear(3, 3)
-        expect(words if rank == 0 else "ERROR_PEER", lambda: optimizer_of(module, comm))
+        expect_error(words if rank == 0 else "ERROR_PEER", lambda: make_optimizer(module, comm))
     comm.close()
 
 
 # --- The optimizers ------------------------------------------------------------------------------
 
 
-def groups_of(module):
+def make_groups(module):
     weights = [one for one in module.parameters() if one.dim() > 1]
     others = [one for one in module.parameters() if one.dim() == 1]
     return [{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 3e-3}]
 
 
-def schedulers(rank, size):
-    """Schedulers of torch, with two groups: rates are those of torch's own optimizer, and
-    parameters those of one step at a time with these rates."""
+def check_schedulers(rank, size):
+    """With torch's schedulers and two groups, rates are those of torch's own optimizer, and parameters those of
+    one step at a time with these rates."""
     from torch.optim import lr_scheduler as of
 
     comm = onebit.Communicator.torch()
@@ -490,18 +493,18 @@ def schedulers(rank, size):
             one, [of.ConstantLR(one, 0.1, 2), of.ExponentialLR(one, 0.9)], [2]),
     ]
     for make in makers:
-        module, twin = network(), network()
+        module, twin = make_network(), make_network()
 
         ours = onebit.torch.Adam(
-            groups_of(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
-        dense = torch.optim.AdamW(groups_of(twin), lr=1e-2, weight_decay=0.0)
+            make_groups(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
+        dense = torch.optim.AdamW(make_groups(twin), lr=1e-2, weight_decay=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             schedules = [make(one) for one in (ours, dense)]
         for step in range(6):
             for one, model in ((ours, module), (dense, twin)):
                 one.zero_grad(set_to_none=step % 2 == 0)
-                loss_of(model, rank, step).backward()
+                compute_loss(model, rank, step).backward()
             for one in twin.parameters():  # what data-parallel training has
                 dist.all_reduce(one.grad)
                 one.grad /= size
@@ -514,29 +517,29 @@ def schedulers(rank, size):
         for mine, theirs in zip(module.parameters(), twin.parameters()):
             assert torch.allclose(mine, theirs, atol=2e-5), (mine - theirs).abs().max()
         ours.onebit.close()
-    decays(comm, rank)
+    check_weight_decays(comm, rank)
     comm.close()
 
 
-def decays(comm, rank):
-    """A weight decay that changes; rates of 0; one rank's that are others."""
+def check_weight_decays(comm, rank):
+    """A weight decay may change and a rate may be 0; values of one rank that differ are an error."""
     plain, run = Run(comm, kind="Momentum"), Run(comm, kind="Momentum", weight_decay=0.5)
     run.optimizer.param_groups[0]["weight_decay"] = 0.0
     for step in range(3):
         plain.step(rank, step), run.step(rank, step)
-    assert torch.equal(plain.bits(), run.bits())
+    assert torch.equal(plain.get_parameters(), run.get_parameters())
     run.optimizer.param_groups[0]["lr"] = 0.0
-    before = run.bits()
+    before = run.get_parameters()
     run.step(rank, 3)
-    assert torch.equal(before, run.bits())
+    assert torch.equal(before, run.get_parameters())
     run.optimizer.param_groups[0].update(lr=0.01, weight_decay=0.1 * (rank + 1))
-    raises(Status.ERROR_MISMATCH, lambda: run.step(rank, 4), "weight decay")
+    expect_status(Status.ERROR_MISMATCH, lambda: run.step(rank, 4), "weight decay")
     plain.close(), run.close()
 
 
-def states(rank, size):
-    """state_dict: groups are loaded too, a list is of all ranks, and what is refused. That states go
-    on to the bit is in torch_resume_ranks.py."""
+def check_states(rank, size):
+    """load_state_dict loads groups too, and a list of all ranks' states, and refuses others.
+    torch_resume_ranks.py checks that states continue to the bit."""
     comm = onebit.Communicator.torch()
     for kind in KINDS:
         run, again = Run(comm, {}, kind=kind), Run(comm, {}, kind=kind)
@@ -553,53 +556,53 @@ def states(rank, size):
             **again.optimizer.param_groups[0], "params": 0}
         for one in run, again:
             one.step(rank, 3)
-        assert torch.equal(run.bits(), again.bits()), kind
+        assert torch.equal(run.get_parameters(), again.get_parameters()), kind
         everyone = [None] * size
         dist.all_gather_object(everyone, run.optimizer.state_dict())
-        alone = optimizer_of(run.module, onebit.Communicator.self_(), kind)
+        alone = make_optimizer(run.module, onebit.Communicator.self_(), kind)
         alone.load_state_dict(everyone)
         assert alone.param_groups[0]["lr"] == 0.004 and alone.onebit.info()["steps"] == 4
         alone.close(), again.close(), run.close()
-    states_refused(comm, rank)
-    copies(comm, rank)
+    check_refused_states(comm, rank)
+    check_copies(comm, rank)
     comm.close()
 
 
-def states_refused(comm, rank):
+def check_refused_states(comm, rank):
     run = Run(comm, {})
     run.step(rank, 0)
     optimizer, saved = run.optimizer, run.optimizer.state_dict()
-    kept = run.bits()
+    kept = run.get_parameters()
     nothing = {**saved, "state": {}}
     narrow = {**saved, "state": {**saved["state"], 1: dict.fromkeys(saved["state"][1], torch.zeros(3))}}
-    other = optimizer_of(nn.Linear(20, 3), comm).state_dict()
+    other = make_optimizer(nn.Linear(20, 3), comm).state_dict()
     for words, mine in (("no state of any parameter", nothing), ("groups have [2]", other),
                         ("the shape (3,)", narrow)):
-        raises(Status.ERROR_ARGUMENT, lambda: optimizer.load_state_dict(mine), words)
+        expect_status(Status.ERROR_ARGUMENT, lambda: optimizer.load_state_dict(mine), words)
         status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
-        raises(status, lambda: optimizer.load_state_dict(mine if rank == 0 else saved))
+        expect_status(status, lambda: optimizer.load_state_dict(mine if rank == 0 else saved))
     for ours in nothing, saved:  # of an optimizer that has made no step torch's load nothing
         fresh = Run(comm, {})
         mine = nothing if rank == 0 else ours
         call = lambda: fresh.optimizer.load_state_dict(mine)  # noqa: E731
-        call() if ours is nothing else raises(Status.ERROR_ARGUMENT, call, "different kinds: none, ours")
+        call() if ours is nothing else expect_status(Status.ERROR_ARGUMENT, call, "different kinds: none, ours")
         fresh.close()
     with torch.no_grad():
         next(run.module.parameters())[0] += rank
-    raises(Status.ERROR_MISMATCH, lambda: optimizer.load_state_dict(saved), "tensors[0]")
-    assert torch.equal(kept[3200:], run.bits()[3200:]) and optimizer.onebit.info()["steps"] == 1
-    expect("the state is the library's", lambda: setattr(optimizer, "state", {}))
+    expect_status(Status.ERROR_MISMATCH, lambda: optimizer.load_state_dict(saved), "tensors[0]")
+    assert torch.equal(kept[3200:], run.get_parameters()[3200:]) and optimizer.onebit.info()["steps"] == 1
+    expect_error("the state is the library's", lambda: setattr(optimizer, "state", {}))
     run.close()
 
 
-def copies(comm, rank):
+def check_copies(comm, rank):
     run = Run(comm, {})
     for call in (copy.deepcopy, pickle.dumps):
-        expect("state_dict()", lambda: call(run.optimizer), TypeError)
+        expect_error("state_dict()", lambda: call(run.optimizer), TypeError)
     run.step(rank, 0)
     model = copy.deepcopy(run.model)  # its hook is not registered: it averages as others do
-    loss_of(model, rank, 0).backward()
-    assert alike(next(model.parameters()).grad)
+    compute_loss(model, rank, 0).backward()
+    assert is_equal_on_ranks(next(model.parameters()).grad)
     pickle.loads(pickle.dumps(run.model.module))
     run.close()
 
@@ -607,7 +610,7 @@ def copies(comm, rank):
 # --- Exchanges that are cut short ----------------------------------------------------------------
 
 
-def compressed(rank, size):
+def check_compress(rank, size):
     """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
     its groups and a schedule that was made before; then they are compressed, and the replicas are equal."""
     sgd = {"momentum": 0.7, "weight_decay": 0.1}
@@ -618,17 +621,17 @@ def compressed(rank, size):
         (torch.optim.SGD, sgd, {"warmup_steps": 6, "warmup_bits": 0}),
     ]
     for kind, options, warmup in cases:
-        module, twin = network(), network()
-        made = [kind(groups_of(one), lr=1e-2, **options) for one in (module, twin)]
+        module, twin = make_network(), make_network()
+        made = [kind(make_groups(one), lr=1e-2, **options) for one in (module, twin)]
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in made]
-        model = wrapped(module)
+        model = wrap_model(module)
         ours = onebit.torch.compress(model, made[0], **warmup, bucket_size=30000)
         for step in range(9):
             if step == 4:
                 ours.load_state_dict(ours.state_dict())
             ours.zero_grad(), made[1].zero_grad()
-            loss_of(model, rank, step).backward()
-            loss_of(twin, rank, step).backward()
+            compute_loss(model, rank, step).backward()
+            compute_loss(twin, rank, step).backward()
             for one in twin.parameters():  # what data-parallel training has
                 dist.all_reduce(one.grad)
                 one.grad /= size
@@ -642,63 +645,62 @@ def compressed(rank, size):
             if step == 5:
                 for mine, theirs in zip(module.parameters(), twin.parameters()):
                     assert torch.allclose(mine, theirs, atol=2e-5), (mine - theirs).abs().max()
-        assert alike(bits(module))
+        assert is_equal_on_ranks(flatten_parameters(module))
         assert list(ours.onebit.info()["exchanges"])[:2] == [6, 3], ours.onebit.info()
-        raises(Status.ERROR_ARGUMENT, made[0].step, "step the one that it returned")
+        expect_status(Status.ERROR_ARGUMENT, made[0].step, "step the one that it returned")
         ours.close()
-    module = network()
-    ours = onebit.torch.compress(wrapped(module), torch.optim.AdamW(module.parameters()))
+    module = make_network()
+    ours = onebit.torch.compress(wrap_model(module), torch.optim.AdamW(module.parameters()))
     assert type(ours) is onebit.torch.EfficientAdam and ours.defaults["weight_decay"] == 0.01
     ours.close()
-    not_compressed(rank, size)
+    check_refused_compress(rank, size)
 
 
-def not_compressed(rank, size):
+def check_refused_compress(rank, size):
     """compress refuses on all ranks what one rank cannot have."""
-    module = network()
-    model, weights = wrapped(module), list(module.parameters())
+    module = make_network()
+    model, weights = wrap_model(module), list(module.parameters())
     other, good = torch.optim.RMSprop(weights), torch.optim.AdamW(weights)
     status = Status.ERROR_ARGUMENT
     words = "EfficientAdam cannot go on in the place of RMSprop, whose first parameter is stepped by"
-    raises(
+    expect_status(
         status, lambda: onebit.torch.compress(model, other, onebit.torch.EfficientAdam), words)
-    raises(status, lambda: onebit.torch.compress(module, good), "not a Distributed")
+    expect_status(status, lambda: onebit.torch.compress(module, good), "not a Distributed")
     if size > 1:
         mine = other if rank == 0 else good
-        raises(status, lambda: onebit.torch.compress(model, mine), "differ in type")
+        expect_status(status, lambda: onebit.torch.compress(model, mine), "differ in type")
         mine = model if rank == 0 else module
-        raises(Status.ERROR_PEER if rank == 0 else status, lambda: onebit.torch.compress(mine, good))
-    expect("frobnicate", lambda: onebit.torch.compress(model, other, frobnicate=1), TypeError)
+        expect_status(Status.ERROR_PEER if rank == 0 else status, lambda: onebit.torch.compress(mine, good))
+    expect_error("frobnicate", lambda: onebit.torch.compress(model, other, frobnicate=1), TypeError)
     first, again = onebit.torch.compress(model, good), torch.optim.AdamW(weights)
     if hasattr(model, "_comm_hooks"):  # else torch's own words
-        raises(status, lambda: onebit.torch.compress(model, again), "communication hook already")
+        expect_status(status, lambda: onebit.torch.compress(model, again), "communication hook already")
         first.close()
         first = onebit.torch.compress(model, again)
     first.close()
 
 
-def interrupted(rank, size):
-    """Ctrl-C in a step that waits for another rank, and in a backward pass of a step that has begun:
-    the others are told."""
+def check_interrupts(rank, size):
+    """Ctrl-C ends a step that waits for another rank, and the other ranks are told."""
     run = Run(None, {}, timeout=60)
     comm = run.optimizer.comm
     for step in range(4):
         run.step(rank, step)
     run.optimizer.zero_grad()
-    loss_of(run.model, rank, 4).backward()
+    compute_loss(run.model, rank, 4).backward()
     if rank == 0:
-        # Who starts tests in the background has it ignored.
+        # SIGINT is ignored if the tests run in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        expect("", run.optimizer.step, KeyboardInterrupt)
+        expect_error("", run.optimizer.step, KeyboardInterrupt)
         dist.barrier()
     else:
         dist.barrier()
-        raises(Status.ERROR_TRANSPORT, run.optimizer.step)
-    raises(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
+        expect_status(Status.ERROR_TRANSPORT, run.optimizer.step)
+    expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
 
 
-def half_way(rank, size):
+def check_interrupted_backward(rank, size):
     run = Run(None, {}, timeout=60)
     for step in range(4):
         run.step(rank, step)
@@ -715,7 +717,7 @@ def half_way(rank, size):
 
     if rank == 0:
         first = run.module[0].register_forward_hook(lambda module, given, made: Stop.apply(made))
-        expect("", lambda: run.step(rank, 4), KeyboardInterrupt)
+        expect_error("", lambda: run.step(rank, 4), KeyboardInterrupt)
         first.remove()
         run.optimizer.close()
         return
@@ -728,14 +730,16 @@ def half_way(rank, size):
 
 
 SCENARIOS = (
-    hook, compiled, scaler, programs_apart, skipped, refusals, errors, schedulers, states,
-    compressed, interrupted, half_way)
+    check_hook, check_compiled_models, check_grad_scaler, check_diverging_programs,
+    check_skipped_steps, check_refused_models, check_errors, check_schedulers, check_states,
+    check_compress, check_interrupts, check_interrupted_backward,
+)  # fmt: skip
 
 
-def leave(names):
-    """The ordered end of a process would wait for an exchange that was interrupted."""
-    os._exit(0) if names == ["interrupted"] else None
+def exit_interrupted_rank(names):
+    """Ends the process at once: an ordered end would wait for the interrupted exchange."""
+    os._exit(0) if names == ["check_interrupts"] else None
 
 
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS, end=leave)
+    run_scenarios(SCENARIOS, end=exit_interrupted_rank)

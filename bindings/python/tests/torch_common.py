@@ -16,30 +16,30 @@ sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
 import onebit  # noqa: E402
 
 
-def alike(tensor, group=None):
+def is_equal_on_ranks(tensor, group=None):
     """True if every rank has the same bits."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, tensor, group=group)
     return all(torch.equal(one, tensor) for one in everyone)
 
 
-def bits(module):
-    """Returns all parameters, in a row."""
+def flatten_parameters(module):
+    """Returns all parameters in one tensor."""
     return torch.cat([one.detach().cpu().flatten().double() for one in module.parameters()])
 
 
-def from_rank_0(thing):
+def broadcast_from_rank_0(thing):
     """Gives all ranks rank 0's object, as if they read its file."""
     things = [thing]
     dist.broadcast_object_list(things)
     return things[0]
 
 
-def gradient(rank, step, count=5000):
+def make_gradient(rank, step, count=5000):
     return torch.randn(count, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
-def raises(status, call, words=""):
+def expect_status(status, call, words=""):
     try:
         call()
     except onebit.Error as error:
@@ -48,7 +48,7 @@ def raises(status, call, words=""):
     raise AssertionError(f"{call} did not fail")
 
 
-def expect(words, call, kind=(onebit.Error, RuntimeError)):
+def expect_error(words, call, kind=(onebit.Error, RuntimeError)):
     try:
         call()
     except kind as error:
@@ -57,7 +57,7 @@ def expect(words, call, kind=(onebit.Error, RuntimeError)):
         raise AssertionError(words)
 
 
-def _run(rank, scenarios, names, size, path, begin, end):
+def _run_rank(rank, scenarios, names, size, path, begin, end):
     torch.set_num_threads(1)
     backends = begin() if begin else "gloo"
     store = dist.FileStore(path, size)
@@ -78,4 +78,4 @@ def run_scenarios(scenarios, begin=None, end=None, start="fork"):
     with tempfile.TemporaryDirectory() as place:
         names, size = sys.argv[1].split(","), int(sys.argv[2])
         arguments = (scenarios, names, size, os.path.join(place, "store"), begin, end)
-        torch.multiprocessing.start_processes(_run, arguments, nprocs=size, start_method=start)
+        torch.multiprocessing.start_processes(_run_rank, arguments, nprocs=size, start_method=start)

@@ -15,44 +15,44 @@ from onebit import Status
 from onebit.torch import rendezvous, transport
 from onebit.torch.ranks import gather
 from onebit.torch.transport import timeout_of
-from torch_common import alike, gradient, raises
+from torch_common import expect_status, is_equal_on_ranks, make_gradient
 
 
-def collectives(rank, size, transport="sockets"):
+def check_collectives(rank, size, transport="sockets"):
     comm = onebit.Communicator.torch(transport=transport)
     assert (comm.rank, comm.size, comm.transport) == (rank, size, transport)
     plan = onebit.Plan(comm, 5000, schedule="exchange", chunk_size=1024)
     assert plan.info()["transport"] == ("sockets" if transport == "sockets" else "custom")
     kept = onebit.Plan(onebit.Communicator.self_(), 5000)  # of no other rank
     for step in range(3):
-        mine = gradient(rank, step)
+        mine = make_gradient(rank, step)
         assert plan.allreduce(mine, mine) is Status.OK
-        kept.allreduce(gradient(rank, step), torch.empty(5000))
-        assert alike(mine)
-    several_at_once(comm, rank, size)
-    bytes_of_all(comm, rank, size)
+        kept.allreduce(make_gradient(rank, step), torch.empty(5000))
+        assert is_equal_on_ranks(mine)
+    check_concurrent_requests(comm, rank, size)
+    check_gathered_bytes(comm, rank, size)
     comm.close()
     another = onebit.Communicator.torch(dist.new_group(backend="gloo"), 50, transport)
     assert onebit.Plan(another, 3).allreduce(torch.ones(3), torch.empty(3)) is Status.OK
-    raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(timeout=-1), "timeout is -1")
+    expect_status(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(timeout=-1), "timeout is -1")
     another.close()
 
 
-def bytes_of_all(comm, rank, size):
+def check_gathered_bytes(comm, rank, size):
     for count in (0, 1, 2, 3, 4, 1000, 3 * 2**20 + 5):  # of rank 0, of the others fewer
         parts = [(bytes(range(one, 251 + one)) * (count // 251 + 1))[: max(count - one, 0)]
                  for one in range(size)]  # fmt: skip
         assert gather(comm, parts[rank]) == parts
 
 
-def over_gloo(rank, size):
-    collectives(rank, size, "gloo")
+def check_collectives_over_gloo(rank, size):
+    check_collectives(rank, size, "gloo")
 
 
-def several_at_once(comm, rank, size):
-    """Requests that each rank waits for in an order of its own, with gloo's collectives between."""
+def check_concurrent_requests(comm, rank, size):
+    """Each rank may wait for requests in an order of its own, with gloo's collectives between."""
     plans = [onebit.Plan(comm, 3000) for _ in range(size)]
-    mine = [gradient(rank, step, 3000) for step in range(size)]
+    mine = [make_gradient(rank, step, 3000) for step in range(size)]
     everyone = torch.tensor([rank + 1.0])
     requests = [None] * size
     for turn in range(size):  # even started in different orders
@@ -62,14 +62,15 @@ def several_at_once(comm, rank, size):
     for turn in range(size):
         assert requests[(turn + 2 * rank) % size].wait() is Status.OK
     assert everyone.item() == size * (size + 1) / 2
-    assert all(alike(one) for one in mine)
+    assert all(is_equal_on_ranks(one) for one in mine)
 
 
 # --- Who is connected, and how -------------------------------------------------------------------
 
 
-def groups(rank, size):
-    """Communicators of sub-groups, and several of one group, do not meet; each is of any backend."""
+def check_groups(rank, size):
+    """Communicators of sub-groups, and several of one group, do not mix messages; a group may have any
+    backend."""
     halves = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
     half = halves[rank // 2]
     comms = [onebit.Communicator.torch(one) for one in (half, None, half)]
@@ -80,12 +81,12 @@ def groups(rank, size):
         assert (ones == mean).all(), ones
         comm.close()
     other = halves[1 - rank // 2]
-    raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(other), "does not have this")
+    expect_status(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(other), "does not have this")
     alone = [dist.new_group([one], backend="gloo") for one in range(size)][rank]
     assert onebit.Communicator.torch(alone).transport == "self"
 
 
-def of_another_backend(rank, size):
+def check_other_backend(rank, size):
     """A group that cannot exchange anything itself is enough: only its store is used."""
     if "devices" not in inspect.signature(dist.Backend.register_backend).parameters:
         return  # before 2.0 torch has no groups that are made by their own processes alone
@@ -107,12 +108,12 @@ def of_another_backend(rank, size):
 
 
 class _OnCuda:
-    """A parameter on CUDA, as far as the choice of the transport looks at it."""
+    """A parameter that the choice of the transport takes for one on CUDA."""
 
     device = torch.device("cuda", 0)
 
 
-def over_nccl_by_default(rank, size):
+def check_nccl_by_default(rank, size):
     """NCCL is taken for parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
     asked, create, kernels = [], transport.create_nccl, transport.has_kernels
     get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
@@ -144,7 +145,7 @@ def over_nccl_by_default(rank, size):
     setattr(dist, get, backend)
 
 
-def falls_back(rank, size):
+def check_fallback(rank, size):
     """gloo is used on all ranks where sockets cannot be, with a warning that says why."""
     def make(**options):
         with warnings.catch_warnings(record=True) as caught:
@@ -154,7 +155,7 @@ def falls_back(rank, size):
         comm.close()
         return found, [str(one.message) for one in caught]
 
-    connect = rendezvous._connect
+    connect = rendezvous._connect_to_rank
     if rank == 1:
         os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"  # only rank 0's counts
     assert make() == ("sockets", [])
@@ -163,8 +164,8 @@ def falls_back(rank, size):
     kind, said = make()
     words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address, nor an IPv6 one"
     assert kind == "gloo" and len(said) == 1 and words in said[0], said
-    raises(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
-    if rendezvous._is_here("::1"):  # interfaces that have IPv6 addresses alone
+    expect_status(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
+    if rendezvous._is_own_address("::1"):  # interfaces that have IPv6 addresses alone
         of_interface = rendezvous._ipv6_addresses
         rendezvous._ipv6_addresses = lambda name: ["fe80::1", "::1"]
         assert make() == ("sockets", [])
@@ -183,21 +184,21 @@ def falls_back(rank, size):
             asked.append(at)
             return connect(at)
 
-        asked, rendezvous._connect = [], refuse
+        asked, rendezvous._connect_to_rank = [], refuse
     kind, said = make()
     assert kind == "gloo" and "rank 2: no route to host" in said[0], said
-    rendezvous._connect = connect
+    rendezvous._connect_to_rank = connect
     kind = "gloo" if rank == 1 else "sockets"
     words = "transport differs: sockets on rank 0, gloo on rank 1"
-    raises(Status.ERROR_MISMATCH, lambda: make(transport=kind), words)
-    raises(Status.ERROR_ARGUMENT, lambda: make(transport="smoke"), "transport is 'smoke'")
-    timeouts(rank, size)
-    never_comes(rank, size)
-    forked(rank)
+    expect_status(Status.ERROR_MISMATCH, lambda: make(transport=kind), words)
+    expect_status(Status.ERROR_ARGUMENT, lambda: make(transport="smoke"), "transport is 'smoke'")
+    check_timeouts(rank, size)
+    check_missing_rank(rank, size)
+    check_forked_process(rank)
 
 
-def timeouts(rank, size):
-    """The connections are the process group's by default."""
+def check_timeouts(rank, size):
+    """The timeout of connections is the process group's by default."""
     short = dist.new_group(timeout=datetime.timedelta(seconds=77))
     default = dist.default_pg_timeout.total_seconds()
     assert [timeout_of(one, None) for one in (short, None)] == [77, default]
@@ -205,11 +206,11 @@ def timeouts(rank, size):
         os.environ["ONEBIT_TIMEOUT"] = asked
         assert timeout_of(short, None) == seconds and timeout_of(short, 3) == 3
     os.environ["ONEBIT_TIMEOUT"] = "soon"
-    raises(Status.ERROR_ARGUMENT, onebit.Communicator.torch, "ONEBIT_TIMEOUT is soon seconds")
+    expect_status(Status.ERROR_ARGUMENT, onebit.Communicator.torch, "ONEBIT_TIMEOUT is soon seconds")
     del os.environ["ONEBIT_TIMEOUT"]
 
 
-def never_comes(rank, size):
+def check_missing_rank(rank, size):
     # Seconds within which all other ranks arrive, even on a busy machine.
     rendezvous.GRACE_SECONDS, rendezvous.NOTICE_SECONDS = 3.0, 1.0
     for absent in size - 1, 0:
@@ -217,20 +218,20 @@ def never_comes(rank, size):
         words = f"waited 2 s for rank {absent} to make its communicator"
         if rank != absent:
             with contextlib.redirect_stderr(io.StringIO()) as said:
-                raises(
+                expect_status(
                     Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=2), words
                 )
             notice = f"rank {rank}: waiting 1 s for rank {absent} to make its communicator\n"
             assert said.getvalue().endswith(notice) and said.getvalue().count("\n") == 1, said
         dist.barrier()
         if rank == absent == 0:  # comes too late: who was missing then was rank 0
-            rendezvous.Meeting(None, 2)
+            rendezvous.Rendezvous(None, 2)
         elif rank == absent:
-            raises(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=2), words)
+            expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=2), words)
 
 
-def forked(rank):
-    """A process that is forked cannot use the connections, and does them no harm."""
+def check_forked_process(rank):
+    """A forked process cannot use the connections, and does not harm them."""
     comm = onebit.Communicator.torch()
     plan = onebit.Plan(comm, 100)
     ones = torch.ones(100)
@@ -238,8 +239,8 @@ def forked(rank):
     child = os.fork()
     if child == 0:
         words = "was forked from it"
-        raises(Status.ERROR_ARGUMENT, lambda: plan.allreduce(ones, ones), words)
-        raises(Status.ERROR_ARGUMENT, lambda: onebit.Plan(comm, 1), words)
+        expect_status(Status.ERROR_ARGUMENT, lambda: plan.allreduce(ones, ones), words)
+        expect_status(Status.ERROR_ARGUMENT, lambda: onebit.Plan(comm, 1), words)
         comm.close()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

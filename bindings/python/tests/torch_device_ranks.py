@@ -6,7 +6,7 @@ import gc
 import socket
 
 import fake_device
-from torch_common import alike, bits, raises, run_scenarios
+from torch_common import expect_status, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit.torch
 import torch
@@ -18,15 +18,16 @@ device = "cuda" if torch.cuda.is_available() else "fake"
 PARAMETERS = 8
 
 
-def network(on, dtype=torch.float32):
-    """Three buckets of DistributedDataParallel. GELU keeps its input for the backward pass."""
+def make_network(on, dtype=torch.float32):
+    """Makes a model with three buckets of DistributedDataParallel. GELU keeps its input for the backward
+    pass."""
     torch.manual_seed(3)
     wide = [20, 160, 160, 160, 1]
     layers = [nn.Sequential(nn.Linear(*one), nn.GELU()) for one in zip(wide, wide[1:])]
     return nn.Sequential(*layers).to(dtype).to(on)
 
 
-def step_of(model, on, rank, step, dtype=torch.float32):
+def run_backward(model, on, rank, step, dtype=torch.float32):
     points = torch.randn(8, 20, generator=torch.Generator().manual_seed(1000 * rank + step))
     wanted = points[:, :1].sin().to(dtype).to(on)
     loss = ((model(points.to(dtype).to(on)) - wanted) ** 2).mean()
@@ -34,22 +35,22 @@ def step_of(model, on, rank, step, dtype=torch.float32):
     return loss.item()
 
 
-def train(on, rank, make, steps=8, dtype=torch.float32):
-    """Losses and parameters of each step; make(model): what steps, and what closes."""
-    module = network(on, dtype)
+def train_steps(on, rank, make, steps=8, dtype=torch.float32):
+    """Yields losses, and the optimizer and parameters, of each step; make(model) returns the optimizer."""
+    module = make_network(on, dtype)
     model = DistributedDataParallel(module, bucket_cap_mb=0.1)
     optimizer = make(model)
     for step in range(steps):
         optimizer.zero_grad()
-        yield step_of(model, on, rank, step, dtype), None
+        yield run_backward(model, on, rank, step, dtype), None
         optimizer.step()
-        yield optimizer, bits(module)
-    assert alike(bits(module))
+        yield optimizer, flatten_parameters(module)
+    assert is_equal_on_ranks(flatten_parameters(module))
 
 
-def same(rank, make, **options):
+def check_same_steps(rank, make, **options):
     """Checks that parameters after each step on the device are those on the processor; returns the latter."""
-    ways = [train(on, rank, make, **options) for on in ("cpu", device)]
+    ways = [train_steps(on, rank, make, **options) for on in ("cpu", device)]
     for plain, staged in zip(*ways):
         if plain[1] is None:
             assert plain == staged, (plain, staged)
@@ -58,8 +59,8 @@ def same(rank, make, **options):
             yield staged[0]
 
 
-def adam(model, **options):
-    """README's two lines, with what they begin in backward passes counted."""
+def make_adam(model, **options):
+    """Makes README's optimizer, and counts the steps that it begins in backward passes."""
     made = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {"bucket_size": 30000, "warmup_steps": 4, "stage": "host", **options}
     made = onebit.torch.compress(model, made, **options)
@@ -74,20 +75,20 @@ def adam(model, **options):
     return made
 
 
-def pinned_now():
+def reset_pinned_maximum():
     """Returns the bytes of pinned memory, and counts the maximum from now on."""
     gc.collect()
     fake_device.pinned["most"] = fake_device.pinned["now"]
     return fake_device.pinned["now"]
 
 
-def two_lines(rank, size):
+def check_two_lines(rank, size):
     """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
     once back; the memory is what README says, of 16 bits half: master values are the library's."""
-    elements = sum(one.numel() for one in network("cpu").parameters())
+    elements = sum(one.numel() for one in make_network("cpu").parameters())
     for dtype in torch.float32, torch.bfloat16:
-        pinned = pinned_now()
-        for optimizer in same(rank, adam, dtype=dtype):
+        pinned = reset_pinned_maximum()
+        for optimizer in check_same_steps(rank, make_adam, dtype=dtype):
             if device == "fake":
                 assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
                 fake_device.copies.clear()
@@ -98,46 +99,46 @@ def two_lines(rank, size):
         del optimizer  # with its copies
 
 
-def inside_first(rank, size):
+def check_inside_hosts(rank, size):
     """Two hosts of two ranks, of which each works on, copies, and keeps in pinned memory its half."""
     name, socket.gethostname = socket.gethostname, lambda: f"host {rank // 2}"
     own = [dist.new_group(one) for one in ([0, 1], [2, 3])][rank // 2]
-    pinned = pinned_now()
+    pinned = reset_pinned_maximum()
 
     def make(model):
         on_host = next(model.parameters()).device.type == "cpu"
-        return adam(model, inside=own if on_host else "auto")
+        return make_adam(model, inside=own if on_host else "auto")
 
-    for optimizer in same(rank, make):
+    for optimizer in check_same_steps(rank, make):
         if device == "fake":
-            # One rank's shard of the last bias, which has one element, is empty: a copy of nothing.
+            # The last bias has one element, so one rank's shard of it is empty, and so is its copy.
             assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
             fake_device.copies.clear()
     said = optimizer.describe()
     assert f"shard {rank % 2 + 1} of 2 is exchanged between 2 hosts, in the host's memory" in said
-    elements = sum(-(-one.numel() // 2) for one in network("cpu").parameters()) - rank % 2
+    elements = sum(-(-one.numel() // 2) for one in make_network("cpu").parameters()) - rank % 2
     assert optimizer.begun == 0
     assert device != "fake" or fake_device.pinned["most"] - pinned == 8 * elements
     optimizer.close()
     socket.gethostname = name
 
 
-def nobody_waits(rank, size):
-    """The device that the other scenarios have finds a copy that is not waited for."""
+def check_missing_wait(rank, size):
+    """The fake device of these scenarios detects a copy for which nothing waits."""
     if device != "fake":
         return
     wait, fake_device.Stream.run = fake_device.Stream.run, lambda *_: None
-    module = network(device)
-    optimizer = adam(DistributedDataParallel(module, bucket_cap_mb=0.1))
-    step_of(module, device, rank, 0)
+    module = make_network(device)
+    optimizer = make_adam(DistributedDataParallel(module, bucket_cap_mb=0.1))
+    run_backward(module, device, rank, 0)
     optimizer.step()
-    assert optimizer.status is onebit.Status.SKIPPED and not bits(module).isfinite().any()
+    assert optimizer.status is onebit.Status.SKIPPED and not flatten_parameters(module).isfinite().any()
     fake_device.Stream.run = wait
     optimizer.close()
 
 
-def averaged(rank, size):
-    """The hook that averages, for an optimizer of torch's."""
+def check_averaging_hook(rank, size):
+    """The hook averages gradients for an optimizer of torch's."""
     states = []
 
     def make(model):
@@ -146,36 +147,36 @@ def averaged(rank, size):
         model.register_comm_hook(states[-1], onebit.torch.allreduce_hook)
         return sgd
 
-    assert len(list(same(rank, make))) == 8
+    assert len(list(check_same_steps(rank, make))) == 8
     assert states[1].compressed == states[0].compressed > 0 == states[1].skipped
     for one in states:
         one.close()
 
 
-def outer_steps(rank, size):
-    """DiLoCo's exchanges; each parameter is copied in these alone."""
+def check_outer_steps(rank, size):
+    """DiLoCo's exchanges are the same on the device, and only they copy parameters."""
     found = []
     for on in "cpu", device:
-        module = network(on)
+        module = make_network(on)
         inner = torch.optim.AdamW(module.parameters(), lr=1e-2)
         sgd = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         with onebit.torch.DiLoCo(module, inner, 3, outer=sgd, stage="host") as diloco:
             fake_device.copies.clear()
             for step in range(9):
                 inner.zero_grad()
-                step_of(module, on, rank, step)
+                run_backward(module, on, rank, step)
                 inner.step()
-                found.append(bits(module))
+                found.append(flatten_parameters(module))
         assert device == "cuda" or on == "cpu" or fake_device.copies == {"fake": 3 * PARAMETERS}
         assert diloco.outer.info()["exchanges"] == 3
         diloco.synchronize()
-        found.append(bits(module))
-        assert alike(found[-1])
+        found.append(flatten_parameters(module))
+        assert is_equal_on_ranks(found[-1])
         diloco.close()
     assert all(torch.equal(*pair) for pair in zip(found[:10], found[10:]))
 
 
-def collectives(rank, size):
+def check_collectives(rank, size):
     """Calls collectives on tensors of a device with a plan of the processor: blocking, and begun."""
     comm = onebit.Communicator.torch()
     mine = torch.full((10, 5), rank + 1.0)
@@ -189,7 +190,7 @@ def collectives(rank, size):
         assert plan.allreduce(given * float("inf"), mean) is onebit.Status.SKIPPED
         assert mean.cpu().isfinite().all() and torch.equal(given.cpu(), mine)
         wrong = onebit.Status.ERROR_ARGUMENT
-        raises(wrong, lambda: plan.allreduce(given, mean[:3]), "has 15 elements")
+        expect_status(wrong, lambda: plan.allreduce(given, mean[:3]), "has 15 elements")
     gather = onebit.Plan(comm, 50, operation="allgather", wire="dense")
     everyone = torch.zeros(size, 10, 5).to(device)
     gather.allgather(given, everyone)
@@ -197,12 +198,15 @@ def collectives(rank, size):
     comm.close()
 
 
-SCENARIOS = (two_lines, inside_first, nobody_waits, averaged, outer_steps, collectives)
+SCENARIOS = (
+    check_two_lines, check_inside_hosts, check_missing_wait, check_averaging_hook,
+    check_outer_steps, check_collectives,
+)  # fmt: skip
 
 
-def begin():
+def install_backend():
     return fake_device.install() if device == "fake" else "gloo"
 
 
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS, begin, start="spawn" if device == "cuda" else "fork")
+    run_scenarios(SCENARIOS, install_backend, start="spawn" if device == "cuda" else "fork")

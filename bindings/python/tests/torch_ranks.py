@@ -7,7 +7,7 @@ import io
 import os
 import pickle
 
-from torch_common import alike, expect, raises, run_scenarios
+from torch_common import expect_error, expect_status, is_equal_on_ranks, run_scenarios
 
 import onebit
 import onebit.torch
@@ -18,19 +18,19 @@ from onebit import Status
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_connections import (
-    collectives,
-    falls_back,
-    groups,
-    of_another_backend,
-    over_gloo,
-    over_nccl_by_default,
+    check_collectives,
+    check_collectives_over_gloo,
+    check_fallback,
+    check_groups,
+    check_nccl_by_default,
+    check_other_backend,
 )
 
 
 # --- The hook ------------------------------------------------------------------------------------
 
 
-def network(dtype=torch.float32, width=60, depth=1):
+def make_network(dtype=torch.float32, width=60, depth=1):
     torch.manual_seed(3)
     layers = [nn.Linear(20, width), nn.Tanh()]
     for _ in range(depth):
@@ -38,16 +38,16 @@ def network(dtype=torch.float32, width=60, depth=1):
     return nn.Sequential(*layers, nn.Linear(width, 1)).to(dtype)
 
 
-def wrapped(state=None, dtype=torch.float32):
-    """In several buckets: the first has a megabyte, whatever bucket_cap_mb says."""
-    model = DistributedDataParallel(network(dtype, 300, 4), bucket_cap_mb=0.1)
+def wrap_model(state=None, dtype=torch.float32):
+    """Wraps a model so that it has several buckets: the first has a megabyte, whatever bucket_cap_mb is."""
+    model = DistributedDataParallel(make_network(dtype, 300, 4), bucket_cap_mb=0.1)
     if state:
         model.register_comm_hook(state, onebit.torch.allreduce_hook)
     return model
 
 
-def backward(model, rank, step, spoil=None):
-    """A step's gradients, as one tensor."""
+def run_backward(model, rank, step, spoil=None):
+    """Returns a step's gradients as one tensor, and the loss."""
     random = torch.Generator().manual_seed(7000 + 100 * rank + step)
     dtype = next(model.parameters()).dtype
     points = torch.randn(16, 20, generator=random).to(dtype)
@@ -57,32 +57,32 @@ def backward(model, rank, step, spoil=None):
     return torch.cat([one.grad.flatten() for one in model.parameters()]), loss.item()
 
 
-def hook(rank, size):
+def check_hook(rank, size):
     state = onebit.torch.HookState(warmup_steps=2, schedule="exchange")
-    plain, bits = wrapped(), wrapped(state)
+    plain, bits = wrap_model(), wrap_model(state)
     for step in range(2):  # the warm-up is what torch does, to the bit, through new buckets
-        assert torch.equal(backward(plain, rank, step)[0], backward(bits, rank, step)[0])
+        assert torch.equal(run_backward(plain, rank, step)[0], run_backward(bits, rank, step)[0])
     assert state.comm.bytes_sent == 0 and not state._plans
     total_plain, total_bits = 0, 0
     for step in range(2, 18):
-        wanted, got = backward(plain, rank, step)[0], backward(bits, rank, step)[0]
-        assert alike(got) and not torch.equal(wanted, got)
+        wanted, got = run_backward(plain, rank, step)[0], run_backward(bits, rank, step)[0]
+        assert is_equal_on_ranks(got) and not torch.equal(wanted, got)
         total_plain, total_bits = total_plain + wanted, total_bits + got
-    # A step's residual comes with the next step: sums agree much better than steps do.
+    # A step's residual is added in the next step, so sums agree much better than single steps.
     single, summed = (got - wanted).norm() / wanted.norm(), total_bits - total_plain
     off = summed.norm() / total_plain.norm()
     assert off < 0.3 * single, (off, single)
     assert len(state._plans) > 1 and state.dropped == 0 and state.steps == 18
-    not_finite(plain, bits, state, rank)
-    layout_changes(state, rank)
+    check_not_finite(plain, bits, state, rank)
+    check_layout_changes(state, rank)
     state.close()
-    shortest_warmup(rank)
-    other_types(rank)
+    check_shortest_warmup(rank)
+    check_other_types(rank)
 
 
-def widths(rank, size):
+def check_widths(rank, size):
     """The bits depend on the optimizer, unless they are given; exchanges use as many."""
-    model = network()
+    model = make_network()
     sgd, plain_sgd = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=m) for m in (0.9, 0))
     adam = torch.optim.AdamW(model.parameters())
     coupled = torch.optim.Adam(model.parameters(), weight_decay=0.1)
@@ -96,26 +96,26 @@ def widths(rank, size):
     for options, bits, normalise in cases:
         state = onebit.torch.HookState(schedule="exchange", **options)
         assert (state.bits, state.normalise) == (bits, normalise), options
-        bits_model = wrapped(state)
+        bits_model = wrap_model(state)
         for step in range(3):
-            assert alike(backward(bits_model, rank, step)[0])
+            assert is_equal_on_ranks(run_backward(bits_model, rank, step)[0])
         assert all(plan.info()["bits"] == bits for _, plan in state._plans.values())
         bytes_of[bits] = state.comm.bytes_sent
         state.close()
     assert 6 < bytes_of[8] / bytes_of[1] < 8 and 1.8 < bytes_of[4] / bytes_of[2] < 2
     for options, words in (({"bits": 3}, "bits is 3"), ({"optimizer": sgd, "normalise": True}, "SGD")):
-        expect(words, lambda: onebit.torch.HookState(**options), ValueError)
-    normalised(rank, size)
+        expect_error(words, lambda: onebit.torch.HookState(**options), ValueError)
+    check_normalised(rank, size)
 
 
-def normalised(rank, size):
+def check_normalised(rank, size):
     """In the dense warm-up a result is the mean of the values that ranks compute from gradients."""
     state = onebit.torch.HookState(warmup_steps=4, normalise=True, bits=4)
-    model, local = wrapped(state), network(torch.float32, 300, 4)
+    model, local = wrap_model(state), make_network(torch.float32, 300, 4)
     squares, steps = 0, 0
     for step in range(4):
         spoil = float("inf") if (rank, step) == (0, 2) else None
-        got, own = backward(model, rank, step, spoil)[0], backward(local, rank, step)[0]
+        got, own = run_backward(model, rank, step, spoil)[0], run_backward(local, rank, step)[0]
         if spoil is None:  # what is not finite changes no moment
             squares, steps = 0.999 * squares + 0.001 * own * own, steps + 1
         wanted = torch.where(squares > 0, own / (squares / (1 - 0.999**steps)).sqrt(), own)
@@ -125,44 +125,45 @@ def normalised(rank, size):
     state.close()
 
 
-def not_finite(plain, bits, state, rank):
-    """Some rank's gradient is not finite: what torch gives, on all; the next step is well again."""
+def check_not_finite(plain, bits, state, rank):
+    """If some rank's gradient is not finite, all ranks get torch's result, and the next step is finite
+    again."""
     spoil = float("inf") if rank == 1 else None
-    wanted, got = (backward(model, rank, 50, spoil)[0] for model in (plain, bits))
-    assert not got.isfinite().all() and alike(got.nan_to_num(1e9, 2e9, 3e9))
+    wanted, got = (run_backward(model, rank, 50, spoil)[0] for model in (plain, bits))
+    assert not got.isfinite().all() and is_equal_on_ranks(got.nan_to_num(1e9, 2e9, 3e9))
     assert torch.equal(wanted.nan_to_num(1e9, 2e9, 3e9), got.nan_to_num(1e9, 2e9, 3e9))
     assert state.skipped == len(state._plans)
-    assert backward(bits, rank, 51)[0].isfinite().all()
+    assert run_backward(bits, rank, 51)[0].isfinite().all()
 
 
-def layout_changes(state, rank):
-    """Another model with the same state: the buckets are others, their errors are dropped, and the
-    state says so."""
+def check_layout_changes(state, rank):
+    """With another model on the same state the buckets differ: their residuals are dropped, and the state
+    counts these."""
     plans = len(state._plans)
-    model = DistributedDataParallel(network())
+    model = DistributedDataParallel(make_network())
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
-    assert alike(backward(model, rank, 0)[0])
-    assert alike(backward(model, rank, 1)[0])
+    assert is_equal_on_ranks(run_backward(model, rank, 0)[0])
+    assert is_equal_on_ranks(run_backward(model, rank, 1)[0])
     assert 1 <= state.dropped <= plans + 2
 
 
-def shortest_warmup(rank):
+def check_shortest_warmup(rank):
     """After the first step buckets are laid out for good: no error is lost."""
     state = onebit.torch.HookState()
-    model = wrapped(state)
+    model = wrap_model(state)
     for step in range(3):
-        assert alike(backward(model, rank, step)[0])
+        assert is_equal_on_ranks(run_backward(model, rank, step)[0])
     assert len(state._plans) > 1 and state.dropped == 0
     state.close()
 
 
-def other_types(rank):
+def check_other_types(rank):
     """A type that cannot be compressed is averaged as without a hook. This gloo has no bfloat16, nor a model in
     it: such a bucket is handed to the hook here."""
     state = onebit.torch.HookState(warmup_steps=1)
-    bits, plain = (wrapped(one, torch.float64) for one in (state, None))
+    bits, plain = (wrap_model(one, torch.float64) for one in (state, None))
     for step in range(2):
-        assert torch.equal(backward(bits, rank, step)[0], backward(plain, rank, step)[0])
+        assert torch.equal(run_backward(bits, rank, step)[0], run_backward(plain, rank, step)[0])
     assert not state._plans
 
     class Bucket:  # handed over outside of a backward pass
@@ -180,14 +181,14 @@ def other_types(rank):
     state.close()
 
 
-def state_goes_on(rank, size):
+def check_resumed_state(rank, size):
     """A state that is saved and loaded, pickled or copied goes on to the bit in another model of the
     same parameters, whose first step has other buckets."""
     for number, options in enumerate(({"bits": 1}, {"normalise": True}, {"warmup_steps": 5})):
         state = onebit.torch.HookState(**options)
-        model = wrapped(state)
+        model = wrap_model(state)
         for step in range(3):
-            backward(model, rank, step)
+            run_backward(model, rank, step)
         memory = io.BytesIO()
         torch.save(state.state_dict() if number == 1 else state, memory)
         unsafely = {"weights_only": number == 1} if hasattr(torch, "compile") else {}
@@ -198,54 +199,54 @@ def state_goes_on(rank, size):
         else:
             other = copy.deepcopy(state) if number == 2 else saved
             assert other.comm is None and other.steps == 3
-        again = wrapped(other)
+        again = wrap_model(other)
         for step in range(3, 7):
-            wanted, got = (backward(one, rank, step)[0] for one in (model, again))
+            wanted, got = (run_backward(one, rank, step)[0] for one in (model, again))
             assert torch.equal(wanted, got), (options, step)
         assert other.dropped == 0 and other.steps == state.steps
         assert len(other._layouts) > 1 and len(other._plans) == len(other._layouts)
-        state_is_refused(rank, other) if number == 0 else other.close()
+        check_refused_state(rank, other) if number == 0 else other.close()
         state.close()
 
 
-def state_is_refused(rank, state):
-    """One that is another rank's, of another model, with a group; and a state that is closed."""
+def check_refused_state(rank, state):
+    """A state of another rank or model, or with a group, is refused; so is a closed state."""
     saved = state.state_dict()
     wrong = {**saved, "rank": 1} if rank == 0 else saved
     status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
     words = "rank of the state is 1, and here 0" if rank == 0 else ""
-    raises(status, lambda: state.load_state_dict(wrong), words)
+    expect_status(status, lambda: state.load_state_dict(wrong), words)
     state.load_state_dict({**saved, "steps": 1})  # as none
-    plain, model = DistributedDataParallel(network()), DistributedDataParallel(network())
+    plain, model = DistributedDataParallel(make_network()), DistributedDataParallel(make_network())
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
-    assert torch.equal(backward(plain, rank, 0)[0], backward(model, rank, 0)[0])
+    assert torch.equal(run_backward(plain, rank, 0)[0], run_backward(model, rank, 0)[0])
     state.load_state_dict(saved)
-    expect("of another model", lambda: backward(model, rank, 0))
-    assert alike(backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as torch does
+    expect_error("of another model", lambda: run_backward(model, rank, 0))
+    assert is_equal_on_ranks(run_backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as torch does
     state.close()
-    expect("state is closed", lambda: backward(model, rank, 0))
+    expect_error("state is closed", lambda: run_backward(model, rank, 0))
     group = dist.new_group(backend="gloo")
     with_group = onebit.torch.HookState(process_group=group)
     for call in copy.deepcopy, pickle.dumps:
-        expect("take its state_dict()", lambda: call(with_group), TypeError)
+        expect_error("take its state_dict()", lambda: call(with_group), TypeError)
 
 
-def hook_fails(rank, size):
+def check_hook_errors(rank, size):
     """An error in an exchange is raised by backward, on every rank; none waits."""
     state = onebit.torch.HookState(chunk_size=32 * (rank + 1))
-    model = wrapped(state)
-    backward(model, rank, 0)
-    raises(Status.ERROR_MISMATCH, lambda: backward(model, rank, 1), "chunk_size differs")
+    model = wrap_model(state)
+    run_backward(model, rank, 0)
+    expect_status(Status.ERROR_MISMATCH, lambda: run_backward(model, rank, 1), "chunk_size differs")
 
 
 # --- Training ------------------------------------------------------------------------------------
 
 
-def training(rank, size):
-    """The hook comes to the loss of the plain run; of optimizers that is in trainings_ranks.py."""
+def check_training(rank, size):
+    """With the hook a training reaches the loss of the plain run; trainings_ranks.py checks optimizers."""
     options = argparse.Namespace(steps=100, warmup=10, lr=0.05)
     plain, plain_bytes = train_ddp.train(options, compressed=False)
-    # Newer torch has a small bucket besides, for which an allgather would be quicker.
+    # Newer torch has an additional small bucket, for which an allgather would be faster.
     bits, bits_bytes = train_ddp.train(options, compressed=True, schedule="exchange")
     without, _ = train_ddp.train(options, compressed=True, no_error_feedback=1)
     if rank == 0:
@@ -257,33 +258,33 @@ def training(rank, size):
 # --- A rank that is gone -------------------------------------------------------------------------
 
 
-def gone_over_gloo(rank, size):
-    """The last rank ends without a word; the others are told. Over sockets: torch_life_ranks.py."""
+def check_lost_rank_over_gloo(rank, size):
+    """The last rank ends without notice, and the other ranks are told. torch_life_ranks.py checks sockets."""
     comm = onebit.Communicator.torch(timeout=60, transport="gloo")
     plan = onebit.Plan(comm, 5000)
     mine = torch.ones(5000)
     if rank == size - 1:
         plan.allreduce(mine, mine)
         os._exit(0)
-    raises(Status.ERROR_TRANSPORT, lambda: [plan.allreduce(mine, mine) for _ in range(3)], "rank")
-    raises(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
+    expect_status(Status.ERROR_TRANSPORT, lambda: [plan.allreduce(mine, mine) for _ in range(3)], "rank")
+    expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
     os.write(1, f"rank {rank} knows\n".encode())
     os._exit(0)
 
 
 SCENARIOS = (
-    collectives,
-    over_gloo,
-    groups,
-    of_another_backend,
-    falls_back,
-    over_nccl_by_default,
-    hook,
-    widths,
-    state_goes_on,
-    hook_fails,
-    training,
-    gone_over_gloo,
+    check_collectives,
+    check_collectives_over_gloo,
+    check_groups,
+    check_other_backend,
+    check_fallback,
+    check_nccl_by_default,
+    check_hook,
+    check_widths,
+    check_resumed_state,
+    check_hook_errors,
+    check_training,
+    check_lost_rank_over_gloo,
 )
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 
-from torch_common import alike, bits, expect, from_rank_0, run_scenarios
+from torch_common import broadcast_from_rank_0, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit
 import onebit.torch
@@ -27,7 +27,7 @@ KINDS = {
 SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # 1.13: no numbers
 
 
-def network(dtype=torch.float32):
+def make_network(dtype=torch.float32):
     torch.manual_seed(3)
     last = torch.channels_last
     return nn.Sequential(
@@ -42,7 +42,7 @@ class Trainer:
 
     def __init__(self, saved=None, kind="EfficientAdam", group=None, twin=None, dtype=torch.float32,
                  compressed=True, mixed=False, late=None, **options):
-        self.module = network(dtype)
+        self.module = make_network(dtype)
         twin = twin or (torch.optim.SGD if kind == "Momentum" else torch.optim.AdamW)
         more = {"momentum": 0.9} if twin is torch.optim.SGD else {}
         self.rate = 1e-2 if more else 3e-3
@@ -66,7 +66,7 @@ class Trainer:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def train(self, first, end):
-        """All ranks together have the same points, however many they are. The loss of others."""
+        """Trains on points that are the same for any number of ranks; returns the loss of other points."""
         for step in range(first, end):
             self.optimizer.zero_grad()
             for group in self.optimizer.param_groups:
@@ -91,8 +91,8 @@ class Trainer:
         memory.seek(0)
         return torch.load(memory, **SAFELY)
 
-    def bits(self):
-        return bits(self.module)
+    def get_parameters(self):
+        return flatten_parameters(self.module)
 
     def close(self):
         self.optimizer.close()
@@ -102,7 +102,7 @@ AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise":
             {"mixed": True})  # fmt: skip
 
 
-def resumed(rank, size):
+def check_resumed(rank, size):
     """A state goes on to the bit: of every optimizer and of the hook's averages in few bits, inside the warm-up
     and after it, saved by each rank or by one for all, and loaded before `compress` or after it."""
     for options in (*({"kind": kind} for kind in KINDS), *AVERAGED):
@@ -113,14 +113,14 @@ def resumed(rank, size):
             trainer.optimizer.consolidate_state_dict()
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                whole = from_rank_0(trainer.saved() if rank == 0 else None)
+                whole = broadcast_from_rank_0(trainer.saved() if rank == 0 else None)
             places[step] = {"saved": own, "late": whole} if step == 4 else {"saved": whole, "late": own}
         trainer.train(8, 12)
         for step, states in places.items():
             for when, saved in states.items():
                 other = Trainer(**{when: copy.deepcopy(saved)}, **options)  # torch shares tensors
                 other.train(step, 12)
-                assert torch.equal(trainer.bits(), other.bits()), (options, step, when)
+                assert torch.equal(trainer.get_parameters(), other.get_parameters()), (options, step, when)
                 other.close()
         trainer.close()
         if options in AVERAGED:
@@ -128,12 +128,12 @@ def resumed(rank, size):
                       for key, of in own["optimizer"]["state"].items()}  # fmt: skip
             other = Trainer({**own, "optimizer": {**own["optimizer"], "state": states}}, **options)
             other.train(8, 12)
-            assert not torch.equal(trainer.bits(), other.bits())  # or nothing is shown
+            assert not torch.equal(trainer.get_parameters(), other.get_parameters())  # or nothing is shown
             other.close()
 
 
-def averaged_by_others(rank, size):
-    """Other numbers of ranks: residuals become their means, with what each rank serves."""
+def check_other_averaging(rank, size):
+    """With another number of ranks, residuals become their means."""
     parts = {}
     for number in range(2):
         bucket = {"numbers": [0], "sizes": [4], "bits": 8, "server_start": 2 * number,
@@ -141,7 +141,7 @@ def averaged_by_others(rank, size):
                   "server": torch.tensor([10.0, 20.0]) + 20 * number}  # fmt: skip
         parts[number] = {"rank": number, "ranks": 2, "buckets": {0: bucket},
                          "moments": {0: (torch.full((4,), 2.0 + number), 7)}}  # fmt: skip
-    mean = onebit.torch.remainder._mean(parts, 2, 3)
+    mean = onebit.torch.remainder._average_parts(parts, 2, 3)
     assert mean["buckets"][0]["worker"].tolist() == [12, 23, 34, 45] and mean["rank"] == 2
     assert mean["moments"][0][0].tolist() == [2.5] * 4 and mean["buckets"][0]["server"] is None
     pair = dist.new_group(list(range(size - 1)))
@@ -155,7 +155,7 @@ def averaged_by_others(rank, size):
             saved = trainer.saved()
             wanted = trainer.train(30, 100)
             trainer.close()
-        saved, wanted = from_rank_0((saved, wanted) if rank == 0 else None)
+        saved, wanted = broadcast_from_rank_0((saved, wanted) if rank == 0 else None)
         for count, group in zip((1, size), groups):
             if rank < count:
                 other = Trainer(copy.deepcopy(saved), group=group, **options)
@@ -164,7 +164,7 @@ def averaged_by_others(rank, size):
                 other.close()
 
 
-def half(rank, size):
+def check_half_precision(rank, size):
     """Parameters of 16 bits: torch's optimizer rounds what is loaded into it, which is said; into
     the optimizer that is here it is loaded exactly."""
     if not hasattr(torch, "compile"):
@@ -179,15 +179,15 @@ def half(rank, size):
     assert sum("was rounded to torch.float16" in str(one.message) for one in seen) == 1, seen
     other.optimizer.load_state_dict(saved["optimizer"])
     other.train(8, 10)
-    assert torch.equal(trainer.bits(), other.bits())
+    assert torch.equal(trainer.get_parameters(), other.get_parameters())
     other.close(), trainer.close()
 
 
-def within(found, wanted):
+def check_close(found, wanted):
     assert abs(found - wanted) < 2e-3 * wanted, (found, wanted)
 
 
-def others(rank, size):
+def check_other_rank_counts(rank, size):
     """Resumes a training of size - 1 ranks on each number of ranks: from a consolidated state, and from
     one that rank 0 has saved alone, of which a warning tells."""
     groups = [dist.new_group(list(range(count))) for count in range(1, size)] + [None]
@@ -207,18 +207,18 @@ def others(rank, size):
             saved[1] = trainer.saved()
             saved[2] = trainer.train(stop, 300)
             trainer.close()
-        saved = from_rank_0(saved)
+        saved = broadcast_from_rank_0(saved)
         for number, one in enumerate(saved[:2]):
             for count, group in enumerate(groups, 1):
                 if rank < count:
                     other = Trainer(one, group=group)
                     found = other.train(stop, 300)
-                    within(found, saved[2])
+                    check_close(found, saved[2])
                     assert (number, count) != (1, size - 1) or found == saved[2]
                     other.close()
 
 
-def dense(rank, size):
+def check_dense_states(rank, size):
     """A checkpoint of torch's AdamW, Adam or SGD goes on with its moments and its step."""
     cases = [
         (torch.optim.AdamW, "EfficientAdam", {}, (4, 60)),
@@ -242,27 +242,27 @@ def dense(rank, size):
             steps, before = run.optimizer.onebit.info()["steps"], run.train(0, 0)
             assert steps == (6 if kind == "Momentum" else stop), (kind, steps)
             found = run.train(stop, 150)
-            # Dense steps: the rest of the warm-up; where that is over one step or none.
+            # Steps are dense for the rest of the warm-up; after it one step is dense, or none.
             assert run.optimizer.onebit.info()["exchanges"][0] == (
                 0 if options or kind == "ZeroOneAdam" else max(6 - stop, kind != "EfficientAdam"))
-            within(found, wanted) if kind in ("EfficientAdam", "Momentum") else None
+            check_close(found, wanted) if kind in ("EfficientAdam", "Momentum") else None
             assert found < before and found < 1.005 * wanted, (kind, before, found, wanted)
             run.close()
-    expect("cannot begin with another optimizer's state", lambda: Trainer(saved, "Lion"))
+    expect_error("cannot begin with another optimizer's state", lambda: Trainer(saved, "Lion"))
     first = saved["optimizer"]["state"][0]
     first["exp_avg"] = first["exp_avg"] * (1 + rank / 1e6)  # as processors of other kinds round
     run = Trainer(saved, "EfficientAdam", twin=torch.optim.AdamW)
     run.train(60, 62)
-    assert run.optimizer.comm.bytes_sent > 4096 and alike(run.bits())
+    assert run.optimizer.comm.bytes_sent > 4096 and is_equal_on_ranks(run.get_parameters())
     run.close()
 
 
-def distributed(rank, size):
-    """torch.distributed.checkpoint: the ranks' own are saved by each, and loaded in place."""
+def check_distributed_states(rank, size):
+    """With torch.distributed.checkpoint each rank saves its own state, and loads it in place."""
     from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    place = from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
     pair = dist.new_group(list(range(size - 1)))
     alone = dist.new_group([0])
     for kind in "EfficientAdam", "ZeroOneAdam", "Lion":
@@ -289,9 +289,9 @@ def distributed(rank, size):
                                optim_state_dict=both["optimizer"])
                 assert other.optimizer.onebit.info()["steps"] == stop
                 other.train(stop, 12)
-                wanted = trainer.bits() if count == size - 1 else other.bits()
-                assert torch.equal(wanted, other.bits()) and wanted.isfinite().all(), (kind, stop)
-                assert group is not None or alike(other.bits())
+                wanted = trainer.get_parameters() if count == size - 1 else other.get_parameters()
+                assert torch.equal(wanted, other.get_parameters()) and wanted.isfinite().all(), (kind, stop)
+                assert group is not None or is_equal_on_ranks(other.get_parameters())
                 other.close()
             if rank < size - 1:
                 trainer.close()
@@ -299,7 +299,10 @@ def distributed(rank, size):
         shutil.rmtree(place)
 
 
-SCENARIOS = (resumed, averaged_by_others, half, others, dense, distributed)
+SCENARIOS = (
+    check_resumed, check_other_averaging, check_half_precision, check_other_rank_counts,
+    check_dense_states, check_distributed_states,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

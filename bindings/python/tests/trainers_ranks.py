@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 
-from torch_common import alike, bits, from_rank_0, run_scenarios
+from torch_common import broadcast_from_rank_0, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit.torch
 import torch
@@ -20,28 +20,29 @@ STEPS, STOPS = 24, (4, 12)
 OPTIONS = {"warmup_steps": 8}
 
 
-def as_a_launcher(rank, size):
+def set_launcher_environment(rank, size):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="1", GROUP_RANK="0",
     )
 
 
-def data(rank, size):
+def make_batches(rank, size):
     """Returns batches for STEPS steps, always in the same order."""
     random = torch.Generator().manual_seed(5)
     points = torch.randn(STEPS * 16, 20, generator=random)[rank::size]
     return [(some, some[:, :1].sin()) for some in points.split(16 // size)]
 
 
-def network():
+def make_network():
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(20, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 1))
 
 
-def resumes(rank, train):
-    """train(stop, from, to): to step `stop`, from a place or None, saved to a place: the bits."""
-    place = from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+def check_resumed(rank, train):
+    """Checks that a training resumes to the bit. train(stop, from, to) trains to step `stop` from a place or
+    None, saves to a place, and returns the parameters."""
+    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
     wanted = train(STEPS, None, None)
     for stop in STOPS:
         where = os.path.join(place, str(stop))
@@ -52,7 +53,7 @@ def resumes(rank, train):
         shutil.rmtree(place)
 
 
-def documented(page, word, names):
+def check_documented_program(page, word, names):
     """Runs a program of a document as it is, and without its new lines; losses are alike."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
     blocks = [one.partition("```")[0] for one in text.split("```python\n")[1:]]
@@ -60,16 +61,16 @@ def documented(page, word, names):
     plain = [one for one in program.splitlines(True) if "# onebit" not in one]
     assert len(plain) < len(program.splitlines())
     points, losses = torch.randn(512, 20, generator=torch.Generator().manual_seed(9)), []
-    place, before = from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None), os.getcwd()
+    place, before = broadcast_from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None), os.getcwd()
     os.chdir(place)
     for one in "", program, "".join(plain):
         named, module = names()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             exec(compile(one, page, "exec"), named)  # noqa: S102
-        # Clipped by the norm of the mean.
+        # The program clips by the norm of the mean gradient, so torch gives no warning of writes.
         assert not [one for one in caught if "written to" in str(one.message)]
-        assert alike(bits(module))
+        assert is_equal_on_ranks(flatten_parameters(module))
         with torch.no_grad():
             losses.append(nn.functional.mse_loss(module(points), points[:, :1].sin()).item())
     untrained, compressed, dense = losses
@@ -80,9 +81,9 @@ def documented(page, word, names):
     shutil.rmtree(place, ignore_errors=True)
 
 
-def prepared(**names):
+def make_program_objects(**names):
     """Makes a program's objects before the trainer prepares them."""
-    module = network()
+    module = make_network()
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))
     data = torch.utils.data.TensorDataset(points, points[:, :1].sin())
@@ -98,7 +99,7 @@ def lightning(rank, size):
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.network = network()
+            self.network = make_network()
 
         def training_step(self, batch, number):
             points, wanted = batch
@@ -106,7 +107,7 @@ def lightning(rank, size):
 
         def train_dataloader(self):  # one step an epoch: resuming in the middle skips no data
             epoch = self.trainer.current_epoch
-            return torch.utils.data.DataLoader(data(rank, size)[epoch : epoch + 1], batch_size=None)
+            return torch.utils.data.DataLoader(make_batches(rank, size)[epoch : epoch + 1], batch_size=None)
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -131,15 +132,16 @@ def lightning(rank, size):
         module = Module()
         trainer.fit(module, ckpt_path=begin)
         assert callback.optimizer[0].report().steps == stop
-        return bits(module)
+        return flatten_parameters(module)
 
     def names():
         module = Module()
         return {"lightning": lightning, "module": module}, module.network
 
-    documented("python-trainers.md", "lightning.Trainer", names)
-    documented("python-trainers.md", "lightning.Fabric", lambda: prepared(lightning=lightning))
-    resumes(rank, train)
+    check_documented_program("python-trainers.md", "lightning.Trainer", names)
+    check_documented_program("python-trainers.md", "lightning.Fabric",
+                             lambda: make_program_objects(lightning=lightning))  # fmt: skip
+    check_resumed(rank, train)
 
 
 class LocalSteps:
@@ -154,11 +156,11 @@ class LocalSteps:
             automatic = (every[0] if isinstance(every, list) else every).automatic
             automatic._choice.local_steps = 10
             automatic._switch_method("local steps")
-        assert alike(bits(model)) == (step == 1), step
+        assert is_equal_on_ranks(flatten_parameters(model)) == (step == 1), step
 
     def validate(self, model):
-        self.validated.append(bits(model))
-        assert alike(bits(model))
+        self.validated.append(flatten_parameters(model))
+        assert is_equal_on_ranks(flatten_parameters(model))
 
 
 def lightning_local(rank, size):
@@ -169,7 +171,7 @@ def lightning_local(rank, size):
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.network = network()
+            self.network = make_network()
 
         def training_step(self, batch, number):
             return nn.functional.mse_loss(self.network(batch[0]), batch[1])
@@ -187,14 +189,14 @@ def lightning_local(rank, size):
             self.validate(module)
 
     callback, module = onebit.torch.LightningCallback(method="auto"), Module()
-    local, loader = Local(callback), torch.utils.data.DataLoader(data(rank, size), batch_size=None)
+    local, loader = Local(callback), torch.utils.data.DataLoader(make_batches(rank, size), batch_size=None)
     lightning.Trainer(
         accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"), max_steps=5,
         val_check_interval=3, num_sanity_val_steps=0, callbacks=[local, callback], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False,
     ).fit(module, loader, loader)
-    assert len(local.validated) == 1 and alike(bits(module))
+    assert len(local.validated) == 1 and is_equal_on_ranks(flatten_parameters(module))
 
 
 class Model(nn.Module):
@@ -202,7 +204,7 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.network = network()
+        self.network = make_network()
 
     def forward(self, points, labels):
         found = self.network(points)
@@ -221,8 +223,8 @@ def transformers_local(rank, size):
             self.validate(model)
 
     callback = onebit.torch.TrainerCallback(method="auto")
-    local, place = Local(callback), from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
-    examples = [{"points": one, "labels": wanted} for of in data(0, 1) for one, wanted in zip(*of)]
+    local, place = Local(callback), broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    examples = [{"points": one, "labels": wanted} for of in make_batches(0, 1) for one, wanted in zip(*of)]
     arguments = transformers.TrainingArguments(
         place, max_steps=5, per_device_train_batch_size=4, learning_rate=3e-3, eval_strategy="steps",
         eval_steps=3, save_strategy="best", metric_for_best_model="loss", load_best_model_at_end=True,
@@ -232,7 +234,7 @@ def transformers_local(rank, size):
     trainer = transformers.Trainer(Model(), arguments, train_dataset=examples, eval_dataset=examples[:64],
                                    callbacks=[local, callback])  # fmt: skip
     trainer.train()
-    assert len(local.validated) == 2 and torch.equal(bits(trainer.model), local.validated[0])
+    assert len(local.validated) == 2 and torch.equal(flatten_parameters(trainer.model), local.validated[0])
     dist.barrier()
     if rank == 0:
         shutil.rmtree(place)
@@ -267,7 +269,7 @@ def transformers(rank, size):
                 begin = os.path.join(begin, os.listdir(begin)[0])
             trainer.train(resume_from_checkpoint=begin)
         assert callback.optimizer.report().steps == stop
-        return bits(trainer.model)
+        return flatten_parameters(trainer.model)
 
     def names():
         model = Model()
@@ -279,8 +281,8 @@ def transformers(rank, size):
         return {"transformers": transformers, "model": model, "arguments": arguments,
                 "examples": examples}, model.network  # fmt: skip
 
-    documented("python-trainers.md", "transformers.Trainer", names)
-    resumes(rank, train)
+    check_documented_program("python-trainers.md", "transformers.Trainer", names)
+    check_resumed(rank, train)
 
 
 def accelerate(rank, size):
@@ -290,7 +292,7 @@ def accelerate(rank, size):
 
     def train(stop, begin, place):
         accelerator = accelerate.Accelerator(gradient_accumulation_steps=2)
-        module = network()
+        module = make_network()
         inner = torch.optim.AdamW(module.parameters(), lr=3e-3)
         rates = torch.optim.lr_scheduler.CosineAnnealingLR(inner, STEPS * size)
         model, prepared, rates = accelerator.prepare(module, inner, rates)
@@ -298,7 +300,7 @@ def accelerate(rank, size):
         assert optimizer is prepared
         if begin:
             accelerator.load_state(begin)
-        for points, wanted in data(rank, size)[optimizer.onebit.info()["steps"] : stop]:
+        for points, wanted in make_batches(rank, size)[optimizer.onebit.info()["steps"] : stop]:
             for part in zip(points.chunk(2), wanted.chunk(2)):
                 with accelerator.accumulate(model):
                     accelerator.backward(nn.functional.mse_loss(model(part[0]), part[1]))
@@ -309,10 +311,11 @@ def accelerate(rank, size):
             accelerator.save_state(place)
             dist.barrier()
         optimizer.close()
-        return bits(module)
+        return flatten_parameters(module)
 
-    documented("python-trainers.md", "accelerate.Accelerator", lambda: prepared(accelerate=accelerate))
-    resumes(rank, train)
+    check_documented_program("python-trainers.md", "accelerate.Accelerator",
+                             lambda: make_program_objects(accelerate=accelerate))  # fmt: skip
+    check_resumed(rank, train)
 
 
 if __name__ == "__main__":
@@ -320,7 +323,7 @@ if __name__ == "__main__":
 
     def launched(name):
         def scenario(rank, size):
-            as_a_launcher(rank, size)
+            set_launcher_environment(rank, size)
             warnings.simplefilter("ignore")
             globals()[name](rank, size)
 

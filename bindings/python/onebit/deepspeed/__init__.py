@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    """Imports the names that need numpy when they are asked for."""
+    """Imports the names that need numpy when they are used."""
     if name == "save_residuals":
         from onebit.deepspeed.state import save_residuals as found
     elif name == "convert_checkpoint":
@@ -48,7 +48,7 @@ def _world(comm):
 
 
 def _check_dtype(wanted, optimizer):
-    """The model is the caller's to convert."""
+    """Checks that the model has the configuration's type: the caller converts it."""
     for _, one in optimizer._trained_parameters():
         if wanted and str(one.dtype) != f"torch.{wanted}":
             section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]

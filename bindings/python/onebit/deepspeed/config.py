@@ -5,7 +5,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from onebit._native import wrong
+from onebit._native import argument_error
 
 _ADAM = {"lr", "betas", "eps", "weight_decay"}
 _LAMB = {"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"}
@@ -29,7 +29,7 @@ _WHOLE = {
     "gradient_accumulation_steps", "fp16.initial_scale_power", "fp16.loss_scale_window",
 } | {f"optimizer.params.{name}" for name in ("freeze_step", *_SCHEDULES)}  # fmt: skip
 
-# Why a key is without effect, where there is more to say.
+# Additional reasons why a key has no effect.
 _REASONS = {
     "cuda_aware": "the communicator has the transport",
     "comm_backend_name": "the communicator has the transport",
@@ -60,23 +60,23 @@ class Settings(NamedTuple):
     dtype: Any
 
 
-def _loaded(config):
+def _load_config(config):
     if isinstance(config, dict):
         return config
     with open(os.fspath(config), encoding="utf-8") as file:
         config = json.load(file)
     if not isinstance(config, dict):
-        raise wrong(f"the configuration is a {type(config).__name__}, not an object")
+        raise argument_error(f"the configuration is a {type(config).__name__}, not an object")
     return config
 
 
 def _check_sections(config):
     for name in ("optimizer", "fp16", "bf16", "zero_optimization"):
         if not isinstance(config.get(name, {}), (dict, type(None))):
-            raise wrong(f"{name} is {config[name]!r}, not an object")
+            raise argument_error(f"{name} is {config[name]!r}, not an object")
     parameters = (config.get("optimizer") or {}).get("params")
     if not isinstance(parameters, (dict, type(None))):
-        raise wrong(f"optimizer.params is {parameters!r}, not an object")
+        raise argument_error(f"optimizer.params is {parameters!r}, not an object")
 
 
 def _is_number(value):
@@ -84,7 +84,7 @@ def _is_number(value):
     return plain and math.isfinite(value)
 
 
-def _checked(path, value):
+def _convert_value(path, value):
     """Returns the value, converted to the type of the key."""
     if path in _BOOLEANS:
         wanted, good = "true or false", value in (True, False) and not isinstance(value, float)
@@ -100,24 +100,24 @@ def _checked(path, value):
     if good:
         return value
     why = ": Hugging Face's Trainer would fill it in; here give the value" if value == "auto" else ""
-    raise wrong(f"{path} is {value!r}, not {wanted}{why}")
+    raise argument_error(f"{path} is {value!r}, not {wanted}{why}")
 
 
-def _kind_of(optimizer):
+def _optimizer_kind(optimizer):
     name = str(optimizer.get("type"))
     for kind in _PARAMETERS:
         if kind.lower() == name.lower():
             return kind
-    raise wrong(f"optimizer.type is {name!r}, not one of {', '.join(_PARAMETERS)}")
+    raise argument_error(f"optimizer.type is {name!r}, not one of {', '.join(_PARAMETERS)}")
 
 
-def _leaves(path, value):
-    """The full paths of what has no further keys."""
+def _list_leaves(path, value):
+    """Yields the full paths of values that have no further keys."""
     if not isinstance(value, dict):
         yield path
         return
     for key, inner in value.items():
-        yield from _leaves(f"{path}.{key}", inner)
+        yield from _list_leaves(f"{path}.{key}", inner)
 
 
 class _Reader:
@@ -130,20 +130,20 @@ class _Reader:
         self.arguments = {}
 
     def take(self, *path):
-        """The value there, of its type, or None."""
+        """Returns the value at a path, converted to its type, or None."""
         value, name = self.config, ".".join(path)
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         if value is None:
             return None
         self.used.add(name)
-        return _checked(name, value)
+        return _convert_value(name, value)
 
     def optimizer(self, kind):
         self.used.add("optimizer.type")
         parameters = self.config["optimizer"].get("params") or {}
         if self.take("optimizer", "params", "amsgrad"):
-            raise wrong("optimizer.params.amsgrad is true: no 1-bit optimizer has that variant")
+            raise argument_error("optimizer.params.amsgrad is true: no 1-bit optimizer has that variant")
         names = _PARAMETERS[kind] | ({"bias_correction"} if self.honours_bias_correction else set())
         for name in sorted(names & set(parameters)):
             value = self.take("optimizer", "params", name)
@@ -151,13 +151,13 @@ class _Reader:
                 self.arguments[name] = value
 
     def accumulation(self):
-        """Backward passes over which a gradient is summed."""
+        """Returns the number of backward passes over which a gradient is summed."""
         steps = self.take("gradient_accumulation_steps")
         batch, micro = self.take("train_batch_size"), self.take("train_micro_batch_size_per_gpu")
         if batch and micro and self.world:
             found = batch // (micro * self.world)
             if batch != (steps or found) * micro * self.world or not found:
-                raise wrong(
+                raise argument_error(
                     f"train_batch_size is {batch}, not train_micro_batch_size_per_gpu, {micro}, "
                     f"times gradient_accumulation_steps, {steps or found}, times "
                     f"{self.world} ranks"
@@ -168,7 +168,7 @@ class _Reader:
     def precision(self):
         half, brain = self.take("fp16", "enabled"), self.take("bf16", "enabled")
         if half and brain:
-            raise wrong("fp16.enabled and bf16.enabled are both true")
+            raise argument_error("fp16.enabled and bf16.enabled are both true")
         if not half:
             return "bfloat16" if brain else None
         fixed = self.take("fp16", "loss_scale") or 0
@@ -184,14 +184,14 @@ class _Reader:
         return "float16"
 
     def clipping(self):
-        """DeepSpeed clips at 1 by default."""
+        """Sets clip_norm. DeepSpeed clips at 1 by default."""
         norm = self.take("gradient_clipping")
         if norm != 0:
             self.arguments["clip_norm"] = 1.0 if norm is None else float(norm)
 
     def left_over(self):
         for key, value in self.config.items():
-            for path in _leaves(key, value):
+            for path in _list_leaves(key, value):
                 if path not in self.used:
                     names = path.split(".")
                     reason = _REASONS.get(names[-1]) or _REASONS.get(names[0])
@@ -210,13 +210,13 @@ def read_config(config, world=None, profile="default", engine=False):
     optimizer does (ZeRO, amsgrad), contradicts itself, or has a value of another type than the key
     wants, such as "auto".
     """
-    config = _loaded(config)
+    config = _load_config(config)
     _check_sections(config)
     stage = _Reader(config, world, False).take("zero_optimization", "stage")
     if stage:
-        raise wrong(f"zero_optimization.stage is {stage}: 1-bit optimizers are for stage 0")
+        raise argument_error(f"zero_optimization.stage is {stage}: 1-bit optimizers are for stage 0")
     optimizer = config.get("optimizer") or {}
-    kind = _kind_of(optimizer)
+    kind = _optimizer_kind(optimizer)
     rest = {key: value for key, value in config.items() if key != "optimizer"}
     looked_at = {"optimizer": optimizer} if engine else config
     reader = _Reader(looked_at, world, str(profile) == "default")

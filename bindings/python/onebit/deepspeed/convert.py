@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onebit import part
-from onebit._native import OnebitWarning, wrong
+from onebit._native import OnebitWarning, argument_error
 from onebit.deepspeed import state
 from onebit.deepspeed.config import read_config
 
@@ -22,7 +22,7 @@ _DEFAULTS = {
     "local_step_scaler": 32678,
     "local_step_clipper": 16,
 }
-_SNAP = 1e-5  # relative; of rounding there is 2^-24 an operation, and there are two
+_SNAP = 1e-5  # a relative difference; two operations round by 2^-24 each
 
 
 class Unit(NamedTuple):
@@ -38,11 +38,11 @@ def _warn(words):
     warnings.warn(words, OnebitWarning, stacklevel=4)
 
 
-def _units(kind, counts, uncompressed, world):
+def _list_units(kind, counts, uncompressed, world):
     quantum = world * (world * 8 // math.gcd(world, 8))
     if kind == "lamb":
         if any(uncompressed):
-            raise wrong("a tensor is uncompressed: DeepSpeed's 1-bit LAMB has none of these")
+            raise argument_error("a tensor is uncompressed: DeepSpeed's 1-bit LAMB has none of these")
         counts, uncompressed = [sum(counts)], [False]
     units, first, padding = [], 0, 0
     for count, whole in zip(counts, uncompressed):
@@ -54,12 +54,12 @@ def _units(kind, counts, uncompressed, world):
     return units
 
 
-def _share(total, rank, world):
+def _share_slice(total, rank, world):
     return slice(total * rank // world, total * (rank + 1) // world)
 
 
-def _stretch(unit, what, begin, values, padding):
-    """Values of a unit from its element `begin` on, as sections."""
+def _make_sections(unit, what, begin, values, padding):
+    """Returns the values of a unit from its element `begin` on, as sections."""
     some = max(min(unit.count - begin, len(values)), 0)
     if some:
         yield what, part.ELEMENTS, unit.first + begin, values[:some]
@@ -68,8 +68,9 @@ def _stretch(unit, what, begin, values, padding):
         yield what, part.PADDING, first, values[some:]
 
 
-def _schedule(step, rules):
-    """0/1 Adam's counters after DeepSpeed's call number `step`, and steps by what they sent."""
+def _count_schedule(step, rules):
+    """Returns 0/1 Adam's counters after DeepSpeed's call number `step`, and the numbers of steps by
+    exchange."""
     variance, count, local, local_count, sent = 1, 0, 1, 0, [0, 0, 0]
     for number in range(2, step + 1):
         if number > rules["var_freeze_step"] + 1:
@@ -89,26 +90,26 @@ def _schedule(step, rules):
 
 
 class _Parts:
-    """The parts that as many ranks of this library's would have saved."""
+    """The parts that as many ranks of this library would have saved."""
 
     def __init__(self, found, layout, rules):
         self.found, self.layout, self.rules = found, layout, rules
         self.world, self.steps = found.world, found.step - 1
         counts = [len(one["parameter"]) for one in found.tensors]
         if sum(counts) != sum(layout.counts) or (not found.flat and counts != list(layout.counts)):
-            raise wrong(f"the checkpoint has tensors of {counts} elements, the optimizer of "
-                        f"{list(layout.counts)}")  # fmt: skip
+            raise argument_error(f"the checkpoint has tensors of {counts} elements, the optimizer of "
+                                 f"{list(layout.counts)}")  # fmt: skip
         same = counts == list(layout.counts)
         flags = layout.uncompressed if same else [False] * len(counts)
-        self.sources = _units(found.kind, counts, flags, self.world)
-        self.units = _units(layout.kind, layout.counts, layout.uncompressed, self.world)
+        self.sources = _list_units(found.kind, counts, flags, self.world)
+        self.units = _list_units(layout.kind, layout.counts, layout.uncompressed, self.world)
         self.padded = layout.deepspeed and self.sources == self.units
         if layout.deepspeed and not self.padded:
             _warn("DeepSpeed compressed a group as one tensor: here scales are each tensor's")
         self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
         self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
-        self.alike = []  # (what, elements, padding), a share of which each rank saves
-        self.own = [[] for _ in range(self.world)]  # sections
+        self.alike = []  # (what, elements, padding): each rank saves its share of these
+        self.own = [[] for _ in range(self.world)]  # sections by rank
 
     def add(self, what, elements, padding=None):
         self.alike.append((what, elements, np.zeros(self.padding) if padding is None else padding))
@@ -118,7 +119,7 @@ class _Parts:
             for space, values in ((part.ELEMENTS, elements), (part.PADDING, padding)):
                 if space == part.PADDING and what == part.PARAMETERS:
                     continue
-                some = _share(len(values), rank, self.world)
+                some = _share_slice(len(values), rank, self.world)
                 if some.stop > some.start:
                     yield what, space, some.start, values[some]
 
@@ -157,26 +158,26 @@ class _Parts:
             elif fill and what == part.WORKER:
                 one[unit.count :] = fill[k]
             if len(one) != size:
-                raise wrong(f"a residual of rank {rank} has {len(one)} elements, not {size}")
-            sections += _stretch(unit, what, begin, one, self.padded)
+                raise argument_error(f"a residual of rank {rank} has {len(one)} elements, not {size}")
+            sections += _make_sections(unit, what, begin, one, self.padded)
         if self.layout.deepspeed and not self.padded:
             sections += self._no_padding(what, rank)
         return sections
 
     def _no_padding(self, what, rank):
-        """Zeros where the padding here is another one."""
+        """Yields zeros for the padding of units, where it differs from DeepSpeed's."""
         for unit in self.units:
             share = unit.padded // self.world
             begin, size = (0, unit.padded) if what == part.WORKER else (rank * share, share)
             first = max(begin, unit.count)
             if first < begin + size:
-                yield from _stretch(unit, what, first, np.zeros(begin + size - first), True)
+                yield from _make_sections(unit, what, first, np.zeros(begin + size - first), True)
 
     # --- Momentum that was sent
 
     def messages(self, values, tails):
-        """Values as signs and one scale a share, which rounding has blurred, and padding: of
-        buffers whose padding is state `tails`, of others with the scale of their share."""
+        """Returns values as signs and one scale a share, which was rounded, and padding: of buffers whose
+        padding is state `tails`, of others with the scale of their share."""
         values, padding = values.astype("f4"), np.zeros(self.padding, "f4")
         for unit, tail in zip(self.sources if self.padded else [], tails):
             share = unit.padded // self.world
@@ -240,7 +241,7 @@ class _Parts:
         self.add_residuals(fill)
 
     def scalings(self):
-        """DeepSpeed computes them before the first compressed step."""
+        """Returns 1-bit LAMB's scalings, which DeepSpeed computes before the first compressed step."""
         if self.found.kind != "lamb":
             return []
         tensors = self.found.tensors
@@ -267,8 +268,8 @@ class _Parts:
         found, rules = self.found, self.rules
         frozen = found.step > rules["var_freeze_step"]
         if frozen and not self.layout.deepspeed:
-            raise wrong("0/1 Adam with a frozen variance goes on in profile deepspeed only")
-        counters, exchanges = _schedule(found.step, rules)
+            raise argument_error("0/1 Adam with a frozen variance goes on in profile deepspeed only")
+        counters, exchanges = _count_schedule(found.step, rules)
         first = found.tensors[0]
         for name, value in counters.items():
             if frozen == name.startswith("local") and first.get(name, value) != value:
@@ -319,7 +320,7 @@ class _Parts:
 def parts_of(found, layout, arguments):
     """Parts that an optimizer of this layout loads. arguments: its options by DeepSpeed's names."""
     if found.kind != layout.kind:
-        raise wrong(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
+        raise argument_error(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
     rules = {name: arguments.get(name) or value for name, value in _DEFAULTS.items()}
     parts = _Parts(found, layout, rules)
     return parts.zero_one_parts() if found.kind == "zero_one_adam" else parts.momentum_parts()
@@ -348,7 +349,7 @@ def convert_checkpoint(directory, output, config, tag=None, names=None, profile=
         names = [name for name in module if name not in left_out]
     missing = [name for name in names if name not in module]
     if missing:
-        raise wrong(f"{folder} has no parameter {missing[0]!r}")
+        raise argument_error(f"{folder} has no parameter {missing[0]!r}")
     found = state.read_state(folder, checkpoint, [(k, module[one]) for k, one in enumerate(names)])
     kind = _CLASSES[settings.kind]
     counts = [len(one["parameter"]) for one in found.tensors]

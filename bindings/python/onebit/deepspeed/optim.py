@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 import onebit
-from onebit._native import OPTIMIZERS, Profile, enum_value, wrong
+from onebit._native import OPTIMIZERS, Profile, argument_error, enum_value
 from onebit.torch import optim
 
 _KINDS = {row.kind: row for row in OPTIMIZERS}
@@ -58,7 +58,7 @@ class _Optimizer(optim._Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
                     "decoupled_weight_decay": True, "uncompressed": False}  # fmt: skip
         torch.optim.Optimizer.__init__(self, params, defaults)
-        self._first_rates()  # looks at them
+        self._first_rates()  # checks the rates
         self._complete = True
 
     def _count_as_here(self, profile):
@@ -67,14 +67,14 @@ class _Optimizer(optim._Optimizer):
             return
         given = self._options.get("freeze_step")
         if given is not None and given < 1:
-            raise wrong(f"freeze_step is {given}, not positive")
+            raise argument_error(f"freeze_step is {given}, not positive")
         if profile == Profile.PROFILE_DEEPSPEED:
             self._options["freeze_step"] = given or 100000
         elif given is not None:
             self._options["freeze_step"] = max(given - 1, 1)
 
     def _trained_parameters(self):
-        """(number, parameter) of those that are trained; numbers are DeepSpeed's."""
+        """Returns (number, parameter) of the trained parameters, by DeepSpeed's numbers."""
         every = [one for group in self.param_groups for one in group["params"]]
         return [(number, one) for number, one in enumerate(every) if one.requires_grad]
 
@@ -101,7 +101,7 @@ class _Optimizer(optim._Optimizer):
 
     def add_param_group(self, group):
         if hasattr(self, "_complete"):
-            raise wrong("parameters cannot be added once the optimizer is made")
+            raise argument_error("parameters cannot be added once the optimizer is made")
         torch.optim.Optimizer.add_param_group(self, group)
         self.param_groups[-1]["uncompressed"] = bool(group.get("non_freeze"))
 
@@ -110,9 +110,9 @@ class _Optimizer(optim._Optimizer):
         them, compressed. Raises `Error` for ZeRO stages from 1 on, pipelines and experts."""
         stage = int(engine.zero_optimization_stage())
         if stage:
-            raise wrong(f"the engine has ZeRO stage {stage}: 1-bit optimizers are for stage 0")
+            raise argument_error(f"the engine has ZeRO stage {stage}: 1-bit optimizers are for stage 0")
         if getattr(engine, "has_moe_layers", False) or getattr(engine, "pipeline_parallelism", 0):
-            raise wrong("the engine has experts or a pipeline: gradients are not all ranks' alike")
+            raise argument_error("the engine has experts or a pipeline: gradients are not all ranks' alike")
         engine.enable_backward_allreduce = False
         self._waits = False
 
@@ -120,10 +120,10 @@ class _Optimizer(optim._Optimizer):
         """DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero."""
         for _, one in self._trained_parameters():
             if one.grad is not None and one.grad.count_nonzero():
-                raise wrong("a step before attach(engine): DeepSpeed has averaged its gradients")
+                raise argument_error("a step before attach(engine): DeepSpeed has averaged its gradients")
 
     def step(self, closure=None):
-        """One step. Collective."""
+        """Makes a step. Collective."""
         if self._waits:
             loss = closure() if closure is not None else None
             self._before_attach()
@@ -133,7 +133,7 @@ class _Optimizer(optim._Optimizer):
 
     @property
     def loss_scale(self):
-        """The factor of the next loss, where the configuration's fp16 asks for one."""
+        """Returns the factor of the next loss, if the configuration's fp16 requires one."""
         return self.onebit.loss_scale
 
     def _has_state(self):
@@ -152,12 +152,12 @@ class _Optimizer(optim._Optimizer):
             self._stage.refresh()
         core.load(parts)
         with torch.no_grad():
-            self._bring()
+            self._copy_parameters_back()
         self._forget_state()
 
     def load_deepspeed(self, directory, model=None, tag=None):
-        """Goes on from a checkpoint of DeepSpeed up to 0.19.6: what engine.save_checkpoint has
-        written there, with residuals where `save_residuals` has added them. Collective.
+        """Continues from a checkpoint of DeepSpeed up to 0.19.6: what engine.save_checkpoint has written there,
+        with residuals where `save_residuals` has added them. Collective.
 
         model: takes its weights and buffers from it too; an engine's is engine.module. None: it has
             them already
@@ -178,7 +178,7 @@ class _Optimizer(optim._Optimizer):
             model.load_state_dict(checkpoint["module"])
         layout, other = part.layout_of(self.onebit.save())
         if other:
-            raise wrong("exchange and shards are not options of DeepSpeed's")
+            raise argument_error("exchange and shards are not options of DeepSpeed's")
         found = state.read_state(folder, checkpoint, self._trained_parameters())
         saved = checkpoint["optimizer"].get("optimizer_state_dict", checkpoint["optimizer"])
         parts = convert.parts_of(found, layout, self._named)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from onebit._native import wrong
+from onebit._native import argument_error
 
 KIND_OF = {"exp_avg_sq_fresh": "lamb", "var_interval": "zero_one_adam"}
 _ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")
@@ -45,16 +45,16 @@ class State(NamedTuple):
 
 
 def array(tensor):
-    """A copy that is flat, as float32."""
+    """Returns a flat copy as float32."""
     return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
 
 
-def _inner(optimizer):
-    """The optimizer inside DeepSpeed's fp16 and bf16 wrappers."""
+def _unwrap_optimizer(optimizer):
+    """Returns the optimizer inside DeepSpeed's fp16 and bf16 wrappers."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _residuals(states, name):
+def _collect_residuals(states, name):
     found = [one[name] for one in states if name in one]
     return found if len(found) == len(states) else []
 
@@ -63,10 +63,10 @@ def save_residuals(engine, directory, tag=None):
     """In a program that runs with DeepSpeed up to 0.19.6, beside `engine.save_checkpoint(directory,
     tag)`, on every rank: what that leaves out, into the same folder. With it a run goes on here
     exactly; without, residuals begin with zeros, as they do when DeepSpeed loads."""
-    optimizer = _inner(engine.optimizer)
+    optimizer = _unwrap_optimizer(engine.optimizer)
     given = [one for group in optimizer.param_groups for one in group["params"]]
     states = [optimizer.state[one] for one in given if optimizer.state.get(one)]
-    worker, server = _residuals(states, "worker_error"), _residuals(states, "server_error")
+    worker, server = _collect_residuals(states, "worker_error"), _collect_residuals(states, "server_error")
     tail = []
     if hasattr(optimizer, "worker_errors"):  # 1-bit LAMB
         worker, server = optimizer.worker_errors, optimizer.server_errors
@@ -85,47 +85,47 @@ def save_residuals(engine, directory, tag=None):
     torch.save({**copies, "ranks": world, "step": states[0]["step"]}, path)
 
 
-def _read(path):
-    """Tensors and plain values only: nothing of a file is run."""
+def _read_file(path):
+    """Reads a file with tensors and plain values only: no code of it is run."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def read_folder(directory, tag=None, mp_rank=0):
-    """(the folder of a checkpoint, what rank 0 has written there)."""
+    """Returns (the folder of a checkpoint, the contents of rank 0's file)."""
     if tag is None:
         try:
             with open(os.path.join(directory, "latest"), encoding="utf-8") as file:
                 tag = file.read().strip()
         except OSError as reason:
             words = f"{directory} has no file 'latest', and no tag is given"
-            raise wrong(f"{words}: {reason}") from None
+            raise argument_error(f"{words}: {reason}") from None
     folder = os.path.join(directory, tag)
     path = os.path.join(folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
     if not os.path.exists(path):
-        raise wrong(f"{path} is not there")
-    return folder, _read(path)
+        raise argument_error(f"{path} is not there")
+    return folder, _read_file(path)
 
 
-def _ranks(folder, world, step):
+def _read_ranks(folder, world, step):
     """Returns the ranks' states that `save_residuals` wrote there; None where it was not called."""
     ranks = []
     for rank in range(world):
         path = os.path.join(folder, f"onebit-rank-{rank}.pt")
         if not os.path.exists(path):
             if ranks:
-                raise wrong(f"{path} is not there, and that of rank 0 is")
+                raise argument_error(f"{path} is not there, and that of rank 0 is")
             return None
-        saved = _read(path)
+        saved = _read_file(path)
         if (saved["ranks"], saved["step"]) != (world, step):
-            raise wrong(f"{path} is of {saved['ranks']} ranks and step {saved['step']}, the "
-                        f"checkpoint of {world} and {step}")  # fmt: skip
+            raise argument_error(f"{path} is of {saved['ranks']} ranks and step {saved['step']}, the "
+                                 f"checkpoint of {world} and {step}")  # fmt: skip
         own = [{name: array(one) for name, one in each.items()} for each in saved["own"]]
         lists = ([array(one) for one in saved[name]] for name in ("worker", "server", "tail"))
         ranks.append(Rank(*lists, own))
     return ranks
 
 
-def _masters(saved):
+def _split_wrapper_state(saved):
     """Takes a wrapper's state apart: (the state inside, its parameters in float32, True if these are flat
     groups); without a wrapper the parameters are None."""
     if "optimizer_state_dict" not in saved:
@@ -136,16 +136,16 @@ def _masters(saved):
     return saved["optimizer_state_dict"], [one for group in groups for one in group], False
 
 
-def _tensor(parameter, saved):
-    """DeepSpeed makes no state for what never had a gradient."""
+def _make_tensor_state(parameter, saved):
+    """Returns a tensor's state, with zeros for a parameter that never had a gradient: DeepSpeed saves none."""
     made = {"parameter": array(parameter), **saved}
     for name in _ARRAYS:
         zeros = torch.zeros(1, dtype=torch.float32).expand(parameter.numel())
         made[name] = array(saved.get(name, zeros))
         if len(made[name]) != parameter.numel():
-            raise wrong(f"{name} has {len(made[name])} elements, its parameter "
-                        f"{parameter.numel()}: name parameters in the order in which DeepSpeed's "
-                        "optimizer had them")  # fmt: skip
+            raise argument_error(f"{name} has {len(made[name])} elements, its parameter "
+                                 f"{parameter.numel()}: name parameters in the order in which DeepSpeed's "
+                                 "optimizer had them")  # fmt: skip
     return made
 
 
@@ -153,20 +153,20 @@ def read_state(folder, checkpoint, parameters):
     """The `State` in a checkpoint. parameters: (number, values), by DeepSpeed's numbers, of those
     that are trained; a wrapper has values of its own."""
     if not checkpoint.get("optimizer"):
-        raise wrong(f"{folder} has no state of an optimizer")
-    saved, masters, flat = _masters(checkpoint["optimizer"])
+        raise argument_error(f"{folder} has no state of an optimizer")
+    saved, masters, flat = _split_wrapper_state(checkpoint["optimizer"])
     states = saved["state"]
     if masters is not None:
         parameters = list(enumerate(masters))
-    tensors = [_tensor(one, states.get(number, {})) for number, one in parameters]
+    tensors = [_make_tensor_state(one, states.get(number, {})) for number, one in parameters]
     known = [one for one in states.values() if "step" in one]
     if not known or "exp_avg" not in known[0]:
-        raise wrong(f"{folder} has no state of a 1-bit optimizer that has made a step")
+        raise argument_error(f"{folder} has no state of a 1-bit optimizer that has made a step")
     kind = next((KIND_OF[name] for name in KIND_OF if name in known[0]), "adam")
     step, world = int(known[0]["step"]), int(checkpoint["dp_world_size"])
-    return State(kind, step, world, tensors, flat, _ranks(folder, world, step))
+    return State(kind, step, world, tensors, flat, _read_ranks(folder, world, step))
 
 
 def joined(state, name):
-    """An array of all tensors, one after the other."""
+    """Returns the values of all tensors in one array."""
     return np.concatenate([one[name] for one in state.tensors] or [np.zeros(0, "f4")])

@@ -17,7 +17,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    """The callbacks of trainers, which are loaded when they are asked for."""
+    """Loads the callbacks of trainers when they are used."""
     if name not in CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = CALLBACKS[name]()

@@ -1,4 +1,4 @@
-"""The method that chooses itself: `onebit.torch.auto(model, optimizer)`.
+"""The automatic choice of a method: `onebit.torch.auto(model, optimizer)`.
 
 The ranks time small exchanges of each method. The first steps are dense, as DistributedDataParallel
 makes them, or in 8 bits where that would take long, and are timed. Then `onebit_method_choose` chooses
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Error, OnebitWarning, Status, check, wrong
+from onebit._native import Error, OnebitWarning, Status, argument_error, check
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK
@@ -37,12 +37,12 @@ _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
 _DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), on all ranks; "
            "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
-_SLOW = 0.1  # seconds of a dense exchange, from which on the first steps are in 8 bits
-_FIRST, _MEASURED = 2, 4  # steps that are not looked at, and that are, before the first choice
-_SETTLING = 3  # steps after a change that are not looked at
-_DEVIATION = 0.3  # from what was expected of a step
-_WINDOW = 20  # steps that are compared at once, at most; of more than a quarter second fewer
-_PROBES, _CHECKS = 1 / 200, 1 / 200  # of the time that new measurements, and comparisons, may take
+_SLOW = 0.1  # if a dense exchange takes as many seconds, the first steps are in 8 bits
+_FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before the first choice
+_SETTLING = 3  # steps after a change that are ignored
+_DEVIATION = 0.3  # relative to the expected time of a step
+_WINDOW = 20  # the most steps that are compared at once; fewer if steps take more than 0.25 s
+_PROBES, _CHECKS = 1 / 200, 1 / 200  # the parts of the time that new measurements, and comparisons, may take
 
 
 class Meter:
@@ -58,7 +58,7 @@ class Meter:
         return total, compute
 
     def exchange(self, method, count):
-        """Seconds of an exchange of `count` elements. Collective."""
+        """Returns the seconds of an exchange of `count` elements. Collective."""
         values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
             return self._time(lambda: dist.all_reduce(values, group=self._group), values)
@@ -79,7 +79,7 @@ class Meter:
         return self.now() - began
 
 
-def _seconds(value):
+def _format_seconds(value):
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
@@ -110,7 +110,7 @@ class Automatic:
         self._obstacle = (_SWITCH if not local_steps else _OTHERS if not whole else
                           _UNUSED if model.find_unused_parameters else _NONE)  # fmt: skip
         self._every_step = METHODS[: 2 + (make is not None)]
-        self._choice = _native.sized(_native.MethodChoice)
+        self._choice = _native.make_structure(_native.MethodChoice)
         self._choice.elements, self._choice.methods = self._elements, 2 ** len(self.methods) - 1
         self._choice.bytes_a_day = bytes_a_day or 0.0
         self.made = self.local = self._plan = self._saved = None
@@ -140,7 +140,7 @@ class Automatic:
         step._wrapped_by_lr_sched = step._with_counter = True
         lead = self.lead
         lead.step = types.MethodType(step, lead)
-        lead._opt_called, lead._step_count = True, 1  # as torch's schedulers, made before, want it
+        lead._opt_called, lead._step_count = True, 1  # schedulers that were made before check these
         lead.state_dict, lead.load_state_dict = self._state_dict, self._load_state_dict
         lead.consolidate_state_dict, lead.automatic = self._consolidate, self
         for one in optimizers:
@@ -165,7 +165,7 @@ class Automatic:
         if not joins:
             return self._own_gradients(bucket.buffer())
         future = self.hook.add(bucket)
-        if bucket.is_last():  # here is each rank, those without inputs, which make no step, too
+        if bucket.is_last():  # all ranks come here, also those without inputs, which make no step
             self._change(EIGHT)
         return future
 
@@ -189,7 +189,7 @@ class Automatic:
             result = self._dense_step(closure)
             if self.local is not None:
                 self.lead.status = self.local.step()
-                self.hook.steps += 1  # what it has saved is of these steps
+                self.hook.steps += 1  # its statistics include these steps
         else:
             result = self._step_made(closure)
         self._note_step(begin, self.meter.now())
@@ -232,7 +232,7 @@ class Automatic:
         return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
 
     def _switch_method(self, method, convert=True, waits=None):
-        """convert: the lead goes on from the state of the method before
+        """convert: whether the lead continues from the state of the previous method
         waits: one bit begins later; None: where the lead has not made the steps of its warm-up
         """
         if self.local is not None:
@@ -270,7 +270,7 @@ class Automatic:
         self._words = ()
 
     def _return_to_lead(self, convert):
-        """The lead makes its own steps again."""
+        """Lets the lead make its own steps again."""
         made, self.made = self.made, None
         if convert:
             self.lead.state.update(moments_of(made, self._model().process_group))
@@ -331,9 +331,9 @@ class Automatic:
     def _skip_next_steps(self, steps):
         self._window, self._skip = [], steps
         self._length = self._length if self.decided else _MEASURED
-        if self.made is not None:  # of a class with a warm-up of its own
+        if self.made is not None:  # its class may have a warm-up
             self._skip += max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
-        if self.local is not None and self.local.seconds is None:  # until an exchange has been seen
+        if self.local is not None and self.local.seconds is None:  # until an exchange has been measured
             self._skip += self.local.steps
 
     def _record(self):
@@ -352,13 +352,13 @@ class Automatic:
         if before is None or self._joins():
             return
         total, compute, spent = end - before, begin - before, 0.0
-        if self.local is not None:  # each step has its part of the latest exchange
+        if self.local is not None:  # each step gets its part of the latest exchange
             spent = self.local.spent
             total += (self.local.seconds or 0.0) / self.local.steps - spent
         if self.made is None:
             self._own, compute = end - begin - spent, compute - self.hook.waited
-        compute += self._own  # a step of the library's has its exchange in it
-        if self._on_device and self.decided:  # nobody waits for the device
+        compute += self._own  # a step of the library's optimizer includes its exchange
+        if self._on_device and self.decided:  # the host does not wait for the device
             compute = self._compute
         total, compute = self.meter.step(self.method, total, compute)
         if self._waits_for_one_bit():
@@ -403,7 +403,7 @@ class Automatic:
             self._reconsider(total, compute, deviates)
 
     def _measure(self):
-        """Exchanges by each method. Collective."""
+        """Measures exchanges by each method. Collective."""
         began, reasons = self.meter.now(), []
 
         def exchange(_, method, count, seconds):
@@ -439,7 +439,7 @@ class Automatic:
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         self._call_choose()
         self._extras[self.method] = choice.extra[now], choice.exchange[now]
-        if not self.decided:  # nothing is kept only because the first steps had it
+        if not self.decided:  # the method of the first steps has no advantage
             choice.current, choice.step = 0, 0.0
             self._call_choose()
         return METHODS[choice.method]
@@ -468,7 +468,8 @@ class Automatic:
             return self._skip_next_steps(0)
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
-            self._print_choice(f"; a step takes {_seconds(total)}, {_seconds(before)} was expected{dropped}")
+            taken, expected = _format_seconds(total), _format_seconds(before)
+            self._print_choice(f"; a step takes {taken}, {expected} was expected{dropped}")
         self._looks += 1
         self.changes += best != self.method
         if best != self.method:
@@ -515,8 +516,8 @@ class Automatic:
             record = {"method": DENSE}
         methods = {one.decode() for one in gather(self.comm, record["method"].encode())}
         if len(methods) > 1 or record["method"] not in self.methods:
-            raise wrong(f"the state is of method {' and '.join(sorted(methods))}, not of one of "
-                        f"{', '.join(self.methods)}, the same on all ranks")  # fmt: skip
+            raise argument_error(f"the state is of method {' and '.join(sorted(methods))}, not of one of "
+                                 f"{', '.join(self.methods)}, the same on all ranks")  # fmt: skip
         if record["method"] == LOCAL:
             self._saved = record["local_steps"], saved_parts(self.comm, saved)
         return record
@@ -554,7 +555,7 @@ class Automatic:
         return text if more is None else f"{text}; {more.describe()}"
 
     def report(self):
-        """A `Report` of all methods."""
+        """Returns a `Report` of all methods."""
         every = [self.hook.report(), *self._reports]
         every += [self.made.report()] if self.made is not None else []
         every += [self.local.report(self.hook.averaged)] if self.local is not None else []
@@ -564,7 +565,7 @@ class Automatic:
         return Report(self.steps, *sums, last.averaged)
 
     def close(self):
-        """On all ranks. The method stays what it is, but that parameters become equal after local steps."""
+        """Closes on all ranks. The method stays, but after local steps the parameters become equal."""
         if self.comm is None:
             return
         if self.local is not None:

@@ -14,14 +14,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
-from onebit._native import wrong
+from onebit._native import argument_error
 from onebit.torch.hook import bytes_of, instances_of
 from onebit.torch.ranks import interruptible
 
-# Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
-# after the first.
+# The number of steps that are observed before a step begins in the backward pass. Torch lays the
+# buckets out anew after the first.
 _LOOKED_AT = 2
-# Elements of a gradient at least, by which a change that torch does not count is noticed.
+# The least number of a gradient's elements that are compared to notice changes that torch does not count.
 _SAMPLES = 8
 
 
@@ -39,7 +39,7 @@ class HookHandle:
         return {"optimizer": None}
 
 
-_handles = weakref.WeakKeyDictionary()  # by model, which has its hook for good
+_handles = weakref.WeakKeyDictionary()  # by model: a hook cannot be removed from it
 
 
 def optimizer_hook(state, bucket):
@@ -47,14 +47,14 @@ def optimizer_hook(state, bucket):
     `model.register_comm_hook(optimizer.hook_state(), onebit.torch.optimizer_hook)`."""
     optimizer = getattr(state, "optimizer", None)
     if optimizer is None:
-        raise wrong("the hook's state is not optimizer.hook_state(), or was pickled")
-    if optimizer._closed:  # the model is as it was before
+        raise argument_error("the hook's state is not optimizer.hook_state(), or was pickled")
+    if optimizer._closed:  # the model works as without the hook
         return default_hooks.allreduce_hook(state.group, bucket)
     return optimizer.add(bucket)
 
 
 def register(model, optimizer):
-    """The model's hook uses this optimizer from now on; the one before is closed."""
+    """Makes the model's hook use this optimizer from now on, and closes the previous one."""
     if model not in _handles:
         handle = HookHandle(optimizer, model.process_group)
         model.register_comm_hook(handle, optimizer_hook)
@@ -63,7 +63,7 @@ def register(model, optimizer):
 
 
 def wrapped_of(model):
-    """The one DistributedDataParallel that a model is or has, as of torch.compile and Fabric."""
+    """Returns the one DistributedDataParallel that a model is or has, as of torch.compile and Fabric."""
     model = getattr(model, "_orig_mod", model)
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     found = [one for one in modules if isinstance(one, DistributedDataParallel)]
@@ -72,15 +72,15 @@ def wrapped_of(model):
 
 def check_wrapped(model):
     if not isinstance(model, DistributedDataParallel):
-        raise wrong(
+        raise argument_error(
             f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one, or for "
             "FSDP2 take onebit.torch.fsdp.compress"
         )
     handle = _handles.get(model)
     if handle is not None and not handle.optimizer._closed:
-        raise wrong("the model has a communication hook already: close() the optimizer that set it")
+        raise argument_error("the model has a communication hook already: close() the optimizer that set it")
     if handle is None and getattr(model, "_comm_hooks", None):
-        raise wrong("the model has a communication hook already")
+        raise argument_error("the model has a communication hook already")
 
 
 def sparse_modules(model):
@@ -100,23 +100,23 @@ def check_model(model, parameters, ranks, remainder):
     check_wrapped(model)
     group = model.process_group
     if (group.rank(), group.size()) != ranks:
-        raise wrong(
+        raise argument_error(
             f"the model's group has rank {group.rank()} of {group.size()}, the optimizer's "
             f"communicator rank {ranks[0]} of {ranks[1]}"
         )
     if getattr(model, "mixed_precision", None) is not None:
-        raise wrong("the model has DistributedDataParallel's own mixed_precision: use autocast")
+        raise argument_error("the model has DistributedDataParallel's own mixed_precision: use autocast")
     for name in sparse_modules(model.module) if remainder is None else ():
-        raise wrong(f"{name} has sparse gradients: make it with sparse=False")
+        raise argument_error(f"{name} has sparse gradients: make it with sparse=False")
     ignored = set(getattr(model, "parameters_to_ignore", ()))
     names = {id(one): name for name, one in model.module.named_parameters() if name not in ignored}
     known = {id(one) for one in parameters}
     for name, one in model.module.named_parameters():
         if remainder is None and one.requires_grad and id(one) in names and id(one) not in known:
-            raise wrong(f"parameter {name} of the model is not one of the optimizer's")
+            raise argument_error(f"parameter {name} of the model is not one of the optimizer's")
     for number, one in enumerate(parameters):
         if id(one) not in names:
-            raise wrong(f"parameter {number} of the optimizer is not one of the model's")
+            raise argument_error(f"parameter {number} of the optimizer is not one of the model's")
 
 
 def scalers_of(optimizer):
@@ -127,8 +127,8 @@ def scalers_of(optimizer):
 
 
 def tell_scalers(optimizer):
-    """A step that all ranks have skipped lowers each rank's scale, whoever's gradients it was: what is
-    averaged in the backward pass was multiplied with the same scale on all ranks."""
+    """Tells GradScalers of a step that all ranks have skipped, so that each rank's scale is lowered, whoever's
+    gradients it was: what is averaged in the backward pass was multiplied with the same scale on all ranks."""
     for scaler in scalers_of(optimizer):
         for found in scaler._found_inf_per_device(optimizer).values():
             found.fill_(1.0)
@@ -144,19 +144,19 @@ class Backward:
     """
 
     def __init__(self, optimizer, model=None, overlap=True):
-        # Neither is kept: what the program drops is freed at once, without the garbage collector.
+        # These references are weak: what the program drops is freed at once, without the garbage collector.
         self._optimizer_of = weakref.ref(optimizer)
         self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
         self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
-        self._views = {}  # by number: the view of a bucket in which the library reads the gradient
+        self._views = {}  # by number: the view of a bucket from which the library reads the gradient
         self._old = []  # views that only the open step still reads
         self.open = False  # a step of the library has begun
         self._clean = 0  # steps in a row whose gradients were final
-        self._passes = 0  # since the latest step
-        self._rates = None  # at the beginning of the pass
-        self._marks = None  # of the gradients at its end
-        self._places = None  # likewise, and what tells of writes to them
+        self._passes = 0  # backward passes since the latest step
+        self._rates = None  # the rates at the beginning of the pass
+        self._marks = None  # the gradients' marks at its end
+        self._places = None  # the gradients' places at its end, and marks by which writes are noticed
         self._said = self._told = False
         self.gradients = self.overlapped = 0  # bytes of all buckets; steps that began before step()
 
@@ -171,20 +171,20 @@ class Backward:
     # --- In the backward pass --------------------------------------------------------------------
 
     def add(self, bucket):
-        """A bucket is full: the future of the gradients that are averaged, None if none is."""
+        """Takes a full bucket. Returns the future of the gradients that are averaged, or None if none is."""
         self.gradients += bytes_of(bucket.buffer())
-        follows = self.is_joining() and not _is_in_a_pass()  # without inputs: buckets are zeros
+        follows = self.is_joining() and not _is_in_a_pass()  # a rank without inputs: buckets are zeros
         if bucket.index() == 0 and not follows:
             self._begin()
         remainder, averaged = self._optimizer._remainder, None
         if remainder is not None:
             averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
         if follows:
-            if bucket.is_last():  # with it comes the step
+            if bucket.is_last():  # the step follows it
                 self._optimizer.follow()
             return averaged
         for number, parameter, view in self._carried(bucket, remainder is None):
-            if parameter.stride() != view.stride():  # the bucket has them as the parameter has
+            if parameter.stride() != view.stride():  # the bucket has the elements in the parameter's order
                 view = view.as_strided(parameter.size(), parameter.stride())
             self._add(number, view)
         if self.open and self._optimizer._stage is not None:
@@ -199,32 +199,32 @@ class Backward:
         if not getattr(getattr(model, "_join_config", None), "enable", False):
             return False
         if not model._divide_by_initial_world_size:
-            raise wrong("the model is in its join() without divide_by_initial_world_size: a "
-                        "hook cannot know of how many ranks to take a mean")  # fmt: skip
+            raise argument_error("the model is in its join() without divide_by_initial_world_size: a "
+                                 "hook cannot know of how many ranks to take a mean")  # fmt: skip
         if model.find_unused_parameters or self._optimizer._shards.number:
-            raise wrong("the model is in its join() with find_unused_parameters, or ranks of a host "
-                        "share the work: compress with kind onebit.torch.HookState")  # fmt: skip
+            raise argument_error("the model is in its join() with find_unused_parameters, or ranks of a host "
+                                 "share the work: compress with kind onebit.torch.HookState")  # fmt: skip
         return True
 
     def _carried(self, bucket, all_are):
-        """(number, parameter, gradient) of those that the optimizer has."""
+        """Yields (number, parameter, gradient) of those that the optimizer has."""
         parameters, strided = bucket.parameters(), bucket.buffer().layout == torch.strided
         gradients = bucket.gradients() if strided else parameters
         for parameter, view in zip(parameters, gradients):
             number = self._numbers.get(id(parameter))
             if number is None and all_are:
-                raise wrong(
+                raise argument_error(
                     f"a parameter of shape {tuple(parameter.shape)} of the model is not one of the "
                     "optimizer's"
                 )
             if number is None:
                 continue
             if not strided:
-                raise wrong("a bucket of gradients is sparse: the optimizer cannot use that")
+                raise argument_error("a bucket of gradients is sparse: the optimizer cannot use that")
             yield number, parameter, view
 
     def _begin(self):
-        """Also ends a step of a backward pass that no step of the optimizer has followed."""
+        """Begins a backward pass, and ends a step of an earlier pass that no step of the optimizer has followed."""
         self._passes += 1
         self._marks = self._places = None
         if self._passes > 1:
@@ -234,12 +234,12 @@ class Backward:
         self._rates = self._optimizer._wanted_rates()
         if self._clean < _LOOKED_AT or len(self._views) < len(self._numbers):
             return
-        if self._optimizer._is_coupled():  # since a weight decay was set
+        if self._optimizer._is_coupled():  # a weight decay was set since
             return
         self._optimizer._set_rates(self._rates)
         self._optimizer._set_passes(1)
         for number, view in self._views.items():
-            self._optimizer._point(number, view, final=False)
+            self._optimizer._set_gradient(number, view, final=False)
         self._optimizer._refresh()
         self._optimizer.onebit.begin(self._rates.rate)
         self.open = True
@@ -248,7 +248,7 @@ class Backward:
         known = self._views.get(number)
         if self.open:
             if known.data_ptr() != view.data_ptr():
-                known.copy_(view)  # the buckets are others since: the next step knows
+                known.copy_(view)  # the buckets have changed since: the next step notices it
                 self._old.append(known)
             self._optimizer._ready(number, known)
         if self.overlap and (known is None or known.data_ptr() != view.data_ptr()):
@@ -272,10 +272,10 @@ class Backward:
         """Returns a value that changes if a gradient is another tensor or was written to. A write
         through `.data` changes it if it changes one of a few sampled elements."""
         gradients = [one.grad for one in self._optimizer._parameters]
-        samples = {}  # by device, since a sample is small and a copy of it takes as long as of all
+        samples = {}  # by device: copying one small sample takes as long as copying all
         for one in gradients:
             if one is not None:
-                samples.setdefault((one.device, one.dtype), []).append(_sample(one))
+                samples.setdefault((one.device, one.dtype), []).append(_sample_elements(one))
         return (
             self._find_places(),
             [one._version for one in self._optimizer._parameters],
@@ -284,7 +284,7 @@ class Backward:
 
     # --- In the step -----------------------------------------------------------------------------
 
-    def settle(self, rates, scaled, unscaled):
+    def finish_passes(self, rates, scaled, unscaled):
         """Called at the beginning of a step. Returns the number of backward passes since the latest
         step, and whether the library's step has begun with the same rates and gradients.
 
@@ -333,23 +333,23 @@ class Backward:
             )
 
     def clipped(self):
-        """The optimizer has clipped the gradients itself, on all ranks."""
+        """Called when the optimizer has clipped the gradients itself, on all ranks."""
         self.discard()
         self._places = None
 
     def over(self):
-        """The step is made."""
+        """Called when the step was made."""
         self._old.clear()
 
     def skip(self):
-        """The step is left out on all ranks."""
+        """Called when the step is left out on all ranks."""
         overlap = self.overlap
         self.discard()
         self.overlap, self._clean, self._passes = overlap, 0, 0
 
     def discard(self):
-        """Gradients are not final after a backward pass: ends a step that has begun as one that
-        fails on all ranks, and begins none any more."""
+        """Called when gradients are not final after a backward pass: ends a step that has begun as one that
+        fails on all ranks, and begins no more steps in backward passes."""
         self.overlap = False
         if self.open:
             self.open = False
@@ -359,7 +359,7 @@ class Backward:
         self._views.clear()
 
 
-def _sample(gradient):
+def _sample_elements(gradient):
     """Returns some elements, as a view of the memory from the gradient's first element on."""
     if not gradient.is_contiguous():
         gradient = gradient.as_strided((gradient.numel(),), (1,))

@@ -16,7 +16,7 @@ import torch
 
 import onebit
 from onebit import _native
-from onebit._native import OnebitWarning, wrong
+from onebit._native import OnebitWarning, argument_error
 from onebit.communicator import Communicator
 from onebit.torch import optim
 from onebit.torch.automatic import Automatic
@@ -42,8 +42,8 @@ class _How(NamedTuple):
     keys: dict
 
 
-# The optimizer's type decides. All others stay as they are, and their gradients are
-# averaged in 8 bits.
+# The optimizer's type selects the class. Other optimizers stay as they are, and their gradients
+# are averaged in 8 bits.
 _HOWS = {
     torch.optim.AdamW: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
     torch.optim.Adam: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
@@ -54,14 +54,14 @@ _FROZEN = "is frozen"
 
 
 def _refuse_step(self, *_, **__):
-    raise wrong("onebit.torch.compress has taken this optimizer: step the one that it returned")
+    raise argument_error("onebit.torch.compress has taken this optimizer: step the one that it returned")
 
 
-# torch's schedulers look for these, so that those made before need not warn.
+# torch's schedulers check these attributes: with them, schedulers that were made before do not warn.
 _refuse_step._wrapped_by_lr_sched = _refuse_step._with_counter = True
 
 
-# Classes by which trainers wrap an optimizer, by module: it is their `optimizer`.
+# Classes of trainers that wrap an optimizer as their attribute `optimizer`, by module.
 _PREPARED = {
     "accelerate.optimizer": "AcceleratedOptimizer", "lightning.fabric.wrappers": "_FabricOptimizer",
     "lightning_fabric.wrappers": "_FabricOptimizer",
@@ -100,7 +100,7 @@ def _why_not_parameter(one, names, sparse):
         return "has sparse gradients"
     if one.dtype not in DTYPES:
         return f"is of {one.dtype}"
-    one = getattr(one, "to_local", lambda: one)()  # of DTensor
+    one = getattr(one, "to_local", lambda: one)()  # a DTensor has to_local
     return None if flat(one.detach()) is not None else "has gaps in its memory"
 
 
@@ -150,8 +150,8 @@ class _Choice:
         elif not isinstance(model, FSDPModule):
             check_wrapped(model)
         if any(isinstance(one, StatefulOptimizer) for one in optimizers):
-            raise wrong("an optimizer is one of onebit.torch's already: attach it to the model, or where "
-                        "its trainer has ended, make another trainer")
+            raise argument_error("an optimizer is one of onebit.torch's already: attach it to the model, or where "
+                                 "its trainer has ended, make another trainer")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -164,8 +164,8 @@ class _Choice:
                     self.reasons[one] = reason or why
         if self.carried is None and kind not in (None, HookState) and not self.dense:
             reason = next(iter(self.reasons.values()), "does not exist")
-            raise wrong(f"{kind.__name__} cannot go on in the place of "
-                        f"{type(optimizers[0]).__name__}, whose first parameter {reason}")
+            raise argument_error(f"{kind.__name__} cannot go on in the place of "
+                                 f"{type(optimizers[0]).__name__}, whose first parameter {reason}")
         self.names = {one: name for name, one in _module_of(model).named_parameters()}
         for one in self.names:
             if one.requires_grad and not any(one in of for of in every):
@@ -173,8 +173,8 @@ class _Choice:
         others = [one for one, reason in self.reasons.items() if reason != _FROZEN]
         if isinstance(model, FSDPModule) and others:
             name = self.names.get(others[0], "a parameter of the optimizer")
-            raise wrong(f"with fully_shard every parameter must use one bit, but {name} "
-                        f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
+            raise argument_error(f"with fully_shard every parameter must use one bit, but {name} "
+                                 f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
 
     def averaged(self):
         """Returns, by name, why parameters that are not frozen are not exchanged in one bit."""
@@ -198,8 +198,8 @@ class _Choice:
 
 def _choose(comm, model, optimizers, kind):
     choice = agreed(comm, lambda: _Choice(model, optimizers, kind))
-    if len(set(gather(comm, choice.digest().encode()))) > 1:  # on all ranks
-        raise wrong("the ranks' optimizers differ in type or in parameters")
+    if len(set(gather(comm, choice.digest().encode()))) > 1:  # compared on all ranks
+        raise argument_error("the ranks' optimizers differ in type or in parameters")
     return choice
 
 
@@ -217,7 +217,7 @@ def _options_of(optimizer):
 
 def _hook_state(model, timeout, **options):
     state = HookState(timeout=timeout, **{"bits": _BITS, **options})
-    _native.fill(_native.sized(_native.PlanOptions), state._plan_options)  # refuses others
+    _native.set_options(_native.make_structure(_native.PlanOptions), state._plan_options)  # raises for other options
     state._model = weakref.ref(model)
     return state
 
@@ -239,7 +239,7 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
 
 
 def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
-    """The library's optimizer with the state of torch's. extra: as of `SavedHook`"""
+    """Makes the library's optimizer with the state of torch's. extra: as of `SavedHook`"""
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
         every = [one for one in model.parameters() if one.requires_grad]
@@ -256,12 +256,12 @@ def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reas
     for one in made._parameters:
         optimizer.state.pop(one, None)
     hooks = {name: one for name, one in vars(optimizer).items() if name.endswith("_hooks")}
-    vars(made).update(hooks)  # of the program, before and after a step, a state
+    vars(made).update(hooks)  # the program's hooks of steps and of states
     return made
 
 
 def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
-    """The library's optimizer in the place of torch's."""
+    """Puts the library's optimizer in the place of torch's."""
     made = _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons)
     try:
         if made._remainder is None:
@@ -274,7 +274,7 @@ def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, o
     made._owned = True
     optimizer.param_groups = made.param_groups
     optimizer.step = types.MethodType(_refuse_step, optimizer)
-    optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
+    optimizer._opt_called, optimizer._step_count = True, 1  # for torch 2 and for torch 1
     return made
 
 
@@ -305,7 +305,7 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
 
 
 def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
-    """The method chooses itself, of those that this optimizer can have."""
+    """Begins the automatic choice among the methods that this optimizer can have."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
         kind = kind or _HOWS[type(optimizers[lead])].kind
@@ -339,9 +339,9 @@ def compress(
     model, optimizer, kind=None, *, method=None, bytes_a_day=None, local_steps=True, overlap=True,
     timeout=None, inside="auto", **options
 ):  # fmt: skip
-    """The optimizer that goes on in place of torch's, attached to a DistributedDataParallel, or to a
-    model of fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is
-    compressed. Collective; what it cannot do raises `Error` on all ranks.
+    """Returns the optimizer that replaces torch's, attached to a DistributedDataParallel, or to a model of
+    fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is compressed. Collective;
+    what it cannot do raises `Error` on all ranks.
 
     AdamW, Adam, and SGD with momentum go on as an optimizer of the library's, with one bit an
     element. Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
@@ -392,11 +392,11 @@ def compress(
     comm = Communicator.torch(group, timeout)
     try:
         if method not in (None, "auto"):
-            raise wrong(f"method is {method!r}, not 'auto'")
+            raise argument_error(f"method is {method!r}, not 'auto'")
         if bytes_a_day is not None and not (method and bytes_a_day > 0):
-            raise wrong(f"bytes_a_day is {bytes_a_day}: above 0, and with method 'auto'")
+            raise argument_error(f"bytes_a_day is {bytes_a_day}: above 0, and with method 'auto'")
         if method and (isinstance(wrapped, FSDPModule) or inside not in ("auto", None)):
-            raise wrong("method 'auto' is for DistributedDataParallel without inside: leave it out")
+            raise argument_error("method 'auto' is for DistributedDataParallel without inside: leave it out")
         choice = _choose(comm, wrapped, inner, kind)
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
@@ -412,7 +412,7 @@ def compress(
             if layout.number and group is not layout.mesh.get_group(0):
                 comm.close()
                 comm = Communicator.torch(layout.mesh.get_group(0), timeout)
-            elif set(choice.reasons.values()) <= {_FROZEN}:  # of others a skipped step is told at once
+            elif set(choice.reasons.values()) <= {_FROZEN}:  # other optimizers report a skipped step at once
                 every = [one for of in carried.param_groups for one in of["params"]]
                 stage = options.get("stage", "auto")
                 if suits(group, every, stage):
@@ -436,9 +436,9 @@ def _keep_wrapper(given, made):
     """Returns the optimizer; one that a trainer has prepared keeps its wrapper."""
     if not _is_prepared(given):
         return made
-    if not hasattr(given, "scaler"):  # Fabric's
+    if not hasattr(given, "scaler"):  # it is Fabric's
         given._optimizer = made
-    elif given.optimizer is not made or hasattr(made, "automatic"):  # whose step is another
+    elif given.optimizer is not made or hasattr(made, "automatic"):  # the step is another object's
         given.__init__(made, device_placement=False, scaler=given.scaler)
     names = ("onebit", "comm", "automatic", "close", "report", "describe", "clip_grad_norm_",
              "consolidate_state_dict")  # fmt: skip
@@ -453,7 +453,7 @@ def _keep_wrapper(given, made):
 
 
 def _clip_for(accelerator, optimizer):
-    """An Accelerator's clip_grad_norm_ of this optimizer's parameters is the optimizer's."""
+    """Makes an Accelerator's clip_grad_norm_ use the optimizer's for its parameters."""
     before = accelerator.clip_grad_norm_
 
     def clip_grad_norm_(parameters, max_norm, norm_type=2):

@@ -5,28 +5,28 @@
         for batch in batches:
             inner.zero_grad()
             loss(model, batch).backward()
-            inner.step()            # every 30th time the exchange, of one bit an element
+            inner.step()            # every 30th call exchanges one bit an element
 """
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit._native import wrong
+from onebit._native import argument_error
 from onebit.communicator import Communicator
 from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
 
 
 def _rule_of(outer):
-    """The options of `onebit.Outer` that do what torch.optim.SGD does with the mean change."""
+    """Returns the options of `onebit.Outer` that do what torch.optim.SGD does with the mean change."""
     if outer is None:
         return {}
     if type(outer) is not torch.optim.SGD or len(outer.param_groups) != 1:
-        raise wrong(f"outer is a {type(outer).__name__}: a torch.optim.SGD of one group, or None")
+        raise argument_error(f"outer is a {type(outer).__name__}: a torch.optim.SGD of one group, or None")
     group = outer.param_groups[0]
     for name in "weight_decay", "dampening", "maximize":
         if group.get(name):
-            raise wrong(f"{name} of outer is {group[name]}: the outer step has none")
+            raise argument_error(f"{name} of outer is {group[name]}: the outer step has none")
     rule = "nesterov" if group["nesterov"] else "momentum" if group["momentum"] else "mean"
     momentum = {"momentum": group["momentum"]} if group["momentum"] else {}
     return {"rule": rule, "learning_rate": group["lr"], **momentum}
@@ -56,9 +56,9 @@ class DiLoCo:
     ):  # fmt: skip
         self.status = self._hook = None
         if not hasattr(inner, "register_step_post_hook"):
-            raise wrong("inner has no register_step_post_hook: torch.optim has it from torch 2.0 on")
+            raise argument_error("inner has no register_step_post_hook: torch.optim has it from torch 2.0 on")
         if isinstance(model, DistributedDataParallel):
-            raise wrong("the model is a DistributedDataParallel, which averages each step: give its module")
+            raise argument_error("the model is a DistributedDataParallel, which averages each step: give its module")
         options = {"local_steps": sync_every, **_rule_of(outer), **options}
         if bits is not None:
             options["bits"] = bits
@@ -90,7 +90,8 @@ class DiLoCo:
         return interruptible(self.comm, self.outer.synchronize)
 
     def state_dict(self):
-        """This rank's, with its parameters; each rank saves its own. The inner optimizer's is apart."""
+        """Returns this rank's state, with its parameters; each rank saves its own. The inner optimizer's is
+        separate."""
         part = self.outer.save()
         return {"part": torch.frombuffer(bytearray(part), dtype=torch.uint8)}
 

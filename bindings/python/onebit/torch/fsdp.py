@@ -42,11 +42,11 @@ class Compression:
 
     def __init__(self, modules, error_feedback, timeout, transport, options):
         self.exchanges = self.dense = self.dropped = self._skipped = 0
-        self._on_device = set()  # plans
+        self._on_device = set()  # plans on a device
         self._modules, self._error_feedback = modules, error_feedback
         self._comms, self._free = {}, {}
         self._timeout, self._transport, self._options = timeout, transport, options
-        self.parts = {}  # by the module's name: (of gradients, of parameters); None: torch's own
+        self.parts = {}  # by the module's name: (gradients' part, parameters' part); None: torch exchanges
 
     @property
     def skipped(self):
@@ -54,7 +54,7 @@ class Compression:
 
     @property
     def bytes_sent(self):
-        """The bytes of compressed exchanges that this rank has sent."""
+        """Returns the bytes of compressed exchanges that this rank has sent."""
         return sum(comm.bytes_sent for comm in self._comms.values())
 
     def _comm(self, group, device):
@@ -69,7 +69,7 @@ class Compression:
         return self._comms[key]
 
     def plan(self, group, device, count, operation, **options):
-        """A plan for a group of parameters. Collective."""
+        """Makes a plan for a group of parameters. Collective."""
         if device.type == "cuda":
             options["device"] = "cuda"
         options = {"operation": operation, **self._options, **options}
@@ -85,8 +85,8 @@ class Compression:
         plan.close()
 
     def take(self, key, make):
-        """A plan that keeps nothing between calls, and that no exchange has now. All ranks take and
-        give back in the same order."""
+        """Returns a plan without state between calls that no exchange uses now. All ranks take and give back
+        plans in the same order."""
         free = self._free.setdefault(key, [])
         return free.pop() if free else make()
 
@@ -94,8 +94,8 @@ class Compression:
         self._free[key].append(plan)
 
     def state_dict(self):
-        """This rank's residuals, by the module's name. What `change` keeps is not among them: a run
-        that goes on begins with an exact gather."""
+        """Returns this rank's residuals, by the module's name. They do not include the copies for `change`: a
+        resumed run begins with an exact gather."""
         return {
             name: reduce.residual()
             for name, (reduce, _) in self.parts.items()
@@ -178,13 +178,13 @@ class _Exchange:
         return changed
 
     def _start(self, send, receive, factor=1.0):
-        """A function that waits for it, and returns its status. On a device it is on the current
-        stream by then, and multiplied."""
+        """Begins an exchange. Returns a function that waits for it and returns its status. On a device the
+        exchange and the scaling are on the current stream then."""
         self._compression.exchanges += 1
         plan = self.plan
         if plan.on_device:
             status = getattr(plan, self.operation)(send, receive)
-            # No host knows by now whether some rank's input was not finite: the result says it.
+            # The host does not know yet whether some rank's input was not finite: the result shows it.
             plan.scale_result(receive, factor)
         else:
             request = getattr(plan, f"i{self.operation}")(send, receive)
@@ -252,7 +252,7 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
         return self._end(end, async_op)
 
     def residual(self):
-        """A tensor of float32."""
+        """Returns the residual, a tensor of float32."""
         return as_tensor(self.plan.export_residual()[0])
 
     def _load(self):
@@ -273,7 +273,7 @@ class CompressedAllGather(_Exchange, AllGather):
     operation = "allgather"
 
     def __init__(self, compression, bits, change):
-        # The copy has what a call leaves out; and a rounded value is not made up for.
+        # The copy keeps what a call leaves out; a value that was rounded is not corrected later.
         super().__init__(compression, bits, no_error_feedback=1)
         self._change = change
         self.copy = None
@@ -298,7 +298,7 @@ class CompressedAllGather(_Exchange, AllGather):
         elif self.copy is None:
             self._compression.dense += 1
             _wait_for(dense())
-            self.copy = output_tensor.float().nan_to_num(0, 0, 0)  # each difference is finite
+            self.copy = output_tensor.float().nan_to_num(0, 0, 0)  # so that each difference is finite
             return None
         else:
             mine = self.copy.view(group.size(), -1)[group.rank()]
@@ -309,10 +309,10 @@ class CompressedAllGather(_Exchange, AllGather):
             if finish() == Status.SKIPPED:
                 self._compression._skipped += 1
                 _wait_for(dense())
-                self.copy = None  # begins again when all is finite
+                self.copy = None  # begins again when all values are finite
             elif keep:
                 output_tensor.copy_(keep[1].add_(self.copy))
-                if self.plan.on_device:  # where a call was skipped, the copy is what it was
+                if self.plan.on_device:  # the copy is unchanged if the call was skipped
                     torch.where(keep[1].isnan(), self.copy, keep[1], out=keep[1])
                 self.copy = keep[1]
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit._native import Dtype, Status, wrong
+from onebit._native import Dtype, Status, argument_error
 from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.ranks import FLOATS, agree, wait_for
@@ -29,8 +29,8 @@ from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_always
 from onebit.torch.width import Normaliser, choose
 
-# Elements a message. Buckets overlap, so their messages need not: with the plan's own choice, 46 a
-# segment in place of 3, an exchange takes half as much processor time again over sockets, and three
+# Elements in a message. Buckets overlap, so messages of a bucket need not: with the plan's own choice,
+# 46 messages a segment in place of 3, an exchange takes half as much processor time again over sockets, and three
 # times as much over gloo through Python (6 M elements, 4 ranks, 8 bits: 23 for 15 ms, 117 for 38).
 CHUNK = 2**19
 
@@ -46,15 +46,15 @@ class _Job:
 
     def __init__(self, tensor, index, numbers, warmup, gradients=None):
         self.tensor, self.index = tensor, index
-        self.numbers = numbers  # of the parameters, whose elements lie in this order
+        self.numbers = numbers  # numbers of the parameters, in the order of their elements
         self.strided = tensor.layout == torch.strided
         self.dense = warmup or not self.strided or tensor.dtype not in DTYPES
-        self.gradients = gradients  # views of the tensor, one a parameter; None: not looked at
+        self.gradients = gradients  # views of the tensor, one a parameter; None: not needed
         self.on_device = tensor.device.type != "cpu"
-        self.host = tensor  # what is exchanged: of a tensor on a device a copy
+        self.host = tensor  # the elements to exchange: a copy if the tensor is on a device
         self.future = torch.futures.Future(devices=[tensor.device] if self.on_device else [])
         self.done = threading.Event()
-        self.copied = lambda: None  # waits until the copy is there
+        self.copied = lambda: None  # waits until the copy is complete
         self.work = self.summed = self.reason = None
         self.skipped = False
 
@@ -68,7 +68,7 @@ def _work(calls):
 
 
 def instances_of(kind):
-    """All objects of that class, and of those that derive from it."""
+    """Returns all objects of a class, and of classes that derive from it."""
     kinds = [kind]
     for one in kinds:
         kinds += one.__subclasses__()
@@ -77,7 +77,7 @@ def instances_of(kind):
 
 
 def models_of(parameters):
-    """Each DistributedDataParallel that has these parameters."""
+    """Returns each DistributedDataParallel that has these parameters."""
     wanted = {id(one) for one in parameters}
     return [
         one
@@ -97,7 +97,7 @@ def _models_with(state, parameters):
 def _group_of(models):
     groups = {id(one.process_group): one.process_group for one in models}
     if len(groups) != 1:
-        raise wrong(
+        raise argument_error(
             f"{len(groups)} process groups have models with these parameters: give HookState the "
             "model's as process_group"
         )
@@ -168,14 +168,14 @@ class HookState:
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
         self.averaged = {}
-        self.waited, self.is_timed = 0.0, False  # seconds, for gradients, at the end of the latest pass
-        self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
-        self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
+        self.waited, self.is_timed = 0.0, False  # seconds of waiting for gradients at the end of the latest pass
+        self._gradients = self._sent_dense = 0  # bytes of all buckets; of the buckets that torch averages
+        self._numbers = {}  # numbers of parameters, in the order of the first step; keeps these alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
-        self._plans = {}  # by the bucket's index: its layout, the plan
+        self._plans = {}  # by the bucket's index: (its layout, its plan)
         self._stage = Stage()  # copies of buckets that are on a device
         self._pass = []  # the jobs of a backward pass
-        self._at_once = False  # whether its last bucket waits for all
+        self._at_once = False  # whether the pass's last bucket waits for all jobs
 
     def _open(self, group):
         comm = Communicator.torch(group, self._timeout)
@@ -194,7 +194,7 @@ class HookState:
 
     @property
     def bytes_sent(self):
-        """The bytes of compressed messages that this rank has sent."""
+        """Returns the bytes of compressed messages that this rank has sent."""
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
 
     def report(self):
@@ -207,7 +207,7 @@ class HookState:
     def add(self, bucket):
         """Takes a bucket; the future has the average when the backward pass ends."""
         if self._closed:
-            raise wrong("the hook's state is closed")
+            raise argument_error("the hook's state is closed")
         parameters = bucket.parameters()
         if bucket.index() == 0:
             self._begin_pass(parameters)
@@ -245,7 +245,7 @@ class HookState:
         if self.comm is None:
             self._open(group)
         elif group is not self._group:
-            raise wrong("the hook's state is of another process group, which needs one of its own")
+            raise argument_error("the hook's state is of another process group, which needs one of its own")
 
     def close(self):
         """Ends the thread, and gives back plans and communicator. On all processes."""
@@ -288,7 +288,7 @@ class HookState:
             self._normaliser.divide(job.numbers, job.gradients)
 
     def _exchange(self, job, saved):
-        """In the thread. saved: the bucket of a state that was loaded; None: it goes on."""
+        """Exchanges a bucket, on the thread. saved: the bucket of a state that was loaded, or None."""
         try:
             self._normalise(job)
             job.copied()
@@ -302,8 +302,8 @@ class HookState:
         job.done.set()
 
     def _when_the_pass_ends(self):
-        """DistributedDataParallel waits for its futures at the end of the pass: this comes before
-        it. There is no pass where a rank in the model's join() follows the others."""
+        """Calls a function at the end of the backward pass, before DistributedDataParallel waits for its
+        futures; at once if there is no pass, on a rank in the model's join() that follows the others."""
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         try:
             if not self._at_once:
@@ -346,7 +346,7 @@ class HookState:
             self._start_dense(job)
         if job.work is None:
             self.compressed += 1
-            if job.host is not job.tensor:  # the next copy to the host is behind this one
+            if job.host is not job.tensor:  # the next copy to the host follows this one
                 job.tensor.copy_(job.host, non_blocking=True)
             return
         job.work.wait()
@@ -354,7 +354,7 @@ class HookState:
             job.tensor.copy_(job.summed)
 
     def _go_on(self, jobs):
-        """The first step after loading: it sorts gradients into the buckets of the saved state, since
+        """Makes the first step after loading: sorts gradients into the buckets of the saved state, since
         DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
         loaded, self._loaded = self._loaded, None
         pieces, sizes = {}, {}
@@ -364,7 +364,7 @@ class HookState:
         for bucket in loaded["buckets"].values():
             sizes.update(zip(bucket["numbers"], bucket["sizes"]))
         if sizes != {number: piece.numel() for number, piece in pieces.items()}:
-            raise wrong("the state is of another model, or of one that was wrapped otherwise")
+            raise argument_error("the state is of another model, or of one that was wrapped otherwise")
         if self.normalise:
             self._normaliser.load(loaded["moments"])
         for job in jobs:
@@ -385,7 +385,7 @@ class HookState:
     # --- State -----------------------------------------------------------------------------------
 
     def state_dict(self):
-        """Tensors and numbers of this rank, between steps. Local."""
+        """Returns tensors and numbers of this rank, between steps. Local."""
         if self._loaded is not None:
             return self._loaded
         buckets = {}
@@ -406,9 +406,8 @@ class HookState:
         }  # fmt: skip
 
     def load_state_dict(self, state_dict):
-        """Goes on from this rank's own state, with the next step; None: from the beginning.
-        Collective: raises `Error` on all ranks where some rank's is of another rank, or of another
-        kind."""
+        """Continues from this rank's own state with the next step; None: from the beginning. Collective: raises
+        `Error` on all ranks if some state is of another rank or kind."""
         if self.comm is not None:
             self._check(self.comm, state_dict)
         self._take(state_dict)
@@ -431,7 +430,7 @@ class HookState:
         own = {"rank": comm.rank, "ranks": comm.size, "bits": self.bits}
         for name, value in {**own, "normalise": self.normalise}.items():
             if state_dict is not None and state_dict[name] not in (value, None):
-                reason = wrong(f"{name} of the state is {state_dict[name]}, and here {value}")
+                reason = argument_error(f"{name} of the state is {state_dict[name]}, and here {value}")
         agree(comm, reason)
 
     def __getstate__(self):
@@ -450,7 +449,7 @@ class HookState:
         self._take(state)
 
     def _plan(self, job):
-        """The bucket's plan. The layout changes on all ranks in the same step."""
+        """Returns the bucket's plan. The layout changes on all ranks in the same step."""
         wanted = (job.tensor.numel(), job.tensor.dtype, *job.numbers)
         layout, plan = self._plans.get(job.index, (None, None))
         if layout == wanted:
@@ -486,7 +485,7 @@ def _residual_of(plan, saved):
 
 
 def as_tensor(values):
-    """An array of float32, as a tensor on the same memory."""
+    """Returns an array of float32 as a tensor on the same memory."""
     return torch.frombuffer(values, dtype=torch.float32) if len(values) else torch.empty(0, **FLOATS)
 
 

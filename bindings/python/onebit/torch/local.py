@@ -13,7 +13,8 @@ from onebit.torch.remainder import mean_share
 from onebit.torch.report import Report, ring
 from onebit.torch.state import flat
 
-# Exchanges at the end of local steps: one bit leaves a residual, which each further one sends a part of.
+# The number of exchanges at the end of local steps: one bit leaves a residual, and each further exchange
+# sends a part of it.
 LAST = 4
 
 
@@ -41,13 +42,13 @@ class LocalSteps:
         self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
-            one.zero_()  # zeros are equal on all ranks; the parts have the parameters
+            one.zero_()  # zeros are equal on all ranks; the parameters are in the parts
         self.outer = Outer(comm, arrays, local_steps=steps)
         if parts:
             self.outer.load(parts)
         self._first = self._count = self.outer.info()["steps"]
-        self.is_equal = parts is None  # the parameters on all ranks; after a step only the consensus is
-        self.spent, self.seconds = 0.0, None  # in the latest step; in the latest exchange
+        self.is_equal = parts is None  # whether parameters are equal on all ranks; after a step only the consensus is
+        self.spent, self.seconds = 0.0, None  # seconds of exchanging in the latest step; of the latest exchange
 
     def step(self):
         """Counts a step that the optimizer has made."""
@@ -109,14 +110,14 @@ class LocalSteps:
                 value.copy_(mean.view_as(value) * share)
 
     def part(self):
-        """This rank's state, with its parameters, as bytes in a tensor. Local."""
+        """Returns this rank's state, with its parameters, as bytes in a tensor. Local."""
         return torch.frombuffer(bytearray(self.outer.save()), dtype=torch.uint8)
 
     def report(self, averaged):
         info = self.outer.info()
         size = sum(one.numel() * one.element_size() for one in self._parameters)
         sent = info["exchanges"] * info["exchange_bytes"]
-        overlapped = self._first - self._count  # none of these, which the hook's report has among its steps
+        overlapped = self._first - self._count  # the hook's report counts local steps too
         return Report(0, info["skipped"], overlapped, sent, ring(size, self._comm.size) * info["steps"], averaged)
 
     def describe(self):

@@ -18,7 +18,7 @@ import torch
 
 import onebit
 from onebit import Status, _native
-from onebit._native import NAMES, OPTIMIZERS, Error, wrong
+from onebit._native import NAMES, OPTIMIZERS, Error, argument_error
 from onebit.communicator import Communicator
 from onebit.torch.backward import (
     Backward,
@@ -37,15 +37,15 @@ from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
 from onebit.torch.transport import create_for
 
-# The defaults that torch's names have here, of an optimizer whose options have the C names.
+# The defaults of options with torch's names, for optimizers whose options have the C names.
 _TORCH_NAMES = {
     "betas": (("beta1", "beta2"), (0.9, 0.999)),
     "eps": (("epsilon",), 1e-8),
     "momentum": (("momentum",), 0.9),
 }
 _DEFAULTS = {"Lion": {"betas": (0.9, 0.99)}, "AdamW": {"weight_decay": 1e-2}}
-# Keys of torch's groups, and the value that each must have: what is other is refused. None: any
-# value, none of which changes anything here.
+# Keys of torch's groups, and the value that each must have; another value is refused. None: any
+# value, since it has no effect here.
 _ADAM_KEYS = {
     "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
     "differentiable": False, "fused": None,
@@ -63,10 +63,10 @@ _WHY_NOT = {
     "dampening": "the library's momentum has none",
 }
 
-# Elements of a bucket that leaves while the backward pass goes on, as large as
+# The number of elements of a bucket that is sent during the backward pass: as large as
 # DistributedDataParallel's 25 MiB of gradients, within a factor of two.
 _BUCKET_SIZE = 2**22
-# A factor that differs by less is a rate that was rounded.
+# Factors that differ by less are equal rates that were rounded.
 _TOLERANCE = 1e-6
 
 
@@ -117,7 +117,7 @@ class _Optimizer(StatefulOptimizer):
 
     _kind = None
     _method = None
-    # GradScaler: step is called whatever the gradients are, so that no rank is waited for in vain.
+    # A GradScaler then calls step whatever the gradients are, so that no rank waits in vain for another.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -141,7 +141,7 @@ class _Optimizer(StatefulOptimizer):
         remainder=None,
         **options,
     ):
-        self._remainder = remainder  # of onebit.torch.compress
+        self._remainder = remainder  # set by onebit.torch.compress
         self.onebit = self.comm = self.status = self._backward = self._norm = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
@@ -167,7 +167,7 @@ class _Optimizer(StatefulOptimizer):
 
     @classmethod
     def _torch_defaults(cls, given, options):
-        """Betas, eps or momentum, weight decay, and torch's other keys; takes those out of the
+        """Returns betas, eps or momentum, weight decay, and torch's other keys, and removes those from the
         options."""
         fields = set(cls._method.fields)
         found, of_kind = {}, _DEFAULTS.get(cls.__name__, {})
@@ -211,14 +211,14 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
-        self._writes = None  # to parameters of 16 bits, of which the library has master values
+        self._writes = None  # finds writes to parameters of 16 bits, of which the library has master values
         self._shards = layout or shards_of(every)
         self._check_shards(options)
         tables = {id(one) for one in tables}
         if not tables <= {id(one) for one in every if one.requires_grad}:
-            raise wrong("tables has something that is not a trained parameter of the groups")
-        # Each tensor of the library's has its parameter, the number of its group, its factor and
-        # its weight decay. Parameters that are not trained have none.
+            raise argument_error("tables has something that is not a trained parameter of the groups")
+        # Lists by the library's tensors: the parameter, the number of its group, its factor and its
+        # weight decay. Parameters that are not trained have no tensor.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
         for number, group in enumerate(self.param_groups):
             factor, decay = rates.factors[number], rates.decays[number]
@@ -234,8 +234,8 @@ class _Optimizer(StatefulOptimizer):
                 self._known.append((factor, decay))
                 array = flat(self._shards.local(one.detach()))
                 if array is None:
-                    raise wrong(f"parameter {len(tensors)} is not dense: elements overlap, or "
-                                "others lie between them")
+                    raise argument_error(f"parameter {len(tensors)} is not dense: elements overlap, or "
+                                         "others lie between them")
                 if self._stage is not None:
                     array = self._stage.add(array, one)
                 elif array.element_size() < 4:
@@ -245,28 +245,27 @@ class _Optimizer(StatefulOptimizer):
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = self._found_places()
         self._addresses = [None] * len(tensors)
-        self._divides = "gain" in self._method.fields  # in its warm-up
+        self._divides = "gain" in self._method.fields  # its warm-up divides gradients
         steps = options.get("warmup_steps") or onebit.WARMUP_STEPS
         warms_up = "warmup_steps" in self._method.fields
         self._warmup_steps = steps if warms_up and steps != onebit.WARMUP_NONE else 0
         self._no_warmup = warms_up and not self._warmup_steps
-        # For one step: gradients as they were found, and copies of those that lie otherwise than their
-        # parameters.
+        # For one step: the gradients, and copies of those whose strides differ from the parameter's.
         self._found, self._copies = [], []
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
         self._tag = self._skipped = 0
         self.averaged, self._sent_before = {}, self.comm.bytes_sent
         self._clips = options.get("clip_norm") is not None
-        self._set_rates(rates)  # factors that are 0
+        self._set_rates(rates)  # some factors are 0
 
     def _check_shards(self, options):
         if not self._shards.number:
             return
         if options.get("clip_norm") is not None:
-            raise wrong("max_norm would see the norm of a shard: take optimizer.clip_grad_norm_")
+            raise argument_error("max_norm would see the norm of a shard: take optimizer.clip_grad_norm_")
         if self._method.kind == "Lamb" or options.get("trust_ratio"):
-            raise wrong("norms of parameters would be those of shards: take another class")
+            raise argument_error("norms of parameters would be those of shards: take another class")
 
     def _found_places(self):
         return [self._shards.local(one).data_ptr() for one in self._parameters]
@@ -279,7 +278,7 @@ class _Optimizer(StatefulOptimizer):
                 for c_name, value in zip(c_names, values if name == "betas" else [values]):
                     below_one = 1 if name != "eps" else math.inf
                     if not 0 < value < below_one:
-                        raise wrong(f"{name} is {values}, not above 0, or a beta not below 1")
+                        raise argument_error(f"{name} is {values}, not above 0, or a beta not below 1")
                     options[c_name] = float(value)
         if self._stage is None and any(one.device.type == "cuda" for one in self._parameters):
             options.setdefault("device", "cuda")
@@ -292,7 +291,7 @@ class _Optimizer(StatefulOptimizer):
 
     def add_param_group(self, group):
         if self.onebit is not None and self._remainder is None:
-            raise wrong(
+            raise argument_error(
                 "parameters cannot be added once the optimizer is made: onebit.torch.compress makes "
                 "one that takes them"
             )
@@ -306,14 +305,14 @@ class _Optimizer(StatefulOptimizer):
     def _check_group(self, number, group):
         for name, value in self._fixed.items():
             if group.get(name, value) != value:
-                raise wrong(
+                raise argument_error(
                     f"{name} of group {number} is {group[name]}, and {value} for all groups since "
                     "the optimizer was made: it cannot change"
                 )
             if value and name in _WHY_NOT:
-                raise wrong(f"{name} is {value}: {_WHY_NOT[name]}")
+                raise argument_error(f"{name} is {value}: {_WHY_NOT[name]}")
         if bool(group["uncompressed"]) != self._uncompressed[number]:
-            raise wrong(f"uncompressed of group {number} cannot change")
+            raise argument_error(f"uncompressed of group {number} cannot change")
 
     def _beta1_of(self, number, group):
         if "momentum" in self.defaults:
@@ -321,11 +320,11 @@ class _Optimizer(StatefulOptimizer):
         else:
             name, (beta1, *rest), (_, *fixed) = "betas", group["betas"], self.defaults["betas"]
         if not 0 < beta1 < 1:
-            raise wrong(f"{name} of group {number} is {group[name]}: greater than 0, and below 1")
+            raise argument_error(f"{name} of group {number} is {group[name]}: greater than 0, and below 1")
         if list(rest) != list(fixed):
-            raise wrong(f"betas of group {number} are {group['betas']}, and "
-                        f"{self.defaults['betas']} when the optimizer was made: only the first can "
-                        "change")
+            raise argument_error(f"betas of group {number} are {group['betas']}, and "
+                                 f"{self.defaults['betas']} when the optimizer was made: only the first can "
+                                 "change")
         return float(beta1)
 
     def _wanted_rates(self):
@@ -338,12 +337,12 @@ class _Optimizer(StatefulOptimizer):
             self._check_group(number, group)
             own = self._beta1_of(number, group)
             if beta1 not in (None, own):
-                raise wrong(f"betas or momentum of group {number} is {own}, of the groups before it "
-                            f"{beta1}: all must have the same")
+                raise argument_error(f"betas or momentum of group {number} is {own}, of the groups before it "
+                                     f"{beta1}: all must have the same")
             beta1 = own
             for name in "lr", "weight_decay":
                 if not 0 <= float(group[name]) < math.inf:
-                    raise wrong(f"{name} of group {number} is {group[name]}, not finite, from 0 on")
+                    raise argument_error(f"{name} of group {number} is {group[name]}, not finite, from 0 on")
             rates.append(float(group["lr"]))
         rate = rates[0] or max(rates, default=0.0)
         decoupled = self.defaults["decoupled_weight_decay"]
@@ -355,14 +354,14 @@ class _Optimizer(StatefulOptimizer):
         )
 
     def _set_rates(self, rates):
-        """Factors, weight decays and the momentum that have changed."""
+        """Sets the factors, weight decays and the momentum that have changed."""
         if rates.beta1 != self._beta1:
             self.onebit.set_beta1(rates.beta1)
             self._beta1 = rates.beta1
         for tensor, (one, number) in enumerate(zip(self._parameters, self._group_of)):
             known, known_decay = self._known[tensor]
             factor, decay = rates.factors[number], rates.decays[number]
-            if not one.requires_grad:  # any more: it stays where it is
+            if not one.requires_grad:  # it is not trained any more, and stays as it is
                 factor = decay = 0.0
             if factor is not None and abs(factor - known) > _TOLERANCE * known:
                 self.onebit.set_learning_rate_factor(tensor, factor)
@@ -389,7 +388,7 @@ class _Optimizer(StatefulOptimizer):
 
     def _check_model(self, model):
         if self._backward is not None:
-            raise wrong("the optimizer has a model already")
+            raise argument_error("the optimizer has a model already")
         check_model(model, self._parameters, self._shards.ranks(self.comm), self._remainder)
 
     def add(self, bucket):
@@ -402,8 +401,8 @@ class _Optimizer(StatefulOptimizer):
         return done
 
     def hook_state(self, overlap=True, model=None):
-        """The state for `register_comm_hook`, where that is called by others than `attach`. What
-        `attach` refuses is then found by the first backward pass, or not."""
+        """Returns the state for a program's own call of `register_comm_hook` in place of `attach`. What
+        `attach` refuses may then be found by the first backward pass only, or not at all."""
         overlap = overlap and self._shards.overlaps and self.comm.size > 1
         reason = self._why_no_overlap() if overlap else None
         if reason:
@@ -432,14 +431,14 @@ class _Optimizer(StatefulOptimizer):
         elements, else estimated from 16 KiB of each rank's, within 1.1 % (one standard deviation). Call
         it before `step`, after a GradScaler's `unscale_`. Collective."""
         if norm_type != 2:
-            raise wrong(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
+            raise argument_error(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model
         carried = {id(one) for one in self._parameters}
         every = [one for group in self.param_groups for one in group["params"]]
         every = {id(one): one for one in (*every, *(model.parameters() if model else ()))}
         others = [one.grad for key, one in every.items() if key not in carried and one.grad is not None]
         squares = float(sum((one.float().norm() ** 2).cpu() for one in others))
-        self._tell(("clip", squares))
+        self._agree_on_action(("clip", squares))
         norm = self._find_norm(squares)
         factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
         for one in every.values():
@@ -457,11 +456,11 @@ class _Optimizer(StatefulOptimizer):
 
     # --- Steps -----------------------------------------------------------------------------------
 
-    def _point(self, number, gradient, final=True):
-        """Gives the library this gradient to read from now on. Where it reads a copy, begins to make
-        that if the gradient is final."""
+    def _set_gradient(self, number, gradient, final=True):
+        """Makes the library read this gradient from now on. If it reads a copy, and the gradient is final, the
+        copy begins."""
         if gradient is not None and gradient.layout != torch.strided:
-            raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
+            raise argument_error(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._shards.local(self._parameters[number])
         if gradient is not None and strides_of(gradient) != strides_of(parameter):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
@@ -472,7 +471,7 @@ class _Optimizer(StatefulOptimizer):
         if address is None or address != self._addresses[number]:
             self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
-            # The memory's owner need not outlive the step: the next one looks at all again.
+            # The gradient need not be kept alive after the step: the next step sets all gradients again.
             self.onebit._gradients[number] = None
 
     def _stage_gradient(self, number, gradient, final):
@@ -490,7 +489,7 @@ class _Optimizer(StatefulOptimizer):
 
     def _prepare(self, rates):
         """Prepares the gradients, rates and pointers that the library reads in a step."""
-        scale = getattr(self, "grad_scale", None)  # of a GradScaler that has not divided by it
+        scale = getattr(self, "grad_scale", None)  # set by a GradScaler that has not divided by it
         if scale is not None:
             every = [one for group in self.param_groups for one in group["params"]]
             gradients = [one.grad for one in every if one.grad is not None]
@@ -505,25 +504,25 @@ class _Optimizer(StatefulOptimizer):
         self._set_rates(rates)
         self._found = self._shards.gradients(self._parameters)
         for number, one in enumerate(self._found):
-            self._point(number, one)
+            self._set_gradient(number, one)
 
     def _check_places(self):
-        """The library writes to the memory that parameters had when the optimizer was made."""
+        """Checks that parameters are in the same memory as when the optimizer was made, to which the library writes."""
         for number, (now, place) in enumerate(zip(self._found_places(), self._places)):
             if now != place:
-                raise wrong(
+                raise argument_error(
                     f"parameter {number} has moved to other memory (model.to(), Accelerator.prepare "
                     "and the like): make the optimizer after that"
                 )
         if any(one.grad is not None for one in self._frozen):
-            raise wrong(
+            raise argument_error(
                 "a parameter has a gradient that had requires_grad=False when the optimizer was "
                 "made: make it after that has changed, or before the parameter is frozen"
             )
 
-    # --- In the model's join(): ranks with inputs tell the others what they do
+    # --- In the model's join(): ranks with inputs send the others their next action
 
-    def _tell(self, what):
+    def _agree_on_action(self, what):
         """what: (the action, its argument), or None if this rank has no inputs. Returns the action of
         the ranks with inputs."""
         if what is not None and not (self._backward and self._backward.is_joining()):
@@ -535,13 +534,13 @@ class _Optimizer(StatefulOptimizer):
     def follow(self):
         """Makes the step of a rank that has no inputs, with the others and with zeros."""
         self.zero_grad(set_to_none=True)
-        call, told = self._tell(None)
+        call, told = self._agree_on_action(None)
         while call != "step":
             if call == "clip":
                 self._find_norm(told)
             else:
-                self._remainder.settle()
-            call, told = self._tell(None)
+                self._remainder.finish_gradients()
+            call, told = self._agree_on_action(None)
         if told == "skip":
             self.status = Status.SKIPPED
         else:
@@ -555,15 +554,15 @@ class _Optimizer(StatefulOptimizer):
             rates = self._wanted_rates()
             passes, begun = 0, False
             if self._remainder is not None:
-                self._tell(("settle", None))
-                if not self._remainder.settle():
-                    self._tell(("step", "skip"))
+                self._agree_on_action(("finish", None))
+                if not self._remainder.finish_gradients():
+                    self._agree_on_action(("step", "skip"))
                     self._backward.skip()
                     return Status.SKIPPED
             if self._backward is not None:
-                passes, begun = self._backward.settle(
+                passes, begun = self._backward.finish_passes(
                     rates, hasattr(self, "found_inf"), self._is_unscaled())
-            self._tell(("step", (rates, passes)))
+            self._agree_on_action(("step", (rates, passes)))
         except BaseException:
             fail_step(self.onebit)
             raise
@@ -580,14 +579,14 @@ class _Optimizer(StatefulOptimizer):
         except BaseException:
             fail_step(self.onebit)
             raise
-        if self.onebit._on_device:  # on this thread's stream, and there is nothing to wait for
+        if self.onebit._on_device:  # the step is put on this thread's stream, without waiting
             status = self.onebit.step(rates.rate)
         else:
             try:
                 status = interruptible(self.comm, lambda: self.onebit.step(rates.rate))
             except Error as error:
                 raise self._explain_error(error, passes) from None
-        self._bring()
+        self._copy_parameters_back()
         return status
 
     def _refresh(self):
@@ -596,10 +595,10 @@ class _Optimizer(StatefulOptimizer):
         if writes is not None and writes.refresh() and self._parameters[0].element_size() < 4:
             self.onebit.take_parameters()
 
-    def _bring(self):
+    def _copy_parameters_back(self):
         """Copies the parameters that the library has written to the program's."""
         if self._stage is not None:
-            self._stage.bring()
+            self._stage.copy_back()
         spread = self._shards.spread(self._parameters)
         if self._writes is not None:
             self._writes.stepped()
@@ -610,8 +609,8 @@ class _Optimizer(StatefulOptimizer):
         return hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None
 
     def _set_passes(self, passes):
-        """The ranks compare how many backward passes the step is of: one that has left out a step
-        has more than the others. None counts as one: a rank may be without inputs."""
+        """Sets the number of the step's backward passes, which the ranks compare: a rank that has left out a
+        step has more than the others. None counts as one, since a rank may have no inputs."""
         if max(passes, 1) - 1 != self._tag:
             self._tag = max(passes, 1) - 1
             self.onebit.set_tag(self._tag)
@@ -655,13 +654,13 @@ class _Optimizer(StatefulOptimizer):
                        f"{self._skipped} steps)")
 
     def describe(self):
-        """The statistics in a line of text, and who exchanges what, from where."""
+        """Returns the statistics in a line of text, and which ranks exchange what, in which memory."""
         where = "the host's memory, in copies" if self._stage is not None else "place"
         return (f"{self.onebit.describe()}; {self._shards.describe()}, in {where}, over "
                 f"{self.comm.transport}")
 
     def report(self):
-        """A `Report` of what was saved so far, and of all once it is closed. Local."""
+        """Returns a `Report` of the steps so far, also after `close`. Local."""
         if self._closed:
             return self._reported
         steps, passes = self.onebit.info()["steps"], self._backward
@@ -695,7 +694,7 @@ class _Optimizer(StatefulOptimizer):
         return self.onebit is not None and not self._closed
 
     def _begin_loading(self, beta1):
-        # Rates are set before the state is loaded: between 0/1 Adam's synchronisations they would wait.
+        # Rates are set before the state is loaded: between 0/1 Adam's synchronisations they would be delayed.
         rates = self._wanted_rates()
         self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
 
@@ -705,7 +704,7 @@ class _Optimizer(StatefulOptimizer):
         if self._remainder is not None:
             self._remainder.load(loaded)
         with torch.no_grad():
-            self._bring()
+            self._copy_parameters_back()
 
     def __getstate__(self):
         raise TypeError(

@@ -10,16 +10,16 @@ import torch
 from onebit._native import Error, Status
 from onebit.plan import Plan
 
-# Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
-# long as this one of them takes 4 MiB from each rank.
+# Three bytes travel as one float32, which represents every integer up to 2^24. With messages of this
+# many floats each rank sends 4 MiB.
 _PIECE = 2**20
-# Tensors that are made here have this type and device: a program may have set other defaults.
+# The type and device of tensors that are made here, since a program may have set other defaults.
 FLOATS = {"dtype": torch.float32, "device": "cpu"}
 _BYTES = {"dtype": torch.uint8, "device": "cpu"}
 
 
 def _place(comm):
-    """Options of a plan whose messages comm can move: NCCL's are in memory of a device."""
+    """Returns options of a plan whose messages comm can move: over NCCL they are in memory of a device."""
     return {"device": "cuda"} if comm.transport == "nccl" else {}
 
 
@@ -27,7 +27,7 @@ def agree(comm, reason):
     """Raises reason, unless it is None; where another rank has one, `Error` (ERROR_PEER).
     Collective."""
     try:
-        # Refused by the library, which tells all ranks.
+        # The library refuses this, and all ranks get the error.
         Plan(comm, 1, bits=1 if reason is None else 3, **_place(comm)).close()
     except Error:
         if reason is None:
@@ -49,7 +49,7 @@ def agreed(comm, call):
 
 
 def _gather(comm, values):
-    """The float32 of all ranks, which have as many."""
+    """Returns the float32s of all ranks, of which each has as many."""
     place = _place(comm)
     everyone = torch.empty(comm.size * values.numel(), **{**FLOATS, **place})
     with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
@@ -60,7 +60,7 @@ def _gather(comm, values):
 
 
 def gather(comm, part):
-    """The parts of all ranks, each some bytes, in the order of ranks. Collective."""
+    """Returns the parts of all ranks, each some bytes, in the order of ranks. Collective."""
     if comm.size == 1:
         return [part]
     length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], **FLOATS)
@@ -88,11 +88,11 @@ def missing_residuals(rank, others=""):
 
 # --- The norm of a mean that no rank has ----------------------------------------------------------
 
-# A sketch has so many numbers, a prime, so that a column of a matrix is spread over all of them. The
-# norm is found with a standard deviation of 1/sqrt(2 * 4099), 1.1 %.
+# The number of values of a sketch is a prime, so that a column of a matrix is spread over all of them.
+# The norm is found with a standard deviation of 1/sqrt(2 * 4099), 1.1 %.
 _NUMBERS = 4099
-# So many rows of them are a block, and have signs of their own. The next block has the same or the
-# opposite signs, and is added to other numbers: blocks that are alike do not add up.
+# The number of rows of a block, which has random signs. The next block has the same or the opposite
+# signs, and is added to other values, so that equal blocks do not add up.
 _ROWS = 64
 
 
@@ -136,7 +136,7 @@ class MeanNorm:
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:
-            if sum(one.numel() for one in own) <= _NUMBERS:  # on all ranks of a shard alike
+            if sum(one.numel() for one in own) <= _NUMBERS:  # the same on all ranks of a shard
                 numbers = [one.detach().reshape(-1).float().cpu() for one in own]
             else:
                 numbers = [self._sketch(own)]
@@ -162,7 +162,7 @@ class MeanNorm:
 # --- Waiting --------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_workers = {}  # of this process: its queue
+_workers = {}  # the queue of this process
 
 
 def _work(jobs):
@@ -193,7 +193,7 @@ def wait_for(comm, done):
     """Waits until another thread's call on the communicator is done. An interrupt of the wait aborts
     the communicator, and so ends the call on all ranks."""
     try:
-        while not done.wait(0.2):  # a signal may have been another thread's to receive
+        while not done.wait(0.2):  # another thread may have received the signal
             pass
     except BaseException:
         if not done.is_set():

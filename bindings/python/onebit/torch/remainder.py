@@ -25,7 +25,7 @@ class Part:
         self._index, self._views = index, None
         self._parameters, self._buffer = bucket.parameters(), bucket.buffer()
         chosen = [not carried(one) for one in self._parameters]
-        if all(chosen):  # as of sparse gradients, whose bucket has one parameter
+        if all(chosen):  # for example with sparse gradients, whose bucket has one parameter
             self._views = None if self._buffer.layout != torch.strided else bucket.gradients()
             return
         self._from = [view for view, mine in zip(bucket.gradients(), chosen) if mine]
@@ -42,7 +42,7 @@ class Part:
     def index(self):
         return self._index
 
-    def is_last(self):  # is not known: the remainder ends the pass
+    def is_last(self):  # it is not known here: the remainder ends the pass
         return False
 
     def parameters(self):
@@ -68,8 +68,8 @@ class Remainder:
         self._known = {id(one) for one in self.parameters}
         self._model = weakref.ref(model)
         self.saved = SavedHook(state, model, elements, extra)
-        self._averaged = set()  # parameters that buckets have had
-        self._passes = self._parts = 0  # backward passes; parts of the latest
+        self._averaged = set()  # parameters whose gradients came in buckets
+        self._passes = self._parts = 0  # the number of backward passes; of parts of the latest pass
 
     def __contains__(self, parameter):
         return id(parameter) in self._known
@@ -79,8 +79,8 @@ class Remainder:
         self._known.update(id(one) for one in parameters)
 
     def add(self, bucket, carried):
-        """In the backward pass: the future of a bucket's gradients that are not carried; None: it
-        has none."""
+        """Called in the backward pass: returns the future of a bucket's gradients that are not carried, or None
+        if it has none."""
         if bucket.index() == 0:
             self._passes, self._parts = self._passes + 1, 0
         part, future = Part(bucket, self._parts, carried), None
@@ -92,8 +92,8 @@ class Remainder:
             self.state.end_pass()
         return future
 
-    def settle(self):
-        """Before a step: whether all gradients are finite, which all ranks find alike."""
+    def finish_gradients(self):
+        """Called before a step: averages gradients without a bucket. Returns whether all are finite, on all ranks."""
         self._average_others()
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         values = [one if one.layout == torch.strided else one._values() for one in gradients]
@@ -158,27 +158,28 @@ class Remainder:
 # an element, which stays what it is where torch converts a state to the type of its parameter.
 
 NAME = "hook_"
-# A state of fixed size can be loaded in place (torch.distributed.checkpoint): bytes besides elements.
+# The bytes of the record, which are fixed so that a state can be loaded in place
+# (torch.distributed.checkpoint).
 _BYTES, _BYTES_OF_PARAMETER = 2**16, 2**12
-_SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # 1.13 has no numbers there
+_SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # torch 1.13 accepts no numbers there
 
 
-def _pack(record, size):
+def _pack_record(record, size):
     memory = io.BytesIO()
     torch.save(record, memory)
     made = struct.pack("<Q", memory.tell()) + memory.getvalue()
     return torch.frombuffer(bytearray(made.ljust(size, b"\0")), dtype=torch.uint8)
 
 
-def _unpack(tensor):
+def _unpack_record(tensor):
     data = tensor.detach().cpu().to(torch.uint8).numpy().tobytes()
     (count,) = struct.unpack_from("<Q", data)
     return torch.load(io.BytesIO(data[8 : 8 + count]), **_SAFELY)
 
 
 def take(states):
-    """By name what hooks have saved in the states of parameters, which have it no more. A state that
-    is then empty goes."""
+    """Returns, by name, the values that hooks have saved in the states of parameters, and removes them there. A
+    state that is then empty is removed too."""
     found = {}
     for key, state in list(states.items()):
         names = [one for one in state if isinstance(one, str) and one.startswith(NAME)]
@@ -190,15 +191,15 @@ def take(states):
 
 def records(found):
     """Returns, by rank, what `take` has found."""
-    return {int(name[len(NAME) :]): _unpack(one) for name, one in found.items()}
+    return {int(name[len(NAME) :]): _unpack_record(one) for name, one in found.items()}
 
 
-def _mean(parts, rank, ranks):
-    """For another number of ranks: residuals become the mean of the ranks' that are known, with what
-    each serves at its place."""
+def _average_parts(parts, rank, ranks):
+    """Returns parts for another number of ranks: residuals become the mean of the known ranks' residuals, and
+    server residuals go to their places."""
     made = {**next(iter(parts.values())), "rank": rank, "ranks": ranks}
     made["buckets"] = {
-        index: {**bucket, **_mean_residual([one["buckets"].get(index, {}) for one in parts.values()],
+        index: {**bucket, **_average_residual([one["buckets"].get(index, {}) for one in parts.values()],
                                            sum(bucket["sizes"]))}
         for index, bucket in made["buckets"].items()
     }  # fmt: skip
@@ -210,9 +211,9 @@ def _mean(parts, rank, ranks):
     return made
 
 
-def _mean_residual(buckets, count):
+def _average_residual(buckets, count):
     workers = [one["worker"] for one in buckets if len(one.get("worker", ())) == count]
-    if len(workers) < len(buckets):  # of a hierarchical schedule ranks have a part, or none has one
+    if len(workers) < len(buckets):  # in a hierarchical schedule each rank has a part, or no rank has one
         return {"worker": torch.zeros(count, **FLOATS), "server": None} if "bits" in buckets[0] else {}
     mean = torch.stack(workers).mean(0)
     for one in buckets:
@@ -237,7 +238,8 @@ class SavedHook:
         self._everyone, self._said = None, False
 
     def entries(self):
-        """By name: this rank's, or after `consolidate` and before the next step all ranks'."""
+        """Returns this rank's values by name, or after `consolidate` and before the next step those of all
+        ranks."""
         if not self._is_used:
             return {}
         if self._everyone is not None and self._everyone[0] == self.state.steps:
@@ -246,7 +248,7 @@ class SavedHook:
 
     def _own(self):
         record = {**self.state.state_dict(), **self._extra()}
-        return _pack({**record, "rank": self._rank, "ranks": self._ranks}, self._size)
+        return _pack_record({**record, "rank": self._rank, "ranks": self._ranks}, self._size)
 
     def consolidate(self, to=0):
         """Collective."""
@@ -272,7 +274,7 @@ class SavedHook:
         if own is not None and own["ranks"] == self._ranks:
             made = own
         elif parts:
-            made = _mean(parts, self._rank, self._ranks)
+            made = _average_parts(parts, self._rank, self._ranks)
         self.state.load_state_dict(made)
 
 
@@ -326,8 +328,8 @@ def mean_share(gradient, group, hosts):
     return min(max(mean / of_host, 1 / hosts), 1.0)
 
 
-def _variance(parameter, state, group, rank):
-    """Second moments of the mean gradient, of the ranks' own."""
+def _estimate_variance(parameter, state, group, rank):
+    """Returns second moments of the mean gradient, estimated from the ranks' own."""
     own = state[f"own_variance_{rank}"].to(parameter.device).clone()
     known = (own > 0).float()
     dist.all_reduce(own, group=group)
@@ -343,7 +345,7 @@ def _adam_moments(made, parameter, state, group, is_plain):
     over = steps >= made._warmup_steps and not is_plain
     momentum = state["momentum"].to(parameter.device)
     if over:
-        variance = _variance(parameter, state, group, made.comm.rank)
+        variance = _estimate_variance(parameter, state, group, made.comm.rank)
     else:
         variance = state["variance"].to(parameter.device)
     if not is_plain:
@@ -356,8 +358,9 @@ def _adam_moments(made, parameter, state, group, is_plain):
 
 @torch.no_grad()
 def moments_of(made, group):
-    """By parameter. The second moments of what was compressed are the mean of the ranks' own, and what
-    the latest gradients say a mean over the ranks leaves of them; residuals are dropped. Collective."""
+    """Returns moments by parameter. The second moments of compressed parameters are the mean of the ranks' own,
+    and what the latest gradients say a mean over the ranks leaves of them; residuals are dropped.
+    Collective."""
     states, found = made.state, {}
     for parameter, number in zip(made._parameters, made._group_of):
         state = states[parameter]

@@ -1,8 +1,8 @@
 """The ranks of a torch.distributed process group find each other for onebit's own transports by
 the group's store, which every backend has.
 
-Each attempt has keys of its own, so sub-groups and several communicators do not meet. In each round
-every rank says something, and rank 0 tells all what was said: so all come to the same conclusion.
+Each attempt has keys of its own, so values of sub-groups and of several communicators do not mix. In each round
+every rank gives a value, and rank 0 sends all values to all ranks, so that all make the same decision.
 """
 
 import collections
@@ -22,18 +22,18 @@ import torch.distributed as dist
 
 from onebit._native import Error, Status
 
-# The limit of one connection between two hosts that are both up: a slower one is behind a firewall.
+# The time limit of a connection: between two hosts that are up only a firewall makes it slower.
 CONNECT_SECONDS = 10.0
-# The others wait this much longer for rank 0 than it waits for them, so that it tells them who is missing.
+# The other ranks wait this much longer for rank 0 than it waits for them, so that it can name the missing one.
 GRACE_SECONDS = 10.0
 NOTICE_SECONDS = 10.0
 _SIOCGIFADDR = 0x8915
 
-_attempts = collections.Counter()  # by the group's name
+_attempts = collections.Counter()  # the number of attempts, by the group's name
 
 
-def _of_group(group):
-    """(store, name) of a process group: torch has no public call for it."""
+def _store_of_group(group):
+    """Returns (store, name) of a process group, for which torch has no public call."""
     c10d = dist.distributed_c10d
     world = getattr(c10d, "_world", None)  # from 2.0 on
     groups, names = (world.pg_map, world.pg_names) if world else (c10d._pg_map, c10d._pg_names)
@@ -41,14 +41,14 @@ def _of_group(group):
     return groups[group][1], names[group]
 
 
-class Meeting:
+class Rendezvous:
     """Exchanges values between the ranks of a group that make a communicator. Collective.
 
     timeout: seconds to wait for a rank that has not come yet
     """
 
     def __init__(self, group, timeout):
-        store, name = _of_group(group)
+        store, name = _store_of_group(group)
         _attempts[name] += 1
         self._store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -98,23 +98,23 @@ class Meeting:
         key = f"{self._rounds}/{{}}".format
         self._set(key(self.rank), [value])
         if self.rank == 0:
-            said = [self._get(key(rank), until) for rank in range(self.size)]
-            self._set(key("all"), said)
+            values = [self._get(key(rank), until) for rank in range(self.size)]
+            self._set(key("all"), values)
         else:
-            said = self._get(key("all"), until + GRACE_SECONDS) or [None]
-        if None in said:
+            values = self._get(key("all"), until + GRACE_SECONDS) or [None]
+        if None in values:
             raise Error(
                 Status.ERROR_TRANSPORT,
-                f"waited {self.timeout:.3g} s for rank {said.index(None)} to make its communicator",
+                f"waited {self.timeout:.3g} s for rank {values.index(None)} to make its communicator",
             )
-        return [one for (one,) in said]
+        return [one for (one,) in values]
 
 
 # --- Addresses ------------------------------------------------------------------------------------
 
 
 def _is_link_local(address):
-    """An IPv6 address that means nothing to others: they reach it by interfaces of other names."""
+    """True for a link-local IPv6 address, which other hosts cannot use as it is: it names an interface of this one."""
     return ":" in address and ipaddress.ip_address(address.split("%")[0]).is_link_local
 
 
@@ -127,7 +127,7 @@ def _ipv6_addresses(name):
 
 
 def _interface_address(name):
-    """Its IPv4 address; where it has none, an IPv6 one that other hosts can reach."""
+    """Returns an interface's IPv4 address; if it has none, an IPv6 one that other hosts can reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         asked = struct.pack("256s", name.encode()[:15])
         try:
@@ -143,7 +143,7 @@ def _interface_address(name):
     raise OSError(f"interface {name} has no IPv4 address, nor an IPv6 one: {reason}")
 
 
-def _is_here(address):
+def _is_own_address(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as one, contextlib.suppress(OSError):
         one.bind((address, 0))
@@ -156,13 +156,13 @@ def _hostname_address():
     with contextlib.suppress(OSError):
         for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
             own = address.startswith("127.") or address == "::1" or _is_link_local(address)
-            if not own and _is_here(address):
+            if not own and _is_own_address(address):
                 return address
     return None
 
 
 def _address_towards(host):
-    """The address that this host has when it speaks to another. Nothing is sent."""
+    """Returns the address from which this host would send to another. Nothing is sent."""
     with contextlib.suppress(OSError):
         family, _, _, _, (address, *_rest) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as one:
@@ -183,10 +183,10 @@ def own_address():
     return _hostname_address() or (master and _address_towards(master)) or "127.0.0.1"
 
 
-def _listen(address):
+def _open_listener(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     one = socket.socket(family, socket.SOCK_STREAM)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and what is accepted has it too
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # accepted connections have it too
     try:
         one.bind((address, 0))
         one.listen(1024)
@@ -196,8 +196,8 @@ def _listen(address):
     return one
 
 
-def _connect(at):
-    """This rank's own address in a connection with another."""
+def _connect_to_rank(at):
+    """Connects to another rank; returns this rank's own address in that connection."""
     try:
         with socket.create_connection(at, CONNECT_SECONDS) as one:
             return one.getsockname()[0]
@@ -205,10 +205,10 @@ def _connect(at):
         raise OSError(f"cannot connect to {at[0]} port {at[1]}: {reason}") from None
 
 
-def _reserve(address):
-    """A port that the system gives to nobody else for a minute, but lets be listened at: it was
-    this side that closed a connection of it first."""
-    with _listen(address) as listener:
+def _reserve_port(address):
+    """Returns a port that the system gives to no other program for a minute, but on which one may listen: it is
+    in TIME_WAIT, since this side closed a connection of it first."""
+    with _open_listener(address) as listener:
         at = listener.getsockname()[:2]
         with socket.create_connection(at) as one:
             listener.accept()[0].close()
@@ -219,53 +219,53 @@ def _reserve(address):
 # --- Sockets --------------------------------------------------------------------------------------
 
 
-def said(function):
-    """[result, None], or [None, why there is none]: what can be shared."""
+def capture_result(function):
+    """Calls a function. Returns [its result, None], or [None, the error], which can be shared."""
     try:
         return [function(), None]
     except Exception as reason:  # noqa: BLE001: the others must not wait for this one
         return [None, str(reason) or type(reason).__name__]
 
 
-def why(shared):
+def find_failure(shared):
     """Returns the message of the first rank that has failed; None: all are well."""
     return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(shared) if why), None)
 
 
-def _find_address(meeting, listeners):
-    """(where rank 0 will listen, the secret, None), once each two ranks have been connected; or
-    why they cannot be. The library would look for ranks that it cannot reach until the timeout."""
+def _find_address(rendezvous, listeners):
+    """Connects each two ranks. Returns (the address where rank 0 will listen, the secret, None), or (None, None,
+    the reason why they cannot connect), without which the library would try until the timeout."""
 
     def listen(address):
-        listeners.append(_listen(address))
+        listeners.append(_open_listener(address))
         return listeners[-1].getsockname()[:2]
 
-    rank = meeting.rank
-    first = meeting.share(said(lambda: listen(own_address())) if rank == 0 else [None, None])
-    if why(first):
-        return None, None, why(first)
+    rank = rendezvous.rank
+    first = rendezvous.share(capture_result(lambda: listen(own_address())) if rank == 0 else [None, None])
+    if find_failure(first):
+        return None, None, find_failure(first)
     at = first[0][0]
-    shared = meeting.share(said(lambda: listen(_connect(at)) if rank else at))
-    if why(shared):
-        return None, None, why(shared)
+    shared = rendezvous.share(capture_result(lambda: listen(_connect_to_rank(at)) if rank else at))
+    if find_failure(shared):
+        return None, None, find_failure(shared)
 
     def connect():
         for peer, _ in shared[1:rank]:
-            _connect(peer)
-        return [_reserve(at[0]), secrets.token_hex(16)] if rank == 0 else None
+            _connect_to_rank(peer)
+        return [_reserve_port(at[0]), secrets.token_hex(16)] if rank == 0 else None
 
-    shared = meeting.share(said(connect))
-    if why(shared):
-        return None, None, why(shared)
+    shared = rendezvous.share(capture_result(connect))
+    if find_failure(shared):
+        return None, None, find_failure(shared)
     port, secret = shared[0][0]
     return (f"[{at[0]}]:{port}" if ":" in at[0] else f"{at[0]}:{port}"), secret, None
 
 
-def create_sockets(kind, meeting, timeout, streams):
-    """(a communicator, None); or (None, why not), on all ranks alike."""
+def create_sockets(kind, rendezvous, timeout, streams):
+    """Returns (a communicator, None), or (None, the reason why there is none): the same on all ranks."""
     listeners = []
     try:
-        address, secret, reason = _find_address(meeting, listeners)
+        address, secret, reason = _find_address(rendezvous, listeners)
     finally:
         for one in listeners:
             one.close()
@@ -275,9 +275,9 @@ def create_sockets(kind, meeting, timeout, streams):
 
     def create():
         options = {"secret": secret, "streams": streams, "timeout": timeout}
-        made.append(kind.sockets(meeting.rank, meeting.size, address, **options))
+        made.append(kind.sockets(rendezvous.rank, rendezvous.size, address, **options))
 
-    reason = why(meeting.share(said(create)))
+    reason = find_failure(rendezvous.share(capture_result(create)))
     if reason:
         for comm in made:
             comm.close()

@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
 
 def ring(count, ranks):
-    """Bytes that a rank sends for a ring all-reduce of `count` bytes."""
+    """Returns the bytes that a rank sends for a ring all-reduce of `count` bytes."""
     return 2 * (ranks - 1) * count // ranks
 
 

@@ -73,7 +73,7 @@ class Given:
     def __del__(self):
         self.leave()
 
-    def __reduce__(self):  # a model that is copied has no hook, as in torch
+    def __reduce__(self):  # a copied model has no hook, as in torch
         return object, ()
 
 
@@ -108,7 +108,7 @@ def give_hooks(totals, **options):
 
 
 def main():
-    from onebit.torch import run  # the one that a copied model finds, not this one
+    from onebit.torch import run  # the module that a copied model finds, which is not __main__
 
     parser = argparse.ArgumentParser(prog="onebit.torch.run", description="runs a program")
     parser.add_argument("--bits", type=int, default=8, choices=[1, 2, 4, 8])

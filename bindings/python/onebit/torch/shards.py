@@ -9,9 +9,9 @@ import socket
 import torch
 import torch.distributed as dist
 
-from onebit._native import wrong
+from onebit._native import argument_error
 from onebit.torch.ranks import FLOATS
-from onebit.torch.rendezvous import Meeting
+from onebit.torch.rendezvous import Rendezvous
 from onebit.torch.state import flat, strides_of
 
 try:
@@ -22,33 +22,33 @@ except (ImportError, ValueError):  # before torch 2.6; 1.13 cannot be imported t
     FSDPModule = DTensor = ()
 
 
-# Elements of parameters that are reduced, and gathered, at once.
+# The number of elements that are reduced, or gathered, at once.
 _BUCKET_SIZE = 2**22
 
 
 class Whole:
     """Each rank has all of each parameter."""
 
-    number = 0  # of this rank's shard, from 1 on
+    number = 0  # this rank's shard, from 1 on
     overlaps = True  # whether backward passes may exchange
 
     def __init__(self, reason=None):
         self._reason = reason
 
     def ranks(self, comm):
-        """This rank's number among those that train, and how many these are."""
+        """Returns this rank's number among the ranks that train, and their number."""
         return comm.rank, comm.size
 
     def local(self, tensor):
-        """The elements that this rank works on; None stays None."""
+        """Returns the elements that this rank works on; None for None."""
         return tensor
 
     def like(self, parameter, values):
-        """This rank's values, one for each of its elements, as a tensor like the parameter."""
+        """Returns this rank's values, one for each of its elements, as a tensor like the parameter."""
         return values
 
     def row(self, values):
-        """A row of bytes that belongs to this rank's shard."""
+        """Returns a row of bytes that belongs to this rank's shard."""
         return values
 
     def complete(self, state):
@@ -102,7 +102,7 @@ class _Shards(Whole):
 
     def agree(self, reason):
         failed = self._any(reason is not None)
-        return wrong("another shard cannot: its rank says why") if failed and not reason else reason
+        return argument_error("another shard cannot: its rank says why") if failed and not reason else reason
 
     def _skip_together(self, gradients, parameters):
         """Sets a gradient of this shard to NaN where one of another shard is not finite, so that all
@@ -120,7 +120,7 @@ class _Shards(Whole):
         return self._distributed(values[None], (self.mesh.size(1), len(values)))
 
     def _distributed(self, values, shape):
-        """This rank's shard of a tensor whose rows are shards."""
+        """Returns this rank's shard of a tensor whose rows are shards."""
         stride = (shape[1], 1) if len(shape) > 1 else (1,)
         return DTensor.from_local(
             values, self.mesh, (Replicate(), Shard(0)), run_check=False, shape=shape, stride=stride
@@ -181,7 +181,7 @@ class Inside(_Shards):
 
     def complete(self, state):
         for parameter, values in state.items():
-            names = [None] * self.mesh.size(1)  # of a parameter that it has no element of it has few
+            names = [None] * self.mesh.size(1)  # a rank has few names for a parameter of which it has no element
             dist.all_gather_object(names, list(values), group=self._group)
             for name in dict.fromkeys(sum(names, [])):
                 value = values.get(name)
@@ -190,8 +190,8 @@ class Inside(_Shards):
                 values[name] = value.full_tensor() if isinstance(value, DTensor) else value
 
     def _buckets(self, parameters):
-        """By type, as (numbers, elements of each one's shard, the shards in a row), of which the last
-        may be shorter."""
+        """Yields buckets by type, as (numbers, elements of each one's shard, the shards in a row); the last may
+        be shorter."""
         some, count, size = [], 0, self.mesh.size(1)
         for number, one in enumerate(parameters):
             if some and (count >= _BUCKET_SIZE or one.dtype != parameters[some[0]].dtype):
@@ -210,7 +210,7 @@ class Inside(_Shards):
             rows = parameters[numbers[0]].new_zeros((size, sum(counts)), dtype=dtype)
             for number, to in zip(numbers, rows.split(counts, 1)):
                 if parameters[number].grad is not None:
-                    _fill(to, _like_parameter(parameters[number].grad, parameters[number]))
+                    _fill_rows(to, _like_parameter(parameters[number].grad, parameters[number]))
             mine = torch.empty_like(rows[0])
             dist.reduce_scatter_tensor(mine, rows.div_(size).view(-1), group=self._group)
             for number, some in zip(numbers, mine.split(counts)):
@@ -242,13 +242,13 @@ class Inside(_Shards):
 
 
 def _like_parameter(gradient, parameter):
-    """Its elements in the order of the parameter's memory."""
+    """Returns a gradient's elements in the order of the parameter's memory."""
     if strides_of(gradient) != strides_of(parameter):
         gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
     return flat(gradient.detach())
 
 
-def _fill(rows, elements):
+def _fill_rows(rows, elements):
     """Copies elements into rows, one row after the other; the rest of the last row stays."""
     count = rows.shape[1]
     full = len(elements) // count if count else 0
@@ -264,21 +264,21 @@ def shards_of(parameters):
         return Whole()
     meshes = {one.device_mesh if isinstance(one, DTensor) else None for one in parameters}
     if len(meshes) > 1:
-        raise wrong(f"the parameters have {len(meshes)} meshes, or some have none: all want the same")
+        raise argument_error(f"the parameters have {len(meshes)} meshes, or some have none: all want the same")
     mesh = meshes.pop()
     if mesh.ndim != 2:
-        raise wrong(
+        raise argument_error(
             f"the parameters are on a mesh of {mesh.ndim} dimension{'s' * (mesh.ndim != 1)}, not on one "
             "of replicas and shards (HSDP): for FSDP take onebit.torch.fsdp.compress"
         )
     for number, one in enumerate(parameters):
         if not (one.placements[0].is_replicate() and one.placements[1].is_shard()):
-            raise wrong(f"parameter {number} has the placements {one.placements}, not those of HSDP")
+            raise argument_error(f"parameter {number} has the placements {one.placements}, not those of HSDP")
     return Sharded(mesh)
 
 
 def inside_of(group, inside, device_type, reason, timeout):
-    """The shards of a model that all ranks have. Collective.
+    """Returns the shards of a model that all ranks have. Collective.
 
     group: the model's; None: all processes
     inside: "auto": the ranks of a host have one each, where there are several hosts of as many; a
@@ -288,23 +288,23 @@ def inside_of(group, inside, device_type, reason, timeout):
     if inside is None or (inside == "auto" and reason):
         return Whole(reason) if reason else Whole()
     if not DTensor:
-        raise wrong("inside: this torch has no torch.distributed.tensor")
-    meeting = Meeting(group, timeout)
+        raise argument_error("inside: this torch has no torch.distributed.tensor")
+    rendezvous = Rendezvous(group, timeout)
     auto = inside == "auto"
-    said = meeting.share(socket.gethostname() if auto else dist.get_process_group_ranks(inside))
+    said = rendezvous.share(socket.gethostname() if auto else dist.get_process_group_ranks(inside))
     rows = {}
     for rank, one in enumerate(said):
         rows.setdefault(str(one), []).append(rank)
-    reason = _why_none(rows, said, meeting.size, auto)
+    reason = _reason_for_none(rows, said, rendezvous.size, auto)
     if not reason:
         names = {"mesh_dim_names": ("replicate", "shard")}
         return Inside(DeviceMesh(device_type, list(rows.values()), **names))
     if not auto:
-        raise wrong(f"inside cannot be used: {reason}")
+        raise argument_error(f"inside cannot be used: {reason}")
     return Whole(reason)
 
 
-def _why_none(rows, said, size, auto):
+def _reason_for_none(rows, said, size, auto):
     """rows: the ranks of each host, by what they said."""
     sizes = sorted({len(one) for one in rows.values()})
     if size != dist.get_world_size():

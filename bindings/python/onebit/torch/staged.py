@@ -13,10 +13,10 @@ import warnings
 import torch
 
 from onebit import _native
-from onebit._native import OnebitWarning, wrong
+from onebit._native import OnebitWarning, argument_error
 
 _CHOICES = "auto", "host", "device"
-_INTEGERS = {2: torch.int16, 4: torch.int32}  # by an element's bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # the integer type by an element's bytes
 
 
 def has_kernels():
@@ -31,13 +31,13 @@ def is_staged(stage, parameters):
         stages tensors of the processor too.
     """
     if stage not in _CHOICES:
-        raise wrong(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
+        raise argument_error(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
     kinds = {one.device.type for one in parameters} - {"cpu"}
     if "meta" in kinds:
         return False  # there is nothing to copy; the library refuses it
     may_use = kinds == {"cuda"} and has_kernels()
     if stage == "device" and kinds and not may_use:
-        raise wrong(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
+        raise argument_error(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
     if stage == "host" or is_always():
         return True
     return stage == "auto" and bool(kinds) and not may_use
@@ -48,8 +48,8 @@ def is_always():
 
 
 def _stream_of(device):
-    """None where copies are made at once: from the processor's memory, on a device that is no
-    accelerator of torch's, and with torch before 2.7."""
+    """Returns a stream for copies, or None where copies are made at once: from the processor's memory, on a
+    device that is no accelerator of torch's, and with torch before 2.7."""
     accelerator = getattr(torch, "accelerator", None)
     if (
         accelerator is None
@@ -70,11 +70,11 @@ class Writes:
 
     def __init__(self, sums=True):
         self._has_sums = sums
-        self._elements = []  # flat
-        self._counted = []  # the tensors of the program that these are of
-        self._versions = []  # of those, when they were marked
+        self._elements = []  # the flat tensors
+        self._counted = []  # the program's tensors, to which the elements belong
+        self._versions = []  # the tensors' versions when they were marked
         self._steps = 0
-        self._sums = []  # of the elements' bits, after the latest step that is looked at
+        self._sums = []  # sums of the elements' bits after the latest step that is checked
         self._is_untold = False
 
     def add(self, elements, parameter):
@@ -102,7 +102,7 @@ class Writes:
         self._versions = self._found_versions()
 
     def stepped(self):
-        """A step was made."""
+        """Called when a step was made."""
         self.mark()
         self._steps += 1
         if not self._is_untold and self._is_looked_at():
@@ -126,9 +126,9 @@ class Stage:
 
     def __init__(self):
         self._parameters = []  # (the elements on the device, their copy)
-        self.writes = Writes()  # to them
+        self.writes = Writes()  # finds writes to the parameters
         self._gradients = {}  # by number
-        self._streams = {}  # by device, that which copies; None: they are made at once
+        self._streams = {}  # the stream for copies, by device; None: copies block
         self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
         self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
 
@@ -146,14 +146,14 @@ class Stage:
         return torch.empty(elements.shape, dtype=elements.dtype, device="cpu", pin_memory=pinned)
 
     def add(self, elements, parameter):
-        """The copy of a parameter's elements, which are flat."""
+        """Makes and returns the copy of a parameter's elements, which are flat."""
         copy = self._host(elements).copy_(elements)
         self._parameters.append((elements, copy))
         self.writes.add(elements, parameter)
         return copy
 
     def gradient(self, number, elements):
-        """The copy that a gradient gets."""
+        """Returns the copy of a gradient."""
         known = self._gradients.get(number)
         if known is None or (known.dtype, known.shape) != (elements.dtype, elements.shape):
             known = self._gradients[number] = self._host(elements)
@@ -218,7 +218,7 @@ class Stage:
         """Takes the parameters' present values as the library's own."""
         self.writes.mark()
 
-    def bring(self):
+    def copy_back(self):
         """Begins to copy the parameters back; the program's streams wait for it."""
         for elements, copy in self._parameters:
             self._copy(elements, copy, elements.device)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from onebit import part
-from onebit._native import OnebitWarning, wrong
+from onebit._native import OnebitWarning, argument_error
 from onebit.torch import remainder
 from onebit.torch.ranks import FLOATS, agree, agreed, gather
 
@@ -35,22 +35,22 @@ _NAMES = {
     part.MOMENTS: "own_variance",
 }
 _RESIDUALS = part.WORKER, part.SERVER
-# The sections that the state of torch's optimizers becomes.
+# The sections that are made of the state of torch's optimizers.
 _OF_TORCH = {
     "exp_avg": part.MOMENTUM,
     "momentum_buffer": part.MOMENTUM,
     "exp_avg_sq": part.VARIANCE,
 }
-# By kind, what is there from the freeze on, or until then, or of some elements, and zeros else: the
-# names are always the same, as what loads in place needs them. Residuals are there in the same way.
+# By kind, the sections that exist from the freeze on only, or until then, or for some elements, and
+# are saved as zeros otherwise: loading in place needs the same names always. So it is with residuals.
 _LATER = {
     "lamb": (part.FRESH,), "zero_one_adam": (part.ANCHOR, part.PARAMETERS), "lion": (part.MOMENTUM,),
     "efficient_adam": (part.VARIANCE,), "efficient_lamb": (part.VARIANCE,),
 }
 _HEAD = "head_"
-# Bytes of a head, for any stage of an optimizer: tensors of one size can be loaded in place.
+# The bytes of a head in any stage of an optimizer: tensors of a fixed size can be loaded in place.
 _HEAD_BYTES, _HEAD_BYTES_OF_TENSOR = 2**14, 512
-_SECTION = 4096  # elements of a section that is written: its checksum is computed in Python
+_SECTION = 4096  # elements of a section, few since its checksum is computed in Python
 _COMPRESSED = 2  # stage: momentum is the latest message
 
 
@@ -70,7 +70,7 @@ def strides_of(tensor):
 
 
 def flat(tensor):
-    """Its elements in the order of its memory; None unless they lie there without gaps."""
+    """Returns a tensor's elements in the order of its memory, or None if there are gaps between them."""
     if tensor.is_contiguous():
         return tensor.flatten()
     end = 1
@@ -94,7 +94,8 @@ def _is_own(what, header):
 
 
 def _is_kept(what, header, parameters):
-    """Parameters in float32 that all ranks have alike are the model's, not the state's."""
+    """True if a section is in the state: parameters in float32 that are equal on all ranks are the model's, not
+    the state's."""
     wide = not parameters or parameters[0].dtype == torch.float32
     return what != part.PARAMETERS or part.kind_of(header) == "zero_one_adam" or not wide
 
@@ -107,7 +108,7 @@ def _spans_overlap(spans):
     return any(first < end for (_, end), (first, _) in zip(spans, spans[1:]))
 
 
-def _spans(opened):
+def _find_spans(opened):
     """Returns by kind the first and end of each section of elements in all parts."""
     spans = {}
     for one in opened:
@@ -117,8 +118,8 @@ def _spans(opened):
     return spans
 
 
-def _encode(one, beta1, tensors, shard):
-    """A head as a tensor."""
+def _encode_head(one, beta1, tensors, shard):
+    """Returns a head as a tensor."""
     rows, data = b"", b""
     for what, space, first, values in one.sections:
         elements = what in _NAMES and space == part.ELEMENTS
@@ -130,7 +131,7 @@ def _encode(one, beta1, tensors, shard):
     return torch.frombuffer(bytearray(made), dtype=torch.uint8)
 
 
-def _decode(tensor):
+def _decode_head(tensor):
     data = tensor.detach().cpu().to(torch.uint8).numpy().tobytes()
     rows, _, beta1 = struct.unpack_from("<QQd", data)
     at = struct.calcsize("<QQd")
@@ -148,9 +149,9 @@ def _decode(tensor):
 
 
 def of_parts(parameters, parts, beta1, shards):
-    """The state of parameters from a whole part of this rank's, or from the parts of all ranks."""
+    """Returns the state of parameters from a whole part of this rank's, or from the parts of all ranks."""
     opened = [part.read_part(one) for one in parts]
-    spans, arrays = _spans(opened), {}
+    spans, arrays = _find_spans(opened), {}
     state = {one: {} for one in parameters}
     for one in opened:
         rank = part.rank_of(one.header)
@@ -159,20 +160,20 @@ def of_parts(parameters, parts, beta1, shards):
             if not elements or not _is_kept(what, one.header, parameters):
                 continue
             alone = _is_own(what, one.header) and (len(parts) == 1 or _spans_overlap(spans[what]))
-            arrays.setdefault(_name(what, one.header, alone), []).append((first, values))
-        for what in _later(one.header) if len(parts) == 1 else ():
-            arrays.setdefault(_name(what, one.header, _is_own(what, one.header)), [])
+            arrays.setdefault(_section_name(what, one.header, alone), []).append((first, values))
+        for what in _later_sections(one.header) if len(parts) == 1 else ():
+            arrays.setdefault(_section_name(what, one.header, _is_own(what, one.header)), [])
         if parameters:
-            head = _encode(one, beta1, len(parameters), shards.number)
+            head = _encode_head(one, beta1, len(parameters), shards.number)
             state[parameters[0]][f"{_HEAD}{rank}"] = shards.row(head)
     first, uncompressed, header = 0, part.uncompressed_of(opened[0]), opened[0].header
-    always = {_name(what, header, _is_own(what, header)) for what in _later(header)}
+    always = {_section_name(what, header, _is_own(what, header)) for what in _later_sections(header)}
     for number, parameter in enumerate(parameters):
         local = shards.local(parameter)
         count = local.numel()
         state[parameter]["step"] = torch.tensor(float(part.steps_of(header)), **FLOATS)
         for name, pieces in arrays.items():
-            some = _elements(pieces, first, count)
+            some = _slice_elements(pieces, first, count)
             filled = not uncompressed[number] or name == _NAMES[part.VARIANCE]
             if some is None and name in always and filled:
                 some = np.zeros(count, "<f4")
@@ -184,17 +185,17 @@ def of_parts(parameters, parts, beta1, shards):
     return state
 
 
-def _name(what, header, alone):
+def _section_name(what, header, alone):
     """alone: the rank is part of it."""
     return f"{_NAMES[what]}_{part.rank_of(header)}" if alone else _NAMES[what]
 
 
-def _later(header):
+def _later_sections(header):
     sharded = (part.MOMENTUM, part.VARIANCE) if part.shards_of(header) else ()
     return *_RESIDUALS, *sharded, *_LATER.get(part.kind_of(header), ())
 
 
-def _elements(pieces, first, count):
+def _slice_elements(pieces, first, count):
     """Returns the elements that pieces (first, values) have, with zeros between; None: there are none."""
     made = None
     for begin, values in pieces:
@@ -220,7 +221,7 @@ class _Loaded:
         }
         first = self.state[self.parameters[0]] if self.parameters else {}
         self.heads = {
-            int(name[len(_HEAD) :]): _decode(tensor)
+            int(name[len(_HEAD) :]): _decode_head(tensor)
             for name, tensor in first.items()
             if name.startswith(_HEAD)
         }
@@ -230,9 +231,9 @@ class _Loaded:
         for head in self.heads.values():
             elements = part.elements_of(head.header)
             if elements != self.firsts[-1]:
-                raise wrong(f"the state is of {elements} elements, and here are {self.firsts[-1]}")
+                raise argument_error(f"the state is of {elements} elements, and here are {self.firsts[-1]}")
             if head.shard != optimizer._shards.number:
-                raise wrong(
+                raise argument_error(
                     f"the state is of shard {head.shard} alone, and this rank has shard "
                     f"{optimizer._shards.number}: save with torch.distributed.checkpoint, each rank its "
                     "own, or after consolidate_state_dict() on all ranks"
@@ -240,7 +241,8 @@ class _Loaded:
         self._check_types()
 
     def _check_types(self):
-        """Torch's optimizers convert what they load to the type of the parameter."""
+        """Warns of loaded values that were rounded: torch's optimizers convert values to the type of the
+        parameter."""
         for number, parameter in enumerate(self.parameters):
             for name, value in self.state[parameter].items():
                 rounded = isinstance(value, torch.Tensor) and value.dtype != torch.float32
@@ -274,11 +276,11 @@ class _Loaded:
 
     def take_head(self, data):
         """Takes the head of a rank that was saved, on one that was not."""
-        head = _decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        head = _decode_head(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.heads = {part.rank_of(head.header): head}
 
     def values(self, name, first, count):
-        """Elements from number `first` on."""
+        """Returns elements from number `first` on."""
         made = np.empty(count, "<f4")
         for number, parameter in enumerate(self.parameters):
             begin, end = self.firsts[number : number + 2]
@@ -289,10 +291,10 @@ class _Loaded:
             if name == "":  # the parameters themselves
                 value = parameter.detach()
             if value is None:
-                raise wrong(f"parameter {number} has no {name} in the state")
+                raise argument_error(f"parameter {number} has no {name} in the state")
             if value.shape != parameter.shape:
-                raise wrong(f"{name} of parameter {number} has the shape {tuple(value.shape)}, the "
-                            f"parameter {tuple(parameter.shape)}")
+                raise argument_error(f"{name} of parameter {number} has the shape {tuple(value.shape)}, the "
+                                     f"parameter {tuple(parameter.shape)}")
             if strides_of(value) != strides_of(parameter):
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             some = flat(value)[low - begin : high - begin].float().cpu().numpy()
@@ -342,14 +344,14 @@ class _Loaded:
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
     def _moments_of(self, rank):
-        """Another rank's moments, for all elements: where that had some only, as in a hierarchical
+        """Returns another rank's moments, for all elements: where that had some only, as in a hierarchical
         schedule, the others are their tensor's mean, or that of all."""
         spans = [
             (first, count)
             for what, _, first, count, values in self.heads[rank].sections
             if what == part.MOMENTS and values is None
         ]
-        if spans and not self._has(f"{_NAMES[part.MOMENTS]}_{rank}"):  # which another rank has loaded
+        if spans and not self._has(f"{_NAMES[part.MOMENTS]}_{rank}"):  # another rank has loaded these
             variance = self.values(_NAMES[part.VARIANCE], 0, int(self.firsts[-1]))
             made = np.where(self._dense_elements(), variance, variance * self.ranks)
             return [(part.MOMENTS, part.ELEMENTS, 0, made)]
@@ -372,17 +374,17 @@ class _Loaded:
     # --- Of torch's optimizers
 
     def part_of_torch(self, alone):
-        """From the state of a dense optimizer: its moments and its steps. A warm-up that would be
-        over ends with the next step; an optimizer that has none, or whose warm-up is of divided
-        gradients, begins with the step of the momentum. alone: as one rank would have saved it,
-        which ranks with the same moments make alike; else this rank's"""
+        """Makes a part from the state of a dense optimizer: its moments and its steps. A warm-up that would be
+        over ends with the next step; an optimizer that has none, or whose warm-up is of divided gradients,
+        begins with the step of the momentum. alone: as one rank would have saved it, which ranks with the same
+        moments make alike; else this rank's"""
         header, sections = bytearray(self.template.header), []
         ranks = self.here[1]
         if alone:
             part.place_alone(header)
         kind, no_warmup = part.kind_of(header), self.optimizer._no_warmup
         if kind == "lion":
-            raise wrong("Lion cannot begin with another optimizer's state")
+            raise argument_error("Lion cannot begin with another optimizer's state")
         arrays = self._moments()
         steps = max((float(one["step"]) for one in self.state.values() if "step" in one), default=0)
         steps = int(steps) or max(self.optimizer._warmup_steps, 1)
@@ -399,7 +401,7 @@ class _Loaded:
             if what in arrays and space == part.ELEMENTS:
                 values = arrays[what][first : first + len(values)]
             elif what == part.NUMBERS and kind == "zero_one_adam":
-                values = np.concatenate([np.array([steps], "<u8"), values[1:]])  # its updates
+                values = np.concatenate([np.array([steps], "<u8"), values[1:]])  # the number of its updates
             sections.append((what, space, first, values))
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
@@ -429,7 +431,7 @@ class _Loaded:
         arrays[part.MOMENTUM] = np.where(self._dense_elements(), momentum, divided)
 
     def _begin_moments(self, arrays, ranks):
-        """The moments of each rank's own gradients, as if the ranks' were independent."""
+        """Returns the moments of each rank's own gradients, as if the ranks' gradients were independent."""
         variance = arrays[part.VARIANCE]
         arrays[part.MOMENTS] = np.where(self._dense_elements(), variance, variance * ranks)
 
@@ -465,7 +467,7 @@ def load(optimizer, state, begin):
 
     def make():
         if len(kinds) > 1:
-            raise wrong(f"the ranks have states of different kinds: {', '.join(kinds)}")
+            raise argument_error(f"the ranks have states of different kinds: {', '.join(kinds)}")
         if kinds == ["torch's"]:
             return [], loaded.part_of_torch(alone=True)
         if whole:
@@ -474,7 +476,7 @@ def load(optimizer, state, begin):
 
     parts, mine = agreed(comm, make)
     if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
-        parts = [mine]  # no rank needs another's
+        parts = [mine]  # no rank needs parts of others
     elif kinds == ["torch's"]:
         mine = loaded.part_of_torch(alone=False)
     # Before each rank's share of its parameters becomes all ranks': where ranks are apart, between two

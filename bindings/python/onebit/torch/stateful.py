@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from onebit._native import OnebitWarning, wrong
+from onebit._native import OnebitWarning, argument_error
 from onebit.torch import state
 from onebit.torch.ranks import agreed, gather, missing_residuals
 from onebit.torch.shards import Whole
@@ -18,7 +18,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     _state = _remainder = None
     _shards = Whole()
     _consolidated = _said = _closed = False
-    _divides, _no_warmup, _warmup_steps = False, False, 0  # of the optimizer's options
+    _divides, _no_warmup, _warmup_steps = False, False, 0  # set by the optimizer's options
 
     def _forget_state(self):
         self._state, self._consolidated = None, False
@@ -28,8 +28,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self):
-        """Each parameter's state by name: copies, made when they are asked for after a step. There is none
-        before the library's optimizer is made and after `close`."""
+        """Returns each parameter's state by name: copies, which are made at the first access after a step. It
+        is empty before the library's optimizer is made and after `close`."""
         if not self._has_state():
             return self._state or {}
         if self._state is None:
@@ -40,7 +40,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return state.of_parts(self._parameters, parts, self._beta1, self._shards)
 
     def _with_remainder(self, found):
-        """With the state of the parameters which torch's own optimizer steps, and the hook's."""
+        """Adds the state of the parameters which torch's own optimizer steps, and the hook's."""
         if self._remainder is None:
             return found
         first = self._parameters[0]
@@ -50,12 +50,12 @@ class StatefulOptimizer(torch.optim.Optimizer):
     @state.setter
     def state(self, value):
         if self._has_state():
-            raise wrong("the state is the library's: load_state_dict changes it")
+            raise argument_error("the state is the library's: load_state_dict changes it")
         self._state = value
 
     def consolidate_state_dict(self, to=0):
-        """The next `state_dict` of rank `to` is of all ranks, as with torch's
-        ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
+        """Makes the next `state_dict` of rank `to` that of all ranks, as with torch's ZeroRedundancyOptimizer:
+        for a program in which one rank saves. Collective."""
         parts = gather(self.comm, self.onebit.save())
         if self._remainder is not None:
             self._remainder.saved.consolidate(to)
@@ -96,9 +96,9 @@ class StatefulOptimizer(torch.optim.Optimizer):
         for one in dicts:
             for number, parameter in zip(numbers, own):
                 merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
-        steps = self.onebit.info()["steps"]  # which makes the optimizer, where it is not there yet
+        steps = self.onebit.info()["steps"]  # creates the optimizer if it does not exist yet
         if not any(merged.values()) and steps:
-            raise wrong("state_dict has no state of any parameter")
+            raise argument_error("state_dict has no state of any parameter")
         return merged, groups
 
     def _load(self, loaded, groups=None):
@@ -118,4 +118,4 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def _check_groups(self, groups):
         counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]
         if counts[0] != counts[1]:
-            raise wrong(f"the state's groups have {counts[0]} parameters, these {counts[1]}")
+            raise argument_error(f"the state's groups have {counts[0]} parameters, these {counts[1]}")

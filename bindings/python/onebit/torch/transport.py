@@ -27,38 +27,39 @@ import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Error, OnebitWarning, Status, check, wrong
-from onebit.torch.rendezvous import Meeting, create_sockets, said, why
+from onebit._native import Error, OnebitWarning, Status, argument_error, check
+from onebit.torch.rendezvous import Rendezvous, capture_result, create_sockets, find_failure
 from onebit.torch.staged import has_kernels, is_always
 from onebit.transport import Transport
 
-HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's header and its message are each in order
+HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's headers arrive in order, and so do its messages
 GOODBYE, ABORT = -1, -2  # in place of a tag: the last header of a rank that closes, or has failed
 LARGEST_TAG = 2**30
-# Gloo's own timeout would break a group that has had nothing to say for half an hour.
+# With gloo's own timeout a group that sends nothing for half an hour would break.
 FOR_EVER = datetime.timedelta(days=3650)
-# Messages to a peer that may be under way. Waiting for the oldest then is short: the peer's thread
-# receives whatever the peer does.
+# The number of messages to a peer that may be in flight. Waiting for the oldest is short, since the
+# peer's thread receives messages whatever the peer does.
 MOST_UNDER_WAY = 64
 
-SECONDS_AT_EXIT = 30  # in all, for the others to say goodbye too
+SECONDS_AT_EXIT = 30  # the time in which all other ranks must say goodbye too
 
 _open = weakref.WeakSet()
-_ending = []  # threads of transports that are released
+_ending = []  # the threads of transports that were released
 
 
 class GlooTransport(Transport):
-    """A `Transport` over a process group, which nobody else sends messages in."""
+    """A `Transport` over a process group in which nothing else sends messages."""
 
     def __init__(self, group, timeout):
         self._group = group
         self._timeout = datetime.timedelta(seconds=timeout)
         self._rank, size = group.rank(), group.size()
         self._changed = threading.Condition()
-        self._arrived = collections.defaultdict(collections.deque)  # of (peer, tag): no one's yet
-        self._wanted = collections.defaultdict(collections.deque)  # operations, in their order
-        self._failed = None  # words: all is over
-        self._gone = {}  # words for each peer that sends nothing any more
+        # By (peer, tag): messages that no operation waits for yet; operations that wait, in their order.
+        self._arrived = collections.defaultdict(collections.deque)
+        self._wanted = collections.defaultdict(collections.deque)
+        self._failed = None  # the message of the failure that ended the transport
+        self._gone = {}  # by peer that sends nothing any more: the reason
         peers = [peer for peer in range(size) if peer != self._rank]
         self._sending = {peer: threading.Lock() for peer in peers}
         self._under_way = {peer: collections.deque() for peer in peers}
@@ -111,7 +112,8 @@ class GlooTransport(Transport):
         self._tell_all(ABORT)
 
     def release(self):
-        """Says goodbye, and waits until that is sent: the threads end when the others do too."""
+        """Sends all peers a goodbye, and waits until it is sent: the threads end when all peers have sent
+        theirs."""
         _open.discard(self)
         _ending[:] = [one for one in _ending if one.is_alive()] + self._threads
         self._tell_all(GOODBYE)
@@ -139,7 +141,7 @@ class GlooTransport(Transport):
 
     def _tell_all(self, what):
         for peer in self._under_way:
-            with contextlib.suppress(Exception):  # one that is gone need not be told
+            with contextlib.suppress(Exception):  # a lost peer need not be told
                 self._post(peer, what, b"")
 
     def _post(self, peer, tag, data):
@@ -195,7 +197,8 @@ class GlooTransport(Transport):
 
 @atexit.register
 def _leave_all():
-    """A thread that returns from a receive while the interpreter ends aborts the process."""
+    """Ends all transports at exit: a thread that returns from a receive while the interpreter ends would abort
+    the process."""
     for transport in list(_open):
         transport.release()
     until = time.monotonic() + SECONDS_AT_EXIT
@@ -205,13 +208,13 @@ def _leave_all():
 
 def check_member(group):
     if not (dist.is_available() and dist.is_initialized()):
-        raise wrong("torch.distributed is not initialised: init_process_group comes first")
+        raise argument_error("torch.distributed is not initialised: init_process_group comes first")
     if group is not None and dist.get_rank(group) < 0:
-        raise wrong("group does not have this process")
+        raise argument_error("group does not have this process")
 
 
 def timeout_of(group, timeout):
-    """Seconds: those that are given, else ONEBIT_TIMEOUT's, else those of the process group."""
+    """Returns the given seconds, else ONEBIT_TIMEOUT's, else those of the process group."""
     name, asked = "timeout", timeout
     if timeout is None:
         name, asked = "ONEBIT_TIMEOUT", os.environ.get("ONEBIT_TIMEOUT")
@@ -222,28 +225,28 @@ def timeout_of(group, timeout):
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise wrong(f"{name} is {asked} seconds")
+        raise argument_error(f"{name} is {asked} seconds")
     return min(seconds, FOR_EVER.total_seconds())
 
 
 def _own_timeout(group):
     """Returns the group's timeout as the program has set it; of a backend without one torch's default."""
-    devices = getattr(group, "_device_types", None)  # from torch 2.0 on: a backend for each
+    devices = getattr(group, "_device_types", None)  # from torch 2.0 on a group has a backend for each device
     backends = [group] if devices is None else [group._get_backend(one) for one in devices]
     options = [getattr(one, "options", None) for one in backends]
     found = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
     return max(found, default=dist.default_pg_timeout.total_seconds())
 
 
-def _create_gloo(kind, meeting, timeout):
-    """Over connections of gloo of its own."""
+def _create_gloo(kind, rendezvous, timeout):
+    """Creates a communicator over gloo connections of its own."""
     group = dist.ProcessGroupGloo(
-        meeting.store_of("gloo"), meeting.rank, meeting.size, datetime.timedelta(seconds=timeout)
+        rendezvous.store_of("gloo"), rendezvous.rank, rendezvous.size, datetime.timedelta(seconds=timeout)
     )
     transport = GlooTransport(group, timeout)
     try:
         made = kind.custom(
-            transport, meeting.rank, meeting.size, largest_tag=LARGEST_TAG, timeout=timeout
+            transport, rendezvous.rank, rendezvous.size, largest_tag=LARGEST_TAG, timeout=timeout
         )
     except Exception:
         transport.release()
@@ -260,24 +263,24 @@ def create(kind, group, timeout, transport, streams):
     check_member(group)
     timeout = timeout_of(group, timeout)
     if transport not in TRANSPORTS:
-        raise wrong(f"transport is {transport!r}, not one of {', '.join(TRANSPORTS)}")
+        raise argument_error(f"transport is {transport!r}, not one of {', '.join(TRANSPORTS)}")
     if dist.get_world_size(group) == 1:
         return kind.self_()
-    meeting = Meeting(group, timeout)
-    asked = meeting.share(transport)
-    if asked != [transport] * meeting.size:
+    rendezvous = Rendezvous(group, timeout)
+    asked = rendezvous.share(transport)
+    if asked != [transport] * rendezvous.size:
         other = next(rank for rank, one in enumerate(asked) if one != asked[0])
         words = f"transport differs: {asked[0]} on rank 0, {asked[other]} on rank {other}"
         raise Error(Status.ERROR_MISMATCH, words)
     if transport == "gloo":
-        return _create_gloo(kind, meeting, timeout)
-    made, why = create_sockets(kind, meeting, timeout, streams)
+        return _create_gloo(kind, rendezvous, timeout)
+    made, why = create_sockets(kind, rendezvous, timeout, streams)
     if made is None and transport == "sockets":
         raise Error(Status.ERROR_TRANSPORT, f"sockets cannot be used: {why}")
     if made is None:
         words = f"messages go over gloo, which is slower, since sockets cannot be used: {why}"
         warnings.warn(OnebitWarning(words), stacklevel=3)
-        made = _create_gloo(kind, meeting, timeout)
+        made = _create_gloo(kind, rendezvous, timeout)
     return made
 
 
@@ -343,7 +346,7 @@ class Nccl:
         return result[0] if result else None
 
     def create(self, kind, unique_id, rank, size, timeout=threading.TIMEOUT_MAX):
-        """A communicator of class `kind` on the device that is current. Collective."""
+        """Creates a communicator of class `kind` on the current device. Collective."""
         nccl_comm, handle, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         self._cuda.cudaGetDevice(ctypes.byref(device))
         wait = functools.partial(self._within, timeout, device.value)
@@ -376,7 +379,7 @@ def suits(group, parameters, stage):
     on their devices do. All ranks find the same, and `create` asks them for the rest."""
     if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_always():
         return False
-    if any(hasattr(one, "to_local") for one in parameters):  # shards skip steps together
+    if any(hasattr(one, "to_local") for one in parameters):  # all shards must skip a step together
         return False
     backend = getattr(dist, "get_backend_config", dist.get_backend)(group)  # from torch 2.0 on
     return "nccl" in str(backend) and dist.get_world_size(group) > 1
@@ -385,7 +388,7 @@ def suits(group, parameters, stage):
 def create_nccl(kind, group, timeout):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
-    meeting = Meeting(group, timeout_of(group, timeout))
+    rendezvous = Rendezvous(group, timeout_of(group, timeout))
 
     def begin():
         if not has_kernels():
@@ -393,16 +396,16 @@ def create_nccl(kind, group, timeout):
         nccl = Nccl()
         return nccl.unique_id().to_text() if dist.get_rank(group) == 0 else None
 
-    found = meeting.share(said(begin))
-    reason = why(found)
+    found = rendezvous.share(capture_result(begin))
+    reason = find_failure(found)
     if reason:
         raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}")
     unique_id = UniqueId.from_text(found[0][0])
-    return Nccl().create(kind, unique_id, meeting.rank, meeting.size, meeting.timeout)
+    return Nccl().create(kind, unique_id, rendezvous.rank, rendezvous.size, rendezvous.timeout)
 
 
 def create_for(kind, parameters, stage, group, timeout):
-    """A communicator for an optimizer of these parameters: over NCCL where that suits them and every
+    """Creates a communicator for an optimizer of these parameters: over NCCL where that suits them and every
     rank's library has kernels and NCCL, else over sockets."""
     check_member(group)
     if suits(group, parameters, stage):

@@ -15,13 +15,13 @@ _ADAPTIVE = (
 
 
 def is_momentum(optimizer):
-    """SGD with momentum averages over steps as error feedback does: one bit is enough."""
+    """True for SGD with momentum, which averages over steps as error feedback does: one bit is enough."""
     groups = optimizer.param_groups
     return isinstance(optimizer, torch.optim.SGD) and all(one["momentum"] > 0 for one in groups)
 
 
 def is_adaptive(optimizer):
-    """Adam and its like, where weight decay is not added to the gradient."""
+    """True for Adam and similar optimizers, if weight decay is not added to the gradient."""
     coupled = not isinstance(optimizer, torch.optim.AdamW) and any(
         one.get("weight_decay", 0) and not one.get("decoupled_weight_decay")
         for one in optimizer.param_groups
@@ -30,7 +30,7 @@ def is_adaptive(optimizer):
 
 
 def choose(optimizer, bits, normalise):
-    """Bits and whether to normalise, where they are None: by the optimizer, if it is known."""
+    """Returns the bits, and whether to normalise; where these are None, by the optimizer if it is known."""
     if bits is None:
         bits = 1 if optimizer is not None and is_momentum(optimizer) else 8
     if bits not in (1, 2, 4, 8):
@@ -50,7 +50,7 @@ class Normaliser:
     _BETA = 0.999
 
     def __init__(self):
-        self._moments = {}  # by the parameter's number: the mean of squares, of how many steps
+        self._moments = {}  # by the parameter's number: (the mean of squares, the number of steps)
 
     def state(self):
         return {number: (one.clone(), steps) for number, (one, steps) in self._moments.items()}
