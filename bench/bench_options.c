@@ -85,9 +85,9 @@ static reading read_codec(void *values, const char *value) {
 /* Reads an item of the list: SCHEDULE, or SCHEDULE:WIRE. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
   const size_t name = strcspn(text, ":,");
-  const int schedule = tool_find(text, name, bench_schedules);
-  const int wire =
-      name < length ? tool_find(text + name + 1, length - name - 1, bench_wires) : ONEBIT_WIRE_BITS;
+  const int schedule = tool_find_name(text, name, bench_schedules);
+  const int wire = name < length ? tool_find_name(text + name + 1, length - name - 1, bench_wires)
+                                 : ONEBIT_WIRE_BITS;
   *variant = (struct bench_variant){(onebit_schedule_t)schedule, (onebit_wire_t)wire};
   return schedule >= 0 && wire >= 0;
 }
@@ -330,7 +330,7 @@ int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_aske
   if (asked == TOOL_WRONG && speak)
     bench_complain("%s; see %s --help", error, name);
   else if (speak)
-    tool_answer(&tool, asked, error);
+    tool_print_answer(&tool, asked, error);
   if (asked == TOOL_HELP && speak)
     printf("\nWithout -m sizes are %zu to %zu. onebit-bench(1) says what the columns mean.\n",
            benchmark->smallest ? benchmark->smallest : benchmark->largest, benchmark->largest);

@@ -39,7 +39,7 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
     ob_compress_blocks(&passes->work, source, residual, &shape, &last, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
-    ob_finish(&passes->work, residual, passes->sums[0]);
+    ob_compute_buffer_scale(&passes->work, residual, passes->sums[0]);
   ob_residual_commit(residual);
 }
 
@@ -75,7 +75,7 @@ static int passes_run_reduce(const struct bench_entry *entry) {
     ob_reduce_blocks(&passes->work, in, server, &shape, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
-    ob_finish(&passes->work, server, passes->sums[0]);
+    ob_compute_buffer_scale(&passes->work, server, passes->sums[0]);
   ob_residual_commit(server);
   return BENCH_OK;
 }

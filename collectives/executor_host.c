@@ -106,7 +106,7 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     plan->flight->worker_scale =
-        ob_finish(&plan->state->work, &plan->state->worker, plan->state->worker_sums);
+        ob_compute_buffer_scale(&plan->state->work, &plan->state->worker, plan->state->worker_sums);
   return true;
 }
 
@@ -139,7 +139,7 @@ static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, b
   if (plan->flight->outcome.status != ONEBIT_OK)
     memset(memory, 0, ob_message_bytes(&result));
   else if (plan->geometry.dense)
-    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
+    ob_average_values(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   else
     ob_reduce_blocks(&plan->state->work, plan->views, &plan->state->server, &shape, &out,
                      plan->state->server_sums);
@@ -150,7 +150,7 @@ static bool executor_host_finish_server(const struct onebit_plan *plan, size_t c
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     plan->flight->server_scale =
-        ob_finish(&plan->state->work, &plan->state->server, plan->state->server_sums);
+        ob_compute_buffer_scale(&plan->state->work, &plan->state->server, plan->state->server_sums);
   return true;
 }
 
@@ -162,7 +162,7 @@ static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t ch
   (void)wait;
   view_whole_messages(plan, chunk, &shape);
   if (plan->flight->outcome.status == ONEBIT_OK)
-    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
+    ob_average_values(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   return true;
 }
 
@@ -229,7 +229,8 @@ static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t c
     return true;
   view_worker_messages(plan, chunk, &shape);
   if (plan->geometry.dense && to_shard)
-    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, factor, &shape, &out);
+    ob_average_values(&plan->state->work, plan->views, plan->geometry.members, factor, &shape,
+                      &out);
   else if (plan->geometry.dense)
     ob_average_blocks(&plan->state->work, plan->views, factor, &shape, plan->flight->call.outputs);
   else if (to_shard)
@@ -278,7 +279,7 @@ static bool executor_host_commit(const struct onebit_plan *plan, size_t chunk, b
     return true;
   ob_residual_commit(&plan->state->worker);
   ob_residual_commit(&plan->state->server);
-  plan->state->server_large = ob_residual_large(&plan->state->server);
+  plan->state->server_large = ob_residual_has_large_scale(&plan->state->server);
   if (plan->options.no_error_feedback) {
     ob_residual_forget(&plan->state->worker); /* cannot fail in memory of the host */
     ob_residual_forget(&plan->state->server);

@@ -240,10 +240,12 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
   OB_TRY(ob_size_check("info", info, sizeof *info));
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
-      .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->state->worker.first),
+      .worker_residual_start =
+          ob_layout_elements_before(&plan->geometry.layout, plan->state->worker.first),
       .worker_residual_count = ob_residual_elements(&plan->state->worker, &plan->geometry.layout),
       .server_residual_count = ob_residual_elements(&plan->state->server, &plan->geometry.layout),
-      .server_residual_start = ob_layout_element(&plan->geometry.layout, plan->state->server.first),
+      .server_residual_start =
+          ob_layout_elements_before(&plan->geometry.layout, plan->state->server.first),
       .block_size = plan->options.block_size,
       .chunks = plan->geometry.chunks,
       .wire_bytes = plan->wire_bytes,
@@ -374,8 +376,8 @@ onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
 
 onebit_status_t ob_plan_return_residual(onebit_plan_t plan) {
   OB_TRY(onebit_plan_reset_residual(plan));
-  ob_residual_return(&plan->state->worker);
-  ob_residual_return(&plan->state->server);
+  ob_residual_return_memory(&plan->state->worker);
+  ob_residual_return_memory(&plan->state->server);
   return ONEBIT_OK;
 }
 

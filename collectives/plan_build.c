@@ -133,7 +133,7 @@ static onebit_status_t allocate_lists(struct onebit_plan *plan) {
  * as one (64 MiB, one rank). A device has no such threads. */
 static void warn_of_shared_processors(const struct onebit_plan *plan, int threads) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
-  const int processors = ob_processors();
+  const int processors = ob_processor_count();
   if (plan->options.device == ONEBIT_DEVICE_HOST && processors > 0 && threads > processors &&
       !atomic_flag_test_and_set(&warned))
     ob_log(OB_LOG_WARN, plan->comm->rank,
@@ -162,7 +162,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   OB_TRY(ob_codec_choose(&work->codec));
   size_t members = plan->geometry.members, host = (size_t)plan->comm->hosts.each;
   OB_TRY(ob_work_create(work, members, members > host ? members : host));
-  plan->memory_bytes += ob_work_wide(work) * sizeof *work->wide;
+  plan->memory_bytes += ob_work_scratch(work) * sizeof *work->wide;
   return ONEBIT_OK;
 }
 

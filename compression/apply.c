@@ -1,4 +1,5 @@
-/* Uses messages block by block, with the threads and the memory of these loops. */
+/* Decodes, averages and applies messages block by block. The threads and the scratch of all loops
+ * over blocks are here. */
 #include <string.h>
 
 #include "compression/blocks.h"
@@ -12,7 +13,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-int ob_processors(void) {
+int ob_processor_count(void) {
 #ifdef _OPENMP
   return omp_get_num_procs();
 #else
@@ -21,9 +22,9 @@ int ob_processors(void) {
 }
 
 /* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
-static void parallel_run(int threads, size_t first, size_t end,
-                         void (*body)(void *context, size_t first, size_t end, int thread),
-                         void *context) {
+static void run_in_threads(int threads, size_t first, size_t end,
+                           void (*body)(void *context, size_t first, size_t end, int thread),
+                           void *context) {
 #ifdef _OPENMP
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
@@ -43,15 +44,15 @@ static void parallel_run(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
-size_t ob_scratch_of_levels(const struct ob_work *work) {
+size_t ob_level_scratch(const struct ob_work *work) {
   const size_t block = work->layout->block;
   return block + (work->measured ? ob_measure_scratch(block) : 0);
 }
 
-size_t ob_work_wide(const struct ob_work *work) {
+size_t ob_work_scratch(const struct ob_work *work) {
   size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
   size_t block = work->layout->block;
-  size_t levels = work->max_width > 1 ? threads * ob_scratch_of_levels(work) : 0;
+  size_t levels = work->max_width > 1 ? threads * ob_level_scratch(work) : 0;
   size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
   size_t undo = work->undoes ? 2 * block + block / OB_LANES : 0;
   size_t one_bit = undo > dense ? undo : dense;
@@ -65,7 +66,7 @@ onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
   work->values = ob_allocate(max_streams, sizeof *work->values);
-  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
+  work->wide = ob_allocate(ob_work_scratch(work), sizeof *work->wide);
   if (!work->words || !work->scales || !work->values || !work->wide)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
   return ONEBIT_OK;
@@ -82,7 +83,7 @@ void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread)) {
   const struct ob_message_shape *shape = step->shape;
   step->first_word = ob_layout_word(step->work->layout, shape->first);
-  parallel_run(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
+  run_in_threads(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
 static void block_step_body(void *context, size_t first, size_t end, int thread) {
@@ -94,11 +95,11 @@ static void block_step_body(void *context, size_t first, size_t end, int thread)
   }
 }
 
-void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body) {
+void ob_block_step_run_each(struct ob_block_step *step, int threads, ob_block_body *body) {
   const struct ob_message_shape *shape = step->shape;
   step->body = body;
   step->first_word = ob_layout_word(step->work->layout, shape->first);
-  parallel_run(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
+  run_in_threads(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
 }
 
 onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step) {
@@ -115,7 +116,7 @@ static char *block_output(const struct ob_block_step *step, const struct ob_bloc
   return base ? base + block->offset * ob_dtype_size(step->work->output_dtype) : NULL;
 }
 
-/* The place of a block in a message, in elements. */
+/* Returns the position of a block's first element in a message. */
 static size_t block_position(const struct ob_block_step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }
@@ -129,8 +130,9 @@ float ob_block_scale(const struct ob_block_step *step, const struct ob_view *vie
   return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
 }
 
-void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                      const uint32_t **words, float *scales) {
+void ob_block_point_to_streams(const struct ob_block_step *step, size_t b,
+                               const struct ob_block *block, const uint32_t **words,
+                               float *scales) {
   const float weight = (float)(1.0 / (double)step->work->streams);
   for (size_t s = 0; s < step->work->streams; s++) {
     words[s] = ob_block_fields(step, &step->in[s], block);
@@ -145,7 +147,7 @@ static void sum_block(const struct ob_block_step *step, size_t b, const struct o
   const struct ob_work *work = step->work;
   const uint32_t **words = work->words + (size_t)thread * work->streams;
   float *scales = work->scales + (size_t)thread * work->streams;
-  ob_block_streams(step, b, block, words, scales);
+  ob_block_point_to_streams(step, b, block, words, scales);
   struct ob_sum_run run = {.count = block->count,
                            .streams = work->streams,
                            .width = step->in->width,
@@ -161,13 +163,13 @@ static void sum_block(const struct ob_block_step *step, size_t b, const struct o
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  ob_block_step_each(&step, work->threads, sum_block);
+  ob_block_step_run_each(&step, work->threads, sum_block);
 }
 
 void ob_sum_values(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, struct ob_view *out) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .out = out};
-  ob_block_step_each(&step, work->threads, sum_block);
+  ob_block_step_run_each(&step, work->threads, sum_block);
 }
 
 static void store_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
@@ -188,11 +190,11 @@ static void store_block(const struct ob_block_step *step, size_t b, const struct
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  ob_block_step_each(&step, work->threads, store_block);
+  ob_block_step_run_each(&step, work->threads, store_block);
 }
 
-static void apply_point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
-                                  struct ob_pass_run *run) {
+static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
+                            struct ob_pass_run *run) {
   size_t at = (block->word - sink->first_word) * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
@@ -210,7 +212,8 @@ static void apply_point_to_arrays(const struct ob_pass_sink *sink, const struct 
     run->last_values = sink->last_values + at;
 }
 
-static void pass_block(const struct ob_block_step *step, size_t b, const struct ob_block *block) {
+static void run_block_pass(const struct ob_block_step *step, size_t b,
+                           const struct ob_block *block) {
   const struct ob_pass_sink *sink = step->sink;
   struct ob_pass_run run = {.kind = sink->kind,
                             .stream = step->work->stream,
@@ -224,9 +227,9 @@ static void pass_block(const struct ob_block_step *step, size_t b, const struct 
   const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
   run.factors.rate_sum = sink->factors.rate_sum * of_rates;
   run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
-  if (ob_pass_divides(sink->kind))
+  if (ob_pass_divides_gradients(sink->kind))
     run.factors.floor = ob_divisor_floor(sink->variances[b], block->valid, &sink->factors);
-  apply_point_to_arrays(sink, block, &run);
+  point_to_arrays(sink, block, &run);
   if (step->in) {
     run.width = step->in->width;
     run.message = ob_block_fields(step, step->in, block);
@@ -243,15 +246,16 @@ static void pass_block(const struct ob_block_step *step, size_t b, const struct 
       sink->sums[k][b] = (double)run.sums[k];
 }
 
-/* Padding has no part in a pass that reads or writes parameters. */
-static void pass_or_clear(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                          int thread) {
+/* Runs the pass on a block; for padding it sets the sums of the block to 0 instead. In a pass that
+ * reads or writes parameters, a piece without parameters is padding. */
+static void run_pass_or_clear_sums(const struct ob_block_step *step, size_t b,
+                                   const struct ob_block *block, int thread) {
   const struct ob_pass_sink *sink = step->sink;
   const unsigned uses = ob_pass_reads(sink->kind) | ob_pass_writes(sink->kind);
   bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block->piece];
   (void)thread;
   if (block->valid && !padding)
-    pass_block(step, b, block);
+    run_block_pass(step, b, block);
   else
     for (int k = 0; k < OB_SUMS; k++)
       if (sink->sums[k])
@@ -263,13 +267,13 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
   const struct ob_message_shape all = {.blocks = work->layout->blocks};
   struct ob_block_step step = {
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
-  ob_block_step_each(&step, work->threads, pass_or_clear);
+  ob_block_step_run_each(&step, work->threads, run_pass_or_clear_sums);
 }
 
 /* --- Dense messages ----------------------------------------------------------------------------*/
 
-/* The elements that a block's words hold. */
-static size_t capacity_of(const struct ob_block *block) {
+/* Returns the number of elements that a block's words can hold. */
+static size_t block_capacity(const struct ob_block *block) {
   return (block->count + OB_LANES - 1) / OB_LANES * OB_LANES;
 }
 
@@ -277,22 +281,22 @@ static void mark_not_finite(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* Loads the block times the factor, zeros where it has no input; the rest of the last word may hold
- * what an earlier message left there. True if it is finite; where `bounded` is set, if the sum of
- * its squares is. */
+/* Loads the block, multiplied by the factor, and fills it up with zeros, since its memory may have
+ * values of an earlier message. Returns true if the block is finite; if `bounded` is set, true if
+ * the sum of its squares is finite. */
 static bool load_block(const struct ob_block_step *step, const struct ob_block *block,
                        float *values) {
   const struct ob_work *work = step->work;
   const void *input = ob_block_input(step, block);
   const float *loaded = values;
-  size_t valid = input ? block->valid : 0, capacity = capacity_of(block);
+  size_t valid = input ? block->valid : 0, capacity = block_capacity(block);
   bool finite =
       work->codec->load(input, ob_block_input_dtype(step), step->source->factor, valid, values);
   memset(values + valid, 0, (capacity - valid) * sizeof *values);
   return work->bounded ? work->codec->mean(&loaded, 1, 1, capacity, values) : finite;
 }
 
-/* Copies the block as it is, into messages of its type. */
+/* Copies the block unchanged into a message of the same type. */
 static void copy_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                        int thread) {
   const void *input = ob_block_input(step, block);
@@ -301,11 +305,13 @@ static void copy_block(const struct ob_block_step *step, size_t b, const struct 
   (void)b, (void)thread;
   if (valid)
     memcpy(to, input, valid);
-  memset(to + valid, 0, capacity_of(block) * size - valid);
+  memset(to + valid, 0, block_capacity(block) * size - valid);
 }
 
-static void load_or_copy(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                         int thread) {
+/* Loads a block into the message. A message of 16-bit values gets a copy of the input; its loaded
+ * values are only checked. */
+static void load_message_block(const struct ob_block_step *step, size_t b,
+                               const struct ob_block *block, int thread) {
   struct ob_work *work = step->work;
   const bool half = step->shape->half;
   float *values = half ? work->wide + (size_t)thread * work->layout->block
@@ -319,17 +325,18 @@ static void load_or_copy(const struct ob_block_step *step, size_t b, const struc
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out) {
   struct ob_block_step step = {.work = work, .shape = shape, .source = source, .out = out};
-  ob_block_step_each(&step, work->threads, load_or_copy);
+  ob_block_step_run_each(&step, work->threads, load_message_block);
 }
 
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out) {
   const struct ob_source source = {.inputs = inputs};
   struct ob_block_step step = {.work = work, .shape = shape, .source = &source, .out = out};
-  ob_block_step_each(&step, work->threads, copy_block);
+  ob_block_step_run_each(&step, work->threads, copy_block);
 }
 
-/* Points the scratch at the block in each message, or at its values as float32. */
+/* Points the scratch at the values of the block in each message; 16-bit values are first converted
+ * to float32. */
 static void gather_values(const struct ob_block_step *step, const struct ob_block *block,
                           size_t streams) {
   struct ob_work *work = step->work;
@@ -337,18 +344,18 @@ static void gather_values(const struct ob_block_step *step, const struct ob_bloc
   for (size_t s = 0; s < streams; s++) {
     float *wide = work->wide + s * work->layout->block;
     if (step->shape->half)
-      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, capacity_of(block),
+      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, block_capacity(block),
                         wide);
     work->values[s] = step->shape->half ? wide : step->in[s].values + at;
   }
 }
 
-/* Makes the mean of a block at a time, so that what counts as not finite does not depend on how
- * messages are cut: to the message, or to the outputs. */
-static void mean_of_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+/* Averages a block of the messages into `out` or the outputs. Each block is checked separately, so
+ * that the result of the check does not depend on how messages are cut. */
+static void average_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                           int thread) {
   struct ob_work *work = step->work;
-  const size_t streams = step->streams, capacity = capacity_of(block);
+  const size_t streams = step->streams, capacity = block_capacity(block);
   float *mean = step->out ? step->out->values + block_position(step, block)
                           : work->wide + streams * work->layout->block;
   (void)b, (void)thread;
@@ -360,11 +367,11 @@ static void mean_of_block(const struct ob_block_step *step, size_t b, const stru
     work->codec->convert(mean, block->valid, block_output(step, block), work->output_dtype);
 }
 
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
-                    const struct ob_message_shape *shape, struct ob_view *out) {
+void ob_average_values(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
+                       const struct ob_message_shape *shape, struct ob_view *out) {
   struct ob_block_step step = {
       .work = work, .shape = shape, .factor = factor, .in = in, .streams = streams, .out = out};
-  ob_block_step_each(&step, 1, mean_of_block);
+  ob_block_step_run_each(&step, 1, average_block);
 }
 
 void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
@@ -375,7 +382,7 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
                                .in = in,
                                .streams = work->streams,
                                .outputs = outputs};
-  ob_block_step_each(&step, 1, mean_of_block);
+  ob_block_step_run_each(&step, 1, average_block);
 }
 
 static void convert_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
@@ -393,5 +400,5 @@ static void convert_block(const struct ob_block_step *step, size_t b, const stru
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  ob_block_step_each(&step, work->threads, convert_block);
+  ob_block_step_run_each(&step, work->threads, convert_block);
 }

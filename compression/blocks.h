@@ -1,21 +1,24 @@
 /*
- * Compressing, reducing and decoding the blocks of one message: the loop over blocks, their scales,
- * and the threads. One function a step of a collective; each is one pass over memory.
+ * This module compresses, reduces and decodes the blocks of one message: it has the loop over
+ * blocks, their scales, and the threads. Each step of a collective is one function, which passes
+ * over memory once.
  *
- * The residual and its lazy error. Where the literature keeps the error e = c - s * sign(c) of
- * the compensated value c, we keep c and the scale s it was sent with, and compute e when the next
- * call needs it: the same operations with the same rounding, one pass over memory instead of two.
- * There are two copies, the current and the next: a call reads the one and writes the other, and
- * only ob_residual_commit, once all ranks are known to be well, makes the next the current. So a
- * skipped or failed call leaves the error as it was, to the bit. Where an optimizer has moments of
- * this rank's own gradients, they change in compress too, and lie beside: two copies likewise.
+ * The residual is a lazy error. The literature keeps the error e = c - s * sign(c) of the
+ * compensated value c. This library keeps c and the scale s that c was sent with, and computes e in
+ * the next call: the operations and their rounding are the same, but there is one pass over memory
+ * instead of two. There are two copies of the residual, the current one and the next one. A call
+ * reads the current copy and writes the next one; ob_residual_commit exchanges them once all ranks
+ * are known to have succeeded. So a skipped or failed call leaves the error unchanged, to the bit.
+ * The moments that an optimizer keeps of this rank's own gradients are changed by compress too, and
+ * also have two copies.
  *
- * With one copy compress and reduce work in place, which takes as long as memory allows, and a call
- * that is not to be is undone: e is c - x, where x is made once more, of the input that the caller
- * still holds or of the messages that are still there. That is not exact, since the sum c = e + x
- * was rounded, but to that rounding and the difference's own. Nothing else would be exact and as
- * small: what the sum has lost are low bits of e, as many as x has larger ones, so of some elements
- * all. Where x is not finite, compress leaves the element as it was, to the bit.
+ * If a residual has only one copy, compress and reduce overwrite it, and a call that fails or is
+ * skipped is undone. The call has replaced the error e by the sum c = e + x, where x is the input
+ * of compress, or the mean of the messages that are reduced. To undo this, x is computed again from
+ * the input or the messages, which still exist, and the error becomes c - x. It differs from e by
+ * the rounding of the sum and of the difference. An exact undo would need as much memory as a
+ * second copy, since the rounded sum may have lost all bits of e where x is much larger. If x is
+ * not finite, compress leaves the element unchanged, to the bit.
  */
 #ifndef OB_COMPRESSION_BLOCKS_H
 #define OB_COMPRESSION_BLOCKS_H
@@ -29,32 +32,32 @@
 
 /* --- Measuring ---------------------------------------------------------------------------------*/
 
-/* The norms by which a plan finds that its messages have too few bits, or more than they need
- * (collectives/ladder.h). */
-/* Sums of squares. */
+/* Sums of squares over a block. A plan finds from them that its messages have too few bits, or more
+ * than they need (collectives/ladder.h). */
 struct ob_norms {
   double input;    /* the values added to the residual */
   double residual; /* the residual after quantising */
   double value;    /* the compensated values, input and residual before */
-  double lower;    /* what half as many bits would leave of those */
+  double lower;    /* the residual that half as many bits would leave */
 };
 
-/* One block, after it was quantised. The arrays have whole groups. */
+/* A block after it was quantised. The arrays have whole groups of 32 elements. */
 struct ob_measure_run {
   size_t count;
   unsigned width;      /* bits an element */
   const float *values; /* compensated */
-  float scale;         /* in one bit: the scale they were sent with */
-  const float *error;  /* in more bits: the new residual */
-  const float *before; /* the residual before: lazy, with before_scale, or if that is 0 plain */
+  float scale;         /* with one bit: the scale that the values were sent with */
+  const float *error;  /* with more bits: the new residual */
+  const float *before; /* the residual before the call: lazy if before_scale > 0, else plain */
   float before_scale;
   onebit_scale_t rule;
-  float *scratch; /* of more than one bit: ob_measure_scratch floats */
+  float *scratch; /* with more than one bit: ob_measure_scratch floats */
 };
 
+/* Returns the number of floats of scratch that ob_measure_block needs for blocks of this size. */
 size_t ob_measure_scratch(size_t block);
 
-struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_codec *codec);
+struct ob_norms ob_measure_block(const struct ob_measure_run *run, const struct ob_codec *codec);
 
 /* --- The residuals -----------------------------------------------------------------------------*/
 
@@ -68,44 +71,44 @@ struct ob_residual {
   /* The type of results that are stored straight from the messages: scales are rounded to it before
    * they are sent, so that the residual has what rounding loses. */
   onebit_dtype_t result_dtype;
-  const struct ob_memory *memory; /* where the arrays are */
-  int now;                        /* which copy is the current one */
-  float *values[2];               /* of one copy, both are that */
-  bool *changed;        /* of one copy: which blocks this call has changed; NULL: there are two */
+  const struct ob_memory *memory; /* the memory that has the arrays */
+  int now;                        /* index of the current copy */
+  float *values[2];               /* with one copy both point to it */
+  bool *changed;        /* with one copy: the blocks that this call has changed; else NULL */
   float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
-  /* True: the error is stored as it is, for messages of more than one bit; a scale is only its
-   * size. */
+  /* True if the values are the error itself, as with messages of more than one bit. A scale then
+   * says only how large the error is. */
   bool eager[2];
-  /* Norms of blocks, one each, in a plan that moves between widths: those with a number of `phase`,
-   * modulo OB_MEASURE_EVERY, are measured in this call. NULL: none. */
+  /* The norms of each block, in a plan that changes its width; else NULL. This call measures the
+   * blocks whose number, modulo OB_MEASURE_EVERY, is `phase`. */
   struct ob_norms *norms;
   size_t phase;
-  /* The server's rule. Where it keeps something other than a residual, that is stored as plain
-   * numbers, and the scale only says how large they are. */
+  /* The rule by which the server reduces. If its state is not a residual, the values are that
+   * state, and the scales say only how large it is. */
   struct ob_serving serving;
 };
 
-/* copies: 1, in memory of the host alone, or 2. Moments have two in any case. */
+/* `copies` is 1 or 2; 1 is possible only in memory of the host. Moments always have two copies. */
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
                                    int copies, const struct ob_memory *memory);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
-/* Resets everything except the moments. Fails only where the memory does, which host memory never
- * does. */
+/* Sets everything except the moments to zero. This cannot fail in memory of the host. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
-/* Gives memory of the host back to the system after a reset, until it is written. */
-void ob_residual_return(struct ob_residual *residual);
-/* Resets the residuals after a call without error feedback, and keeps a server's other state. */
+/* Returns memory of the host to the system after a reset; writing to it allocates it again. */
+void ob_residual_return_memory(struct ob_residual *residual);
+/* Resets the residual after a call without error feedback. State of a server that is no residual
+ * stays. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);
-/* True if a scale is OB_LARGE_SCALE or larger. For memory of the host. */
-bool ob_residual_large(const struct ob_residual *residual);
+/* Returns true if a scale is OB_LARGE_SCALE or larger. The scales must be in memory of the host. */
+bool ob_residual_has_large_scale(const struct ob_residual *residual);
 size_t ob_residual_bytes(const struct ob_residual *residual);
 
-/* Converts the residual to plain floats, in the order of the elements; and back. `import` takes
- * finite values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the
- * host's. */
+/* ob_residual_export writes the residual as plain floats, in the order of the elements;
+ * ob_residual_import sets it from such floats, which must be finite. Errors: ONEBIT_ERROR_MEMORY,
+ * and for memory of a device those of copying. */
 size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout);
 onebit_status_t ob_residual_export(const struct ob_residual *residual,
                                    const struct ob_layout *layout, float *error);
@@ -117,78 +120,81 @@ struct ob_work {
   const struct ob_codec *codec;
   const struct ob_layout *layout;
   onebit_scale_t rule;
-  onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
-  bool one_scale;     /* one for all blocks: known when the last is compressed (ob_finish) */
-  unsigned max_width; /* of messages of bits */
-  bool measured;      /* residuals have norms */
-  bool undoes;        /* residuals have one copy */
-  bool stream;        /* the buffers exceed the caches */
-  /* Dense messages: their values have 16 bits; and sums of them are not checked, so each block of
-   * the input must have a finite sum of squares. */
+  onebit_dtype_t dtype, output_dtype; /* the types of inputs and of stored results */
+  bool one_scale;                     /* one for all blocks, known when all are compressed */
+  unsigned max_width;                 /* the largest width of messages of bits */
+  bool measured;                      /* residuals have norms */
+  bool undoes;                        /* residuals have one copy */
+  bool stream;                        /* the buffers exceed the caches */
+  /* Dense messages. half: their values have 16 bits. bounded: sums are not checked, so each block
+   * of the input must have a finite sum of squares. */
   bool half, bounded;
   int threads;
-  size_t streams;         /* messages that are reduced or summed */
-  size_t max_streams;     /* the number of streams of which means are made, if larger */
+  size_t streams;         /* number of messages that are reduced or summed */
+  size_t max_streams;     /* the same of messages that are averaged, if larger */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
-  const float **values;   /* scratch of ob_mean_blocks: max_streams */
-  float *wide;            /* scratch: blocks of float32, ob_work_wide in all */
-  /* Set by any step that meets such a value or scale; the caller clears them. */
+  const float **values;   /* scratch of ob_average_values: max_streams */
+  float *wide;            /* scratch: blocks of float32, ob_work_scratch in all */
+  /* A step sets these when it finds a value that is not finite, or a large scale; the caller clears
+   * them. */
   atomic_bool not_finite, large;
 };
 
-/* Floats of scratch, once `streams` and the members above it are set. */
-size_t ob_work_wide(const struct ob_work *work);
+/* Returns the number of floats in `wide`. max_streams and the members above it must be set. */
+size_t ob_work_scratch(const struct ob_work *work);
 
 /* The layout must outlive the work. */
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams);
 void ob_work_destroy(struct ob_work *work);
 
-/* The input of compress: inputs[piece] points to the piece's elements, NULL: zeros. It is
- * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. `momentum_in_residual`: the momentum has not been exchanged yet, the residuals' array has
- * it, times decay.
+/* The input of compress. inputs[piece] points to the elements of a piece; NULL stands for zeros.
+ * The input is multiplied by `weight`. With `momentum`, decay times the momentum of the last
+ * exchange is added. With `momentum_in_residual` the momentum has not been exchanged yet: the array
+ * of the residual contains it, already multiplied by decay.
  *
- * `factor` scales an element of the inputs before it is added to anyone else's: it is loaded times
- * factor into dense messages and into the sums of a host's ranks, and where no such sum comes
- * first, weight * factor is the weight. So the numbers tested for being not finite, or too large
- * for their square, are those that count: a loss scale makes no difference to it. */
+ * An input is multiplied by `factor` before it is added to those of other ranks: when it is loaded
+ * into a dense message or into the sum of a host's ranks; without such a sum, compress multiplies
+ * it by weight * factor. So the tests for values that are not finite, or whose squares are not, see
+ * the gradients without a loss scale, and their results do not depend on it. */
 struct ob_source {
   const void *const *inputs;
   float factor;
   bool momentum, momentum_in_residual;
   float decay, weight;
-  /* NULL, or the factor of each piece's momentum while it travels. 0: the piece is padding whose
-   * momentum stays as it is: its decay is 1. */
+  /* NULL, or for each piece the factor of its momentum in messages. 0 marks padding, whose momentum
+   * does not change: its decay is 1. */
   const float *scalings;
-  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the layout does */
-  float limit;              /* of the product with those, which is cut off there; 0: none */
-  const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
-  bool float32;             /* inputs are, whatever else the plan's dtype is about */
-  /* The rule of the moments, of residuals that have them, and its factors. */
+  const float *reciprocals; /* NULL, or a factor of each element of the layout */
+  float limit;              /* bound of the products with reciprocals; 0: unbounded */
+  const float *values;      /* if not NULL, replaces inputs: one message's elements, by word */
+  bool float32;             /* the inputs are float32, even if the plan's dtype is not */
+  /* The rule of the residual's moments, if it has any, and the factors of the rule. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
-  const float *floors;    /* NULL, or for each piece a factor of a table's mean moment */
-  struct ob_interval own; /* where there are floors: the words whose moments this rank moves */
+  const float *floors;    /* NULL, or by piece: OB_TABLE_FLOOR for tables, else 0 */
+  struct ob_interval own; /* with floors: the words whose moments this rank has */
 };
 
-/* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
- * back from the last exchange, the momentum, where the source wants it. `sums` (one a block of the
- * residuals) takes the sums of magnitudes when there is one scale. */
+/* Compresses the blocks of `shape` into `out`. `last` is the message of the same blocks that the
+ * last exchange returned, which is the momentum; it is read if source->momentum is set. With one
+ * scale for all blocks, `sums` receives the sum of magnitudes of each block of the residual. */
 void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
                         struct ob_residual *residual, const struct ob_message_shape *shape,
                         const struct ob_view *last, struct ob_view *out, double *sums);
 
-/* Sums the messages in[0 .. streams - 1], which all have this shape, with the residuals into
- * `out`. */
+/* Adds the mean of the messages in[0 .. streams - 1], which all have this shape, to the residual,
+ * and compresses the result into `out`. */
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums);
 
-/* True if the call has changed a block of the only copy. With two copies: false. */
+/* Returns true if the residual has one copy and the call has changed a block of it. */
 bool ob_residual_has_changed(const struct ob_residual *residual);
-/* Undo a call that failed or was skipped: the blocks of `shape` that it has changed become the
- * errors before, as exactly as is said above, from the call's own input; the others become their
- * present errors. Call ob_residual_end_undo after all blocks. One thread at a time. */
+/* ob_undo_compress and ob_undo_reduce undo a call that failed or was skipped, from the input of the
+ * call. Values of the blocks of `shape` that the call has changed become the errors before the
+ * call, up to rounding (see the head of this file); values of other blocks become their current
+ * errors. When all blocks are undone, ob_residual_end_undo must follow. Only one thread may call
+ * these functions at a time. */
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last);
@@ -196,127 +202,138 @@ void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_re
                     const struct ob_message_shape *shape);
 void ob_residual_end_undo(struct ob_residual *residual);
 
-/* Finds the one scale, from the sums of all blocks of the residuals, for the residuals; the caller
- * puts the returned scale into the messages. */
-float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums);
+/* Computes the one scale of all blocks from their sums, and stores it with the residual. The caller
+ * writes the returned scale into the messages. */
+float ob_compute_buffer_scale(struct ob_work *work, struct ob_residual *residual,
+                              const double *sums);
 
-/* outputs[piece] = the mean of the messages, at once; or, as float32, the values of `out`. */
+/* Both decode the messages in[0 .. streams - 1] and store their mean: ob_sum_blocks in
+ * outputs[piece], ob_sum_values as float32 in the values of `out`. */
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs);
 void ob_sum_values(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, struct ob_view *out);
 
-/* outputs[piece] = the decoded message. */
+/* Decodes the message into outputs[piece]. */
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs);
 
-/* The operands of an optimizer's pass. Arrays lie as a layout's words do, from first_word on. */
+/* The operands of an optimizer's pass. Elements of the arrays have the order of the layout's words,
+ * from word first_word on. */
 struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
   float *arrays[OB_ARRAYS];
-  /* The parameters by piece; a piece without parameters (padding) has no part in a pass that reads
-   * them. Or not NULL: all of them as masters, which lie as the arrays do. */
+  /* parameters[piece] points to the parameters of a piece; NULL marks padding, which passes over
+   * parameters skip. If `masters` is not NULL it is used instead: one array of all master values,
+   * in the order of `arrays`. */
   float *const *parameters;
   float *masters;
-  void *const *copies; /* NULL, or the parameters in copy_dtype */
+  void *const *copies; /* NULL, or for each piece its parameters in copy_dtype */
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   const float *learning_rates, *weight_decays;
-  const float *rate_factors; /* factors of the sums of rates; NULL: 1 */
+  const float *rate_factors; /* by piece, factors of rate_sum and anchor_decay; NULL: 1 */
   const float *scalings;     /* NULL: 1 */
-  const float *last_values;  /* decay times the momentum before, where no message has it */
+  const float *last_values;  /* the previous momentum times its decay, if no message has it */
   float last_decay;
-  /* Factors, except for those that are one a piece; rate_sum and anchor_decay are sums of the
-   * steps' rates. */
+  /* The factors that all pieces share; rate_sum and anchor_decay are sums over steps of their
+   * learning rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
   /* The sum of each block's variances before this step, for passes that divide gradients. It may be
    * sums[0]. */
   const double *variances;
-  /* For arrays of a device: its own form of the members that are here by piece. */
+  /* For arrays of a device: the device's form of the members that have one entry a piece. */
   const struct ob_bucket_device *device;
 };
 
-/* Runs a pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that
- * take one: ob_pass_scale makes of its scales what the pass reads. `last`: the one before, where
- * the pass reads it and there is one. */
+/* Runs a pass over the blocks of `shape`, or over all blocks if `shape` is NULL. `in` is the
+ * message that the pass reads, and `last` the message before it; NULL if the pass reads none, or
+ * there is none. ob_pass_scale converts the scales of `in` for the pass. */
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
 /* --- Dense messages */
 
-/* Loads the source's inputs, times its factor, into a message; halves as they are. NULL: zeros. */
+/* Loads the source's inputs, multiplied by its factor, into a message; 16-bit values are copied
+ * unchanged. An input that is NULL stands for zeros. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* Does the same, whether values are finite or not. */
+/* Copies the inputs into a message without checking that they are finite. */
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* The mean of messages, for halves times the factor, as float32; or to the outputs. */
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
-                    const struct ob_message_shape *shape, struct ob_view *out);
+/* Both compute the mean of messages; 16-bit values are first multiplied by `factor`.
+ * ob_average_values stores it as float32 in `out`, ob_average_blocks stores it in
+ * outputs[piece]. */
+void ob_average_values(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
+                       const struct ob_message_shape *shape, struct ob_view *out);
 void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
                        const struct ob_message_shape *shape, void *const *outputs);
 
-/* Converts a message to the outputs. */
+/* Converts the values of a dense message to outputs[piece]. */
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 
 /* Returns how many processors the calling thread may use, by its binding; 0: this build has no
  * threads. */
-int ob_processors(void);
+int ob_processor_count(void);
 
 /* --- Within compression/: one step on one message, as the threads see it -----------------------*/
 
 struct ob_block_step;
 
-/* Does the step on block b of the layout. */
+/* Runs the step on block b of the layout. */
 typedef void ob_block_body(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                            int thread);
 
 struct ob_block_step {
   struct ob_work *work;
   const struct ob_message_shape *shape;
-  size_t first_word; /* of the message */
+  size_t first_word; /* the first word of the message */
   const struct ob_view *in, *last;
   struct ob_view *out;
   struct ob_residual *residual;
   double *sums;
   const struct ob_source *source;
   const struct ob_pass_sink *sink;
-  size_t streams; /* of which a dense mean is made, of halves times `factor` */
+  /* The messages that a dense mean averages; 16-bit values are multiplied by `factor`. */
+  size_t streams;
   float factor;
   void *const *outputs;
   ob_block_body *body;
 };
 
-/* Runs `body` on all blocks of the shape, cut among the threads of the work. */
+/* Calls `body` once in each thread of the work, with its part first .. end - 1 of the blocks of the
+ * shape. */
 void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread));
 
-/* Runs `body` on all blocks of the shape, divided among `threads` threads. */
-void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body);
+/* Calls `body` once for each block of the shape; `threads` threads share the blocks. */
+void ob_block_step_run_each(struct ob_block_step *step, int threads, ob_block_body *body);
 
-/* Floats of scratch of a thread: the values of a block that wait for their scale. */
-size_t ob_scratch_of_levels(const struct ob_work *work);
+/* Returns the number of floats of scratch that a thread needs for levels: the values of a block
+ * wait there until its scale is known. */
+size_t ob_level_scratch(const struct ob_work *work);
 
-/* The type of inputs: sources may be float32 whatever the plan's type. The block's place in its
- * piece's input, or output; NULL: there is none. */
+/* Returns the type of the inputs: float32 or the type of the plan. */
 onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step);
+/* Returns the address of the block's input, or NULL if its piece has none. */
 const char *ob_block_input(const struct ob_block_step *step, const struct ob_block *block);
 
-/* The words of a block in a message. */
+/* Returns the words of a block in a message. */
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
                           const struct ob_block *block);
 
-/* The magnitude that a message's sign bits stand for in this block, or the factor of its levels. */
+/* Returns the magnitude that a message's sign bits stand for in this block, or the factor of its
+ * levels. */
 float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block);
 
-/* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
- * scales. */
-void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                      const uint32_t **words, float *scales);
+/* Points `words` at block b of each message, and sets `scales` to the block's scales divided by the
+ * number of messages, so that their sum is the mean. */
+void ob_block_point_to_streams(const struct ob_block_step *step, size_t b,
+                               const struct ob_block *block, const uint32_t **words, float *scales);
 
 #endif

@@ -14,10 +14,10 @@
 static bool is_always_usable(void) { return true; }
 
 #if defined(__x86_64__)
-/* Asks the processor itself: __builtin_cpu_supports knows no F16C in every compiler, and finds
- * nothing at all where the compiler's runtime library leaves it out, as zig's does.
+/* Returns true if the processor has AVX, F16C and these features. It asks the processor itself:
+ * some compilers' __builtin_cpu_supports does not know F16C, and zig's runtime library lacks it.
  *   state   bits of XCR0: registers that the operating system keeps for each thread */
-static bool codec_has(unsigned leaf_7_ebx, unsigned state) {
+static bool processor_has_features(unsigned leaf_7_ebx, unsigned state) {
   unsigned a, b, c, d, low, high;
   const unsigned leaf_1_ecx = bit_OSXSAVE | bit_AVX | bit_F16C;
   if (!__get_cpuid(1, &a, &b, &c, &d) || (c & leaf_1_ecx) != leaf_1_ecx)
@@ -27,14 +27,15 @@ static bool codec_has(unsigned leaf_7_ebx, unsigned state) {
          (b & leaf_7_ebx) == leaf_7_ebx;
 }
 
-static bool has_avx2(void) { return codec_has(bit_AVX2, 0x06); } /* xmm, ymm */
+static bool has_avx2(void) { return processor_has_features(bit_AVX2, 0x06); } /* xmm, ymm */
 
-static bool has_avx512(void) { /* and masks, zmm: their upper halves, and zmm16 to zmm31 */
-  return codec_has(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6);
+static bool has_avx512(void) { /* the masks too, and zmm: upper halves of zmm0 to 15, zmm16 to 31 */
+  return processor_has_features(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL,
+                                0xe6);
 }
 #endif
 
-/* Fastest first. */
+/* The codecs, the fastest first. */
 static const struct {
   const struct ob_codec *codec;
   bool (*usable)(void);
@@ -61,7 +62,7 @@ bool ob_codec_usable(const struct ob_codec *codec) {
   return false;
 }
 
-static void usable_names(char *text, size_t size) {
+static void list_usable_names(char *text, size_t size) {
   size_t used = 0;
   for (size_t i = 0; i < row_count; i++)
     if (rows[i].usable() && used < size)
@@ -76,7 +77,7 @@ onebit_status_t ob_codec_find(const char *name, const struct ob_codec **codec) {
       return ONEBIT_OK;
     }
   char names[128] = "";
-  usable_names(names, sizeof names);
+  list_usable_names(names, sizeof names);
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "codec %s: unknown, or not usable on this processor, which has %s", name, names);
 }

@@ -1,12 +1,12 @@
-/* The codec for x86-64 processors with AVX2 and F16C. Compiled with these switched on: nothing in
- * this file may be called unless ob_codec_usable. */
+/* The codec for x86-64 processors with AVX2 and F16C. The file is compiled with these switched on:
+ * its functions may only be called if ob_codec_usable returns true. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
 #include "compression/codec.h"
 
-/* The vector vocabulary in AVX2 and F16C. */
+/* The functions on vectors that codec_template.h needs, in AVX2 and F16C. */
 #define VL 8
 typedef __m256 V;
 
@@ -48,7 +48,7 @@ static inline V v_load_float16(const uint16_t *from) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-/* ob_to_bfloat16: round half to even in integers, and NaN by itself. */
+/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   __m256i bits = _mm256_castps_si256(value), upper = _mm256_srli_epi32(bits, 16);
   __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
@@ -80,14 +80,14 @@ static inline void v_store_float16(uint16_t *to, V value) {
   _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline uint32_t group_signs(const V group[4]) {
+static inline uint32_t group_pack_signs(const V group[4]) {
   return (uint32_t)_mm256_movemask_ps(group[0]) | (uint32_t)_mm256_movemask_ps(group[1]) << 8 |
          (uint32_t)_mm256_movemask_ps(group[2]) << 16 |
          (uint32_t)_mm256_movemask_ps(group[3]) << 24;
 }
 
 /* Lane i shifts its bit of the byte up to the sign. */
-static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
+static inline void group_apply_signs(uint32_t word, V magnitude, V group[4]) {
   const __m256i all = _mm256_set1_epi32((int)word);
   for (int k = 0; k < 4; k++) {
     const int high = 31 - 8 * k;
@@ -97,9 +97,10 @@ static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
   }
 }
 
-/* Decodes 8 bits: sign, 0111 and the code's other bits are the upper 12 bits of the float. */
+/* Decodes 8 bits: the sign, 0111 and the other bits of the code are the upper 12 bits of the
+ * float. */
 #define VECTOR_LEVELS
-static inline V level_of_byte(__m256i code) {
+static inline V decode_byte(__m256i code) {
   const __m256i upper = _mm256_slli_epi32(code, 20),
                 own = _mm256_and_si256(upper, _mm256_set1_epi32(127 << 20)),
                 signed_own = _mm256_and_si256(upper, _mm256_set1_epi32((int)0x87ffffff)),
@@ -107,12 +108,14 @@ static inline V level_of_byte(__m256i code) {
   return _mm256_castsi256_ps(_mm256_sign_epi32(level, own)); /* 0 where `own` is */
 }
 
-/* Levels of 2 bits times the scale, by the code, which is in the low bits of each lane. */
+/* Returns the levels of 2 bits times the scale, as a table that is indexed by the code in the low
+ * bits of a lane. */
 static inline V level_table(V scale) {
   return _mm256_mul_ps(_mm256_setr_ps(0.5f, 1.5f, -1.5f, -0.5f, 0.5f, 1.5f, -1.5f, -0.5f), scale);
 }
 
-static inline void group_levels(V group[4], const uint32_t *fields, unsigned width, V scale) {
+static inline void group_decode_levels(V group[4], const uint32_t *fields, unsigned width,
+                                       V scale) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i at = _mm256_mullo_epi32(lane, _mm256_set1_epi32((int)width));
   const V table = level_table(scale);
@@ -120,7 +123,7 @@ static inline void group_levels(V group[4], const uint32_t *fields, unsigned wid
     if (width == 8) {
       const void *from = fields + 2 * k;
       const __m256i codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
-      group[k] = _mm256_mul_ps(level_of_byte(codes), scale);
+      group[k] = _mm256_mul_ps(decode_byte(codes), scale);
     } else if (width == 4) {
       const __m256i up = _mm256_sub_epi32(_mm256_set1_epi32(28), at),
                     high = _mm256_sllv_epi32(_mm256_set1_epi32((int)fields[k]), up);
@@ -133,8 +136,9 @@ static inline void group_levels(V group[4], const uint32_t *fields, unsigned wid
   }
 }
 
-/* Takes the lower bytes of the upper and lower halves of each lane, in order; they saturate. */
-static inline __m256i bytes_of(__m256i low, __m256i high) {
+/* Returns the lower byte of each half of a lane, in the order of the elements; larger numbers
+ * saturate. */
+static inline __m256i select_low_bytes(__m256i low, __m256i high) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
 }
@@ -146,7 +150,7 @@ static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *f
   for (int k = 0; k < 4; k++)
     one[k] = _mm256_and_si256(code[k], mask);
   const __m256i bytes =
-      bytes_of(_mm256_packus_epi32(one[0], one[1]), _mm256_packus_epi32(one[2], one[3]));
+      select_low_bytes(_mm256_packus_epi32(one[0], one[1]), _mm256_packus_epi32(one[2], one[3]));
   const __m256i pairs =
       _mm256_maddubs_epi16(bytes, _mm256_set1_epi16((short)(1 << (8 + width) | 1)));
   __m256i packed = _mm256_packus_epi16(pairs, pairs);
@@ -161,9 +165,9 @@ static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *f
   _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
 }
 
-/* ob_code_of for 8 bits: the code's lower 7 bits are those of the lane, which also gives its
- * level. */
-static inline __m256i code_in_byte(V ratio, V *level) {
+/* Computes ob_encode_level for 8 bits without the sign: returns the lower 7 bits of the codes, and
+ * sets their levels. */
+static inline __m256i quantise_ratio(V ratio, V *level) {
   const __m256i bits = _mm256_castps_si256(ratio), above = _mm256_castps_si256(v_abs(ratio)),
                 rounded = _mm256_add_epi32(above, _mm256_set1_epi32(1 << 19)),
                 bound = _mm256_min_epu32(rounded, _mm256_set1_epi32(0x3ff << 20)),
@@ -174,7 +178,8 @@ static inline __m256i code_in_byte(V ratio, V *level) {
   return code;
 }
 
-/* Signs saturate to the topmost bit of a byte. */
+/* Packs codes of 8 bits. The signs come from the ratios, which saturate to bytes with the same
+ * sign. */
 static inline void pack_bytes(const __m256i code[4], const V ratio[4], uint32_t *fields) {
   const __m256i *bits = (const __m256i *)(const void *)ratio, low = _mm256_set1_epi16(127),
                 signs = _mm256_packs_epi16(_mm256_packs_epi32(bits[0], bits[1]),
@@ -200,7 +205,7 @@ static inline void group_quantise(const float *values, unsigned width, V inverse
     V level;
     ratio[k] = _mm256_mul_ps(value, inverse);
     if (width == 8) {
-      code[k] = code_in_byte(ratio[k], &level);
+      code[k] = quantise_ratio(ratio[k], &level);
       error[k] = _mm256_sub_ps(value, _mm256_mul_ps(level, scale));
       continue;
     }

@@ -1,12 +1,12 @@
-/* The codec for x86-64 processors with AVX-512 (F, BW, DQ, VL). Compiled with these switched on:
- * nothing in this file may be called unless ob_codec_usable. */
+/* The codec for x86-64 processors with AVX-512 (F, BW, DQ, VL). The file is compiled with these
+ * switched on: its functions may only be called if ob_codec_usable returns true. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
 #include "compression/codec.h"
 
-/* The vector vocabulary in AVX-512. */
+/* The functions on vectors that codec_template.h needs, in AVX-512. */
 #define VL 16
 typedef __m512 V;
 
@@ -45,7 +45,7 @@ static inline V v_load_float16(const uint16_t *from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
 
-/* ob_to_bfloat16: round half to even in integers, and NaN by itself. */
+/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   __m512i bits = _mm512_castps_si512(value), upper = _mm512_srli_epi32(bits, 16);
   __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
@@ -76,14 +76,14 @@ static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream)
     _mm256_storeu_si256((__m256i *)(void *)to, words);
 }
 
-static inline uint32_t group_signs(const V group[2]) {
+static inline uint32_t group_pack_signs(const V group[2]) {
   return (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[0])) |
          (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[1])) << 16;
 }
 
 /* Lane i shifts its bit of the word up to the sign; magnitude | (shifted & sign bit) is one ternary
  * operation, which overwrites its first operand. */
-static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
+static inline void group_apply_signs(uint32_t word, V magnitude, V group[2]) {
   const __m512i all = _mm512_set1_epi32((int)word), size = _mm512_castps_si512(magnitude);
   const __m512i sign = _mm512_set1_epi32((int)OB_SIGN_BIT);
   const __m512i low =
@@ -94,8 +94,8 @@ static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(second, size, sign, 0xec));
 }
 
-/* Levels of 2 and 4 bits times the scale, looked up by the code, which is in the low bits of each
- * lane; higher bits do not matter. */
+/* Returns the levels of 2 or 4 bits times the scale, as a table that is indexed by the code in the
+ * low bits of a lane; higher bits do not matter. */
 #define VECTOR_LEVELS
 static inline V level_table(unsigned width, V scale) {
   const V two = _mm512_set4_ps(-0.5f, -1.5f, 1.5f, 0.5f),
@@ -103,12 +103,13 @@ static inline V level_table(unsigned width, V scale) {
   return _mm512_mul_ps(width == 2 ? two : four, scale);
 }
 
-static inline V level_of(unsigned width, V table, __m512i code) {
+static inline V look_up_level(unsigned width, V table, __m512i code) {
   return width == 2 ? _mm512_permutevar_ps(table, code) : _mm512_permutexvar_ps(code, table);
 }
 
-/* Decodes 8 bits: sign, 0111 and the code's other bits are the upper 12 bits of the float. */
-static inline V level_of_byte(__m512i code) {
+/* Decodes 8 bits: the sign, 0111 and the other bits of the code are the upper 12 bits of the
+ * float. */
+static inline V decode_byte(__m512i code) {
   const __m512i upper = _mm512_slli_epi32(code, 20), no_sign = _mm512_set1_epi32((int)0x87ffffff),
                 exponent = _mm512_set1_epi32(112 << 23);
   const __mmask16 some = _mm512_test_epi32_mask(code, _mm512_set1_epi32(127));
@@ -116,7 +117,8 @@ static inline V level_of_byte(__m512i code) {
       _mm512_maskz_ternarylogic_epi32(some, upper, no_sign, exponent, 0xea)); /* a & b | c */
 }
 
-static inline void group_levels(V group[2], const uint32_t *fields, unsigned width, V scale) {
+static inline void group_decode_levels(V group[2], const uint32_t *fields, unsigned width,
+                                       V scale) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i down = _mm512_and_si512(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int)width)),
                                         _mm512_set1_epi32(31));
@@ -125,51 +127,53 @@ static inline void group_levels(V group[2], const uint32_t *fields, unsigned wid
     const void *from = (const uint8_t *)fields + 2 * (int)width * k;
     if (width == 8) {
       const __m512i codes = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
-      group[k] = _mm512_mul_ps(level_of_byte(codes), scale);
+      group[k] = _mm512_mul_ps(decode_byte(codes), scale);
       continue;
     }
     __m512i words = _mm512_set1_epi32((int)fields[width == 2 ? k : 2 * k]);
     if (width == 4)
       words = _mm512_mask_set1_epi32(words, 0xff00, (int)fields[2 * k + 1]);
-    group[k] = level_of(width, table, _mm512_srlv_epi32(words, down));
+    group[k] = look_up_level(width, table, _mm512_srlv_epi32(words, down));
   }
 }
 
-/* Takes the words of the group's lanes, the lower ones or the upper, in order. */
-static inline __m512i halves_of(const __m512i lanes[2], int upper) {
+/* Returns the lower or the upper 16 bits of each lane of the group, in order. */
+static inline __m512i select_halves(const __m512i lanes[2], int upper) {
   static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                     32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
   const __m512i order = _mm512_loadu_si512(even), odd = _mm512_set1_epi16(1);
   return _mm512_permutex2var_epi16(lanes[0], upper ? _mm512_or_si512(order, odd) : order, lanes[1]);
 }
 
-/* Takes the bits of `yes` where those of the mask are set, else those of `no`. */
-static inline __m512i choose(int mask, __m512i yes, __m512i no) {
+/* Returns the bits of `yes` where those of the mask are set, else those of `no`. */
+static inline __m512i select_bits(int mask, __m512i yes, __m512i no) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), yes, no, 0xca);
 }
 
-/* Packs the low `width` bits of each lane, one after the other: neighbours are brought together in
- * lanes of twice the size. */
+/* Packs the low `width` bits of each lane, one after the other: neighbours are joined in lanes of
+ * twice the size. */
 static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
-  const __m512i words = halves_of(code, 0), next = _mm512_srli_epi32(words, 16 - width),
-                pairs = choose((1 << width) - 1, words, next);
+  const __m512i words = select_halves(code, 0), next = _mm512_srli_epi32(words, 16 - width),
+                pairs = select_bits((1 << width) - 1, words, next);
   if (width == 4)
     _mm_storeu_si128((__m128i *)(void *)fields, _mm512_cvtepi32_epi8(pairs));
   else
     _mm_storel_epi64((__m128i *)(void *)fields,
-                     _mm512_cvtepi64_epi8(choose(15, pairs, _mm512_srli_epi64(pairs, 28))));
+                     _mm512_cvtepi64_epi8(select_bits(15, pairs, _mm512_srli_epi64(pairs, 28))));
 }
 
 /* Packs levels into bytes: sign, exponent and mantissa of each, from the upper halves of floats
  * whose exponents are those of levels. */
 static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
-  const __m512i words = halves_of(level, 1), bytes = choose(0x00800080, _mm512_srli_epi16(words, 8),
-                                                            _mm512_srli_epi16(words, 4));
+  const __m512i words = select_halves(level, 1),
+                bytes = select_bits(0x00800080, _mm512_srli_epi16(words, 8),
+                                    _mm512_srli_epi16(words, 4));
   _mm256_storeu_si256((__m256i *)(void *)fields, _mm512_cvtepi16_epi8(bytes));
 }
 
-/* ob_code_of, of 8 bits: returns the level with the sign of the ratio, and where it is not 0. */
-static inline __m512i level_of_ratio(V ratio, __mmask16 *some) {
+/* Computes ob_encode_level for 8 bits, as a level: returns the level with the sign of the ratio,
+ * and sets `some` in lanes where it is not 0. */
+static inline __m512i quantise_ratio(V ratio, __mmask16 *some) {
   const V smallest = _mm512_castsi512_ps(_mm512_set1_epi32((0x381 << 20) - (1 << 19))),
           size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* 0xa: the least |x| */
   const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(size), _mm512_set1_epi32(1 << 19));
@@ -188,7 +192,7 @@ static inline void group_quantise(const float *values, unsigned width, V inverse
     const V value = v_load(values + 16 * k), ratio = _mm512_mul_ps(value, inverse);
     if (width == 8) {
       __mmask16 some;
-      code[k] = level_of_ratio(ratio, &some);
+      code[k] = quantise_ratio(ratio, &some);
       const V level = _mm512_mul_ps(_mm512_castsi512_ps(code[k]), scale);
       error[k] = _mm512_mask_sub_ps(value, some, value, level);
       continue;
@@ -196,7 +200,7 @@ static inline void group_quantise(const float *values, unsigned width, V inverse
     const V bound = _mm512_range_ps(ratio, largest, 2), /* its sign, of min |x| */
         offset = width == 2 ? _mm512_sub_ps(bound, _mm512_set1_ps(0.5f)) : bound;
     code[k] = _mm512_castps_si512(_mm512_add_ps(offset, rounder));
-    error[k] = _mm512_sub_ps(value, level_of(width, table, code[k]));
+    error[k] = _mm512_sub_ps(value, look_up_level(width, table, code[k]));
   }
   if (width == 8)
     pack_bytes(code, fields);

@@ -6,35 +6,36 @@
 
 /* --- Compressing -------------------------------------------------------------------------------*/
 
-/* ob_reciprocal_root */
+/* Computes ob_reciprocal_root of each lane. */
 FIXED V v_reciprocal_root(V value) {
   const V guess = v_root_guess(value), square = v_mul(v_mul(value, guess), guess);
   return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
 }
 
-/* Prefetches a page ahead of the group; of moments, which are half as wide, as many elements. */
+/* Prefetches the group one page ahead, and its moments, which are half as wide. */
 FIXED void group_prefetch_moments(const struct ob_compress_run *run, onebit_dtype_t dtype,
                                   size_t first) {
   group_prefetch(run->residual + first);
-  prefetch(run->moments + first, 2048);
+  prefetch_line(run->moments + first, 2048);
   if (dtype == ONEBIT_FLOAT32 && run->input)
     group_prefetch((const float *)run->input + first);
 }
 
-/* The sum of the moments of a sample. */
-static float add_moments(const uint16_t *moments, struct ob_sample sample) {
+/* Returns the sum of the moments of a sample. */
+static float codec_add_moments(const uint16_t *moments, struct ob_sample sample) {
   V lanes[GROUP];
   group_set(lanes, 0);
   for (size_t word = sample.first; word < sample.end; word += sample.step)
     for (int k = 0; k < GROUP; k++)
       lanes[k] = v_add(lanes[k], v_load_bfloat16(moments + word * OB_LANES + (size_t)(k * VL)));
-  return group_total(lanes);
+  return group_sum_lanes(lanes);
 }
 
-/* ob_moment_input of the group; the moments, like the residuals, fill whole words. */
-FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
-                         const V error[GROUP]) {
-  const struct ob_moment_factors f = ob_moment_factors_for(run->moment, run->momentum_scale);
+/* Computes ob_moment_input of the group. The arrays of moments have whole words, as those of
+ * residuals. */
+FIXED void group_apply_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
+                               const V error[GROUP]) {
+  const struct ob_moment_factors f = ob_choose_moment_factors(run->moment, run->momentum_scale);
   const V min = v_set(f.epsilon * f.epsilon + f.floor);
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
@@ -48,8 +49,8 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
   }
 }
 
-/* Computes ob_limited of the group; a zero becomes +0 in both cases. */
-FIXED void group_limit(V group[GROUP], const V own[GROUP], float limit) {
+/* Computes ob_bound_product of the group; a zero becomes +0 in both cases. */
+FIXED void group_bound_products(V group[GROUP], const V own[GROUP], float limit) {
   const V zero = v_set(0), bound = v_set(limit);
   for (int k = 0; k < GROUP; k++) {
     const V square = v_mul(group[k], group[k]), below = v_smaller(v_mul(group[k], own[k]), bound),
@@ -58,10 +59,10 @@ FIXED void group_limit(V group[GROUP], const V own[GROUP], float limit) {
   }
 }
 
-/* group = weight * group, and each times its own reciprocal, up to the limit, where there are
- * such */
-FIXED void group_weigh(V group[GROUP], V weight, const struct ob_compress_run *run, size_t first,
-                       size_t end) {
+/* group = weight * group; with reciprocals each element is also multiplied by its own, up to the
+ * limit */
+FIXED void group_apply_weight(V group[GROUP], V weight, const struct ob_compress_run *run,
+                              size_t first, size_t end) {
   V own[GROUP];
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(weight, group[k]);
@@ -72,22 +73,22 @@ FIXED void group_weigh(V group[GROUP], V weight, const struct ob_compress_run *r
   else
     part_load(own, run->reciprocals, first, end, ONEBIT_FLOAT32);
   if (run->limit > 0)
-    group_limit(group, own, run->limit);
+    group_bound_products(group, own, run->limit);
   else
     for (int k = 0; k < GROUP; k++)
       group[k] = v_mul(group[k], own[k]);
 }
 
-/* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
- * magnitude. */
-FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
-                          bool levels, float decayed, V scaling) {
+/* group = scaling * (decay * momentum + group). `decayed` is decay times the magnitude of the
+ * momentum; the product with its sign has the same rounding. */
+FIXED void group_add_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
+                              bool levels, float decayed, V scaling) {
   V momentum[GROUP];
   if (levels)
-    levels_of_any(momentum, run->momentum_bits + run->momentum_width * word, run->momentum_width,
-                  decayed);
+    group_decode_levels_any_width(momentum, run->momentum_bits + run->momentum_width * word,
+                                  run->momentum_width, decayed);
   else
-    group_signed(run->momentum_bits[word], v_set(decayed), momentum);
+    group_apply_signs(run->momentum_bits[word], v_set(decayed), momentum);
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
@@ -96,25 +97,24 @@ FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, siz
  * share one loop for each type of input, which decodes them by a call. */
 enum momentum { NONE, SIGNS, LEVELS };
 
-/* Compresses a run, which is copied here and below: a vector may be stored to any object whose
- * address is known elsewhere, so the compiler would read all of the struct again after each
- * store. */
+/* Compresses a run. It is copied, here and below, because a vector may be stored to any object
+ * whose address is known elsewhere: the compiler would read the members again after each store. */
 FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
                          onebit_scale_t rule, enum momentum momentum, bool moments) {
   const struct ob_compress_run copy = *all, *const run = &copy;
   V group[GROUP], error[GROUP], input[GROUP], stored[GROUP];
-  struct sums sums = sums_begin(run->lanes);
+  struct sums sums = sums_load(run->lanes);
   const bool in_place = run->residual_out == run->residual;
   const V scale = v_set(run->residual_scale), weight = v_set(run->weight),
           scaling = v_set(run->scaling);
   const float decayed = run->decay * (run->momentum_scale / run->scaling);
   const bool residual_first = momentum && run->momentum_in_residual;
-  const size_t given = smaller(run->count, run->valid);
+  const size_t given = smaller_size(run->count, run->valid);
   for (size_t i = run->first; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
     if (moments)
       group_prefetch_moments(run, dtype, i);
-    group_error(error, run->residual + i, scale);
+    group_compute_error(error, run->residual + i, scale);
     if (!run->input)
       group_set(group, 0);
     else if (whole)
@@ -122,30 +122,30 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
     else
       part_load(group, run->input, i, given, dtype);
     if (moments)
-      group_moments(group, run, i, error);
-    group_weigh(group, weight, run, i, given);
+      group_apply_moments(group, run, i, error);
+    group_apply_weight(group, weight, run, i, given);
     if (residual_first)
-      group_compensate(group, error);
+      group_add_error(group, error);
     if (momentum)
-      group_momentum(group, run, i / OB_LANES, momentum == LEVELS, decayed, scaling);
+      group_add_momentum(group, run, i / OB_LANES, momentum == LEVELS, decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
-      group_cut(group, given > i ? given - i : 0);
+      group_clear_from(group, given > i ? given - i : 0);
     group_copy(input, group);
     if (!residual_first)
-      group_compensate(group, error);
+      group_add_error(group, error);
     if (!whole && run->count - i < OB_LANES)
-      group_cut(group, run->count - i);
+      group_clear_from(group, run->count - i);
     group_copy(stored, group);
     if (in_place)
-      group_guard(stored, input, run->residual + i);
-    group_keep(group, stored, run->residual_out + i, run->bits ? run->bits + i / OB_LANES : NULL,
-               run->stream, rule, &sums);
+      group_keep_finite(stored, input, run->residual + i);
+    group_store_residual(group, stored, run->residual_out + i,
+                         run->bits ? run->bits + i / OB_LANES : NULL, run->stream, rule, &sums);
   }
-  return sums_end(&sums, run->lanes);
+  return sums_store(&sums, run->lanes);
 }
 
-FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule,
-                           enum momentum momentum, bool moments) {
+FIXED float compress_with_dtype(const struct ob_compress_run *run, onebit_scale_t rule,
+                                enum momentum momentum, bool moments) {
   switch (run->dtype) {
   case ONEBIT_BFLOAT16:
     return compress_run(run, ONEBIT_BFLOAT16, rule, momentum, moments);
@@ -156,43 +156,43 @@ FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rul
   }
 }
 
-FIXED float compress_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
+FIXED float compress_with_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
   if (run->moment_rule)
-    return run->momentum_bits ? compress_dtype(run, rule, SIGNS, true)
-                              : compress_dtype(run, rule, NONE, true);
-  return run->momentum_bits ? compress_dtype(run, rule, SIGNS, false)
-                            : compress_dtype(run, rule, NONE, false);
+    return run->momentum_bits ? compress_with_dtype(run, rule, SIGNS, true)
+                              : compress_with_dtype(run, rule, NONE, true);
+  return run->momentum_bits ? compress_with_dtype(run, rule, SIGNS, false)
+                            : compress_with_dtype(run, rule, NONE, false);
 }
 
-static float compress(const struct ob_compress_run *run) {
+static float codec_compress(const struct ob_compress_run *run) {
   if (run->momentum_bits && run->momentum_width > 1)
-    return compress_dtype(run, run->rule, LEVELS, run->moment_rule);
-  return run->rule == ONEBIT_SCALE_RMS ? compress_rule(run, ONEBIT_SCALE_RMS)
-                                       : compress_rule(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
+    return compress_with_dtype(run, run->rule, LEVELS, run->moment_rule);
+  return run->rule == ONEBIT_SCALE_RMS ? compress_with_rule(run, ONEBIT_SCALE_RMS)
+                                       : compress_with_rule(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
 /* --- Reducing ----------------------------------------------------------------------------------*/
 
-/* Sums the streams' values for the group whose word is `word`: in their order, one addition after
- * the other. Tables of the sums of four streams, looked up by four signs, were weighed: with 16
- * streams in the caches AVX-512 takes 15 % less, AVX2 11 % more, and a GPU 190 instructions where
- * it has 202, while memory is the ceiling. That is not worth other results. */
-FIXED void group_sum(V total[GROUP], size_t word, size_t streams, unsigned width,
-                     const uint32_t *const *bits, const float *scales) {
-  group_values(total, bits[0], word, width, v_set(scales[0]));
+/* Sums the values of the streams in group number `word`, one addition after the other, in the order
+ * of the streams. Tables of the sums of four streams, indexed by four signs, were measured: with 16
+ * streams in the caches AVX-512 takes 15 % less, AVX2 11 % more, and a GPU 190 instructions instead
+ * of 202, while memory is its limit. They would change the results, and are not worth it. */
+FIXED void group_sum_streams(V total[GROUP], size_t word, size_t streams, unsigned width,
+                             const uint32_t *const *bits, const float *scales) {
+  group_decode(total, bits[0], word, width, v_set(scales[0]));
   for (size_t s = 1; s < streams; s++) {
     V term[GROUP];
-    group_values(term, bits[s], word, width, v_set(scales[s]));
+    group_decode(term, bits[s], word, width, v_set(scales[s]));
     for (int k = 0; k < GROUP; k++)
       total[k] = v_add(total[k], term[k]);
   }
 }
 
-FIXED void group_sum_of_any(V total[GROUP], size_t word, const struct ob_reduce_run *run) {
-  group_of_any(total, run->bits[0], word, run->width, run->scales[0]);
+FIXED void group_sum_any_width(V total[GROUP], size_t word, const struct ob_reduce_run *run) {
+  group_decode_any_width(total, run->bits[0], word, run->width, run->scales[0]);
   for (size_t s = 1; s < run->streams; s++) {
     V term[GROUP];
-    group_of_any(term, run->bits[s], word, run->width, run->scales[s]);
+    group_decode_any_width(term, run->bits[s], word, run->width, run->scales[s]);
     for (int k = 0; k < GROUP; k++)
       total[k] = v_add(total[k], term[k]);
   }
@@ -202,25 +202,25 @@ FIXED float reduce_run(const struct ob_reduce_run *all, onebit_scale_t rule, uns
   const struct ob_reduce_run copy = *all, *const run = &copy;
   V total[GROUP], error[GROUP];
   const V scale = v_set(run->residual_scale);
-  struct sums sums = sums_begin(run->lanes);
+  struct sums sums = sums_load(run->lanes);
   for (size_t i = run->first; i < run->count; i += OB_LANES) {
     group_prefetch(run->residual + i);
     streams_prefetch(run->bits, run->streams, i, width);
-    group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
-    group_error(error, run->residual + i, scale);
-    group_compensate(total, error);
+    group_sum_streams(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
+    group_compute_error(error, run->residual + i, scale);
+    group_add_error(total, error);
     if (run->count - i < OB_LANES)
-      group_cut(total, run->count - i);
-    group_keep(total, total, run->residual_out + i, run->out ? run->out + i / OB_LANES : NULL,
-               run->stream, rule, &sums);
+      group_clear_from(total, run->count - i);
+    group_store_residual(total, total, run->residual_out + i,
+                         run->out ? run->out + i / OB_LANES : NULL, run->stream, rule, &sums);
   }
-  return sums_end(&sums, run->lanes);
+  return sums_store(&sums, run->lanes);
 }
 
 /* Makes the new momentum from the old one and the mean gradient; returns the signs of the
  * direction, whose magnitudes are added to the lanes. */
-FIXED uint32_t group_lion(const V mean[GROUP], const struct ob_reduce_run *run, size_t first,
-                          V lanes[GROUP]) {
+FIXED uint32_t group_reduce_lion(const V mean[GROUP], const struct ob_reduce_run *run, size_t first,
+                                 V lanes[GROUP]) {
   const struct ob_lion_factors *f = &run->serving.lion;
   const V beta1 = v_set(f->beta1), rest1 = v_set(f->one_minus_beta1), beta2 = v_set(f->beta2),
           rest2 = v_set(f->one_minus_beta2);
@@ -237,8 +237,8 @@ FIXED uint32_t group_lion(const V mean[GROUP], const struct ob_reduce_run *run, 
     else
       v_store(run->residual_out + at, after);
   }
-  const uint32_t zeros = group_signs(zero);
-  return (group_signs(direction) & ~zeros) | (zeros & OB_LION_ZEROS);
+  const uint32_t zeros = group_pack_signs(zero);
+  return (group_pack_signs(direction) & ~zeros) | (zeros & OB_LION_ZEROS);
 }
 
 static float reduce_lion(const struct ob_reduce_run *run) {
@@ -249,18 +249,18 @@ static float reduce_lion(const struct ob_reduce_run *run) {
     group_prefetch(run->residual + i);
     streams_prefetch(run->bits, run->streams, i, run->width);
     if (run->width == 1)
-      group_sum(mean, i / OB_LANES, run->streams, 1, run->bits, run->scales);
+      group_sum_streams(mean, i / OB_LANES, run->streams, 1, run->bits, run->scales);
     else
-      group_sum_of_any(mean, i / OB_LANES, run);
+      group_sum_any_width(mean, i / OB_LANES, run);
     if (left < OB_LANES)
-      group_cut(mean, left);
-    const uint32_t signs = group_lion(mean, run, i, lanes);
+      group_clear_from(mean, left);
+    const uint32_t signs = group_reduce_lion(mean, run, i, lanes);
     run->out[i / OB_LANES] = left < OB_LANES ? signs & ((1u << left) - 1) : signs;
   }
-  return group_total(lanes);
+  return group_sum_lanes(lanes);
 }
 
-static float reduce(const struct ob_reduce_run *run) {
+static float codec_reduce(const struct ob_reduce_run *run) {
   if (run->serving.rule == OB_SERVE_LION)
     return reduce_lion(run);
   if (run->width > 1)
@@ -280,7 +280,7 @@ static float reduce(const struct ob_reduce_run *run) {
 
 typedef uint32_t check_vector __attribute__((vector_size(CHECK_VL * sizeof(uint32_t))));
 
-FIXED void check_begin(check_vector lanes[CHECKS], uint32_t first) {
+FIXED void check_begin_lanes(check_vector lanes[CHECKS], uint32_t first) {
   for (uint32_t k = 0; k < CHECKS; k++) {
     check_vector lane = {0};
     for (uint32_t i = 0; i < CHECK_VL; i++)
@@ -289,7 +289,7 @@ FIXED void check_begin(check_vector lanes[CHECKS], uint32_t first) {
   }
 }
 
-FIXED void check_round(check_vector lanes[CHECKS], const unsigned char *words) {
+FIXED void check_add_round(check_vector lanes[CHECKS], const unsigned char *words) {
   for (size_t k = 0; k < CHECKS; k++) {
     check_vector word;
     memcpy(&word, words + k * sizeof word, sizeof word);
@@ -298,7 +298,7 @@ FIXED void check_round(check_vector lanes[CHECKS], const unsigned char *words) {
   }
 }
 
-FIXED void check_end(check_vector *sum, const check_vector lanes[CHECKS]) {
+FIXED void check_end_lanes(check_vector *sum, const check_vector lanes[CHECKS]) {
   for (size_t k = 0; k < CHECKS; k++) {
     check_vector lane = (lanes[k] ^ lanes[k] >> 16) * OB_CHECK_WORD;
     lane = (lane ^ lane >> 13) * OB_CHECK_WORD2;
@@ -307,26 +307,27 @@ FIXED void check_end(check_vector *sum, const check_vector lanes[CHECKS]) {
 }
 
 /* Adds one run, or less: missing words of its last round are zeros. */
-FIXED void check_run(check_vector *sum, const unsigned char *words, size_t first, size_t count) {
+FIXED void check_add_run(check_vector *sum, const unsigned char *words, size_t first,
+                         size_t count) {
   const size_t whole = count / OB_CHECK_LANES * OB_CHECK_LANES;
   check_vector lanes[CHECKS];
-  check_begin(lanes, (uint32_t)(first / (OB_CHECK_RUN / OB_CHECK_LANES)));
+  check_begin_lanes(lanes, (uint32_t)(first / (OB_CHECK_RUN / OB_CHECK_LANES)));
   for (size_t i = 0; i < whole; i += OB_CHECK_LANES)
-    check_round(lanes, words + i * sizeof(uint32_t));
+    check_add_round(lanes, words + i * sizeof(uint32_t));
   if (whole < count) {
     unsigned char last[OB_CHECK_LANES * sizeof(uint32_t)] = {0};
     memcpy(last, words + whole * sizeof(uint32_t), (count - whole) * sizeof(uint32_t));
-    check_round(lanes, last);
+    check_add_round(lanes, last);
   }
-  check_end(sum, lanes);
+  check_end_lanes(sum, lanes);
 }
 
-static uint32_t checksum(const void *payload, size_t count) {
+static uint32_t codec_checksum(const void *payload, size_t count) {
   const unsigned char *words = payload;
   check_vector sum = {0};
   uint32_t total = 0;
   for (size_t i = 0; i < count; i += OB_CHECK_RUN)
-    check_run(&sum, words + i * sizeof(uint32_t), i, smaller(count - i, OB_CHECK_RUN));
+    check_add_run(&sum, words + i * sizeof(uint32_t), i, smaller_size(count - i, OB_CHECK_RUN));
   for (size_t k = 0; k < CHECK_VL; k++)
     total += sum[k];
   return total;

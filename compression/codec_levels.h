@@ -1,15 +1,15 @@
 /*
- * Messages of more than one bit an element: the part of codec_template.h that makes them and reads
- * them, with its parameters and its words for groups. A vocabulary that defines VECTOR_LEVELS has
- * what is between here and #endif in its own words:
- *   group_levels(V[GROUP], fields, width, scale)  what a group's codes stand for
- *   group_quantise(values, width, inverse, scale, V[GROUP], fields)  codes of a group of values,
- *                                                 and what they leave; inverse: 1 / scale
- * For others the compiler makes the vectors, of the arithmetic in levels.h.
+ * This part of codec_template.h encodes and decodes messages of more than one bit an element. A
+ * codec_*.c file that defines VECTOR_LEVELS has its own forms of these two functions:
+ *   group_decode_levels(V[GROUP], fields, width, scale)  decodes a group
+ *   group_quantise(values, width, inverse, scale, V[GROUP], fields)  encodes a group of values, and
+ *                                                 computes their error; inverse: 1 / scale
+ * For other files they are defined here, by the arithmetic in levels.h, of which the compiler makes
+ * vectors.
  */
 #ifndef VECTOR_LEVELS
-/* Unpacks codes, two a byte or four: their shifts do not depend on the element, so that the
- * compiler can make vectors even where these have one shift for all lanes. */
+/* Unpacks the codes byte by byte. The shifts within a byte are constants, so that the compiler can
+ * make vectors even if a vector instruction shifts all lanes by one amount. */
 FIXED void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
   const unsigned each = 8 / width;
   OB_INDEPENDENT
@@ -29,13 +29,13 @@ FIXED void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fi
   }
 }
 
-FIXED void group_levels(V group[GROUP], const uint32_t *fields, unsigned width, V scale) {
+FIXED void group_decode_levels(V group[GROUP], const uint32_t *fields, unsigned width, V scale) {
   int32_t code[OB_LANES];
   float level[OB_LANES];
   group_unpack(fields, width, code);
   OB_INDEPENDENT
   for (int i = 0; i < OB_LANES; i++)
-    level[i] = ob_level_of(code[i], width);
+    level[i] = ob_decode_level(code[i], width);
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(v_load(level + k * VL), scale);
 }
@@ -48,8 +48,8 @@ FIXED void group_quantise(const float *values, unsigned width, V inverse, V scal
     v_store(ratio + k * VL, v_mul(v_load(values + k * VL), inverse));
   OB_INDEPENDENT
   for (int i = 0; i < OB_LANES; i++) {
-    code[i] = ob_code_of(ratio[i], width);
-    level[i] = ob_level_of(code[i], width);
+    code[i] = ob_encode_level(ratio[i], width);
+    level[i] = ob_decode_level(code[i], width);
   }
   group_pack(code, width, fields);
   for (int k = 0; k < GROUP; k++)
@@ -58,32 +58,33 @@ FIXED void group_quantise(const float *values, unsigned width, V inverse, V scal
 #endif
 
 /* Decodes the elements of group number `word`: signs, or levels. */
-FIXED void group_values(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
+FIXED void group_decode(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
                         V scale) {
   if (width == 1)
-    group_signed(words[word], scale, group);
+    group_apply_signs(words[word], scale, group);
   else
-    group_levels(group, words + width * word, width, scale);
+    group_decode_levels(group, words + width * word, width, scale);
 }
 
-/* Decodes a group whose width the compiler does not know: levels are the exception, and not worth a
- * copy of all widths in each place. */
-__attribute__((noinline)) static void levels_of_any(V group[GROUP], const uint32_t *fields,
-                                                    unsigned width, float scale) {
+/* Decodes a group of levels whose width is no constant. Levels are rare: it is not worth compiling
+ * each caller for all widths. */
+__attribute__((noinline)) static void group_decode_levels_any_width(V group[GROUP],
+                                                                    const uint32_t *fields,
+                                                                    unsigned width, float scale) {
   if (width == 2)
-    group_levels(group, fields, 2, v_set(scale));
+    group_decode_levels(group, fields, 2, v_set(scale));
   else if (width == 4)
-    group_levels(group, fields, 4, v_set(scale));
+    group_decode_levels(group, fields, 4, v_set(scale));
   else
-    group_levels(group, fields, 8, v_set(scale));
+    group_decode_levels(group, fields, 8, v_set(scale));
 }
 
-FIXED void group_of_any(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
-                        float scale) {
+FIXED void group_decode_any_width(V group[GROUP], const uint32_t *words, size_t word,
+                                  unsigned width, float scale) {
   if (width == 1)
-    group_signed(words[word], v_set(scale), group);
+    group_apply_signs(words[word], v_set(scale), group);
   else
-    levels_of_any(group, words + width * word, width, scale);
+    group_decode_levels_any_width(group, words + width * word, width, scale);
 }
 
 /* Quantises a run. The code of 0 is 0 in every width, but its error may not be. */
@@ -95,7 +96,7 @@ FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
     group_quantise(run->values + i, width, inverse, scale, error,
                    run->fields + i / OB_LANES * width);
     if (run->count - i < OB_LANES)
-      group_cut(error, run->count - i);
+      group_clear_from(error, run->count - i);
     for (int k = 0; k < GROUP; k++)
       if (run->stream)
         v_stream(run->residual_out + i + k * VL, error[k]);
@@ -104,7 +105,7 @@ FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
   }
 }
 
-static void quantise(const struct ob_quantise_run *run) {
+static void codec_quantise(const struct ob_quantise_run *run) {
   if (run->width == 2)
     quantise_run(run, 2);
   else if (run->width == 4)
@@ -115,7 +116,7 @@ static void quantise(const struct ob_quantise_run *run) {
 
 /* Returns the largest magnitude. As integers, the bits of magnitudes are in the same order as the
  * magnitudes, and those of a NaN are above all others. */
-static float largest(const float *values, size_t count) {
+static float codec_largest(const float *values, size_t count) {
   uint32_t lanes[OB_LANES] = {0}, max_bits = 0;
   for (size_t i = 0; i < count; i += OB_LANES) {
     OB_INDEPENDENT

@@ -5,7 +5,7 @@
 
 #include "compression/codec.h"
 
-/* The vector vocabulary in NEON. */
+/* The functions on vectors that codec_template.h needs, in NEON. */
 #define VL 4
 typedef float32x4_t V;
 
@@ -28,12 +28,12 @@ static inline V v_root_guess(V a) {
   return vreinterpretq_f32_u32(vsubq_u32(vdupq_n_u32(OB_ROOT_GUESS), half));
 }
 
-static inline V with_bits(V magnitude, uint32x4_t bits) {
+static inline V set_bits(V magnitude, uint32x4_t bits) {
   return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitude), bits));
 }
 
 static inline V v_with_sign(V magnitude, V signs) {
-  return with_bits(magnitude, vandq_u32(vreinterpretq_u32_f32(signs), vdupq_n_u32(OB_SIGN_BIT)));
+  return set_bits(magnitude, vandq_u32(vreinterpretq_u32_f32(signs), vdupq_n_u32(OB_SIGN_BIT)));
 }
 
 static inline V v_load_bfloat16(const uint16_t *from) {
@@ -44,7 +44,7 @@ static inline V v_load_float16(const uint16_t *from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 }
 
-/* ob_to_bfloat16: round half to even in integers, and NaN by itself. */
+/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   uint32x4_t bits = vreinterpretq_u32_f32(value), upper = vshrq_n_u32(bits, 16);
   uint32x4_t odd = vandq_u32(upper, vdupq_n_u32(1));
@@ -70,9 +70,9 @@ static inline void v_store_float16(uint16_t *to, V value) {
   vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
-/* Each lane's sign moves to the lane's place in the word; the places are apart, so adding them up
- * joins them. */
-static inline uint32_t group_signs(const V group[8]) {
+/* Moves each lane's sign to the bit of the lane in the word; these bits differ, so adding the lanes
+ * up joins them. */
+static inline uint32_t group_pack_signs(const V group[8]) {
   static const int32_t lane[4] = {0, 1, 2, 3};
   const int32x4_t first = vld1q_s32(lane);
   uint32x4_t all = vdupq_n_u32(0);
@@ -83,12 +83,12 @@ static inline uint32_t group_signs(const V group[8]) {
   return vaddvq_u32(all);
 }
 
-static inline void group_signed(uint32_t word, V magnitude, V group[8]) {
+static inline void group_apply_signs(uint32_t word, V magnitude, V group[8]) {
   static const int32_t top[4] = {31, 30, 29, 28};
   const int32x4_t first = vld1q_s32(top);
   for (int k = 0; k < 8; k++) {
     uint32x4_t moved = vshlq_u32(vdupq_n_u32(word), vsubq_s32(first, vdupq_n_s32(4 * k)));
-    group[k] = with_bits(magnitude, vandq_u32(moved, vdupq_n_u32(OB_SIGN_BIT)));
+    group[k] = set_bits(magnitude, vandq_u32(moved, vdupq_n_u32(OB_SIGN_BIT)));
   }
 }
 

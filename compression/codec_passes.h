@@ -1,8 +1,8 @@
 /*
- * The passes of the optimizers: the part of codec_template.h that does them, with its parameters
- * and its words for groups. A group at a time, where its arrays lie, or in small ones: of what is
- * no float array, and of a last, partial group. The compiler makes the vectors, of the arithmetic
- * in passes.h.
+ * This part of codec_template.h runs the passes of the optimizers, with the functions on groups of
+ * the template. A pass works on one group at a time: in the optimizer's arrays, or in small arrays
+ * for values that are not float32 and for a last, partial group. The compiler makes vectors of the
+ * arithmetic in pass_element.h.
  */
 struct pass_group {
   float *at[OB_SLOTS], *array[OB_SLOTS];
@@ -12,7 +12,7 @@ struct pass_group {
   float sum[OB_SUMS][OB_LANES] __attribute__((aligned(64)));
 };
 
-/* A function that all passes share: not worth a copy in each. */
+/* Marks a function that all passes share and that is not inlined into each. */
 #define SHARED __attribute__((noinline)) static
 
 SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
@@ -31,9 +31,9 @@ FIXED void pass_load_message(float to[OB_LANES], const uint32_t *words, size_t w
                              unsigned width, float scale, size_t count) {
   V group[GROUP];
   if (signs)
-    group_signed(words[word], v_set(scale), group);
+    group_apply_signs(words[word], v_set(scale), group);
   else
-    group_of_any(group, words, word, width, scale);
+    group_decode_any_width(group, words, word, width, scale);
   group_store(group, to, 0, ONEBIT_FLOAT32);
   for (size_t i = count; i < OB_LANES; i++)
     to[i] = 0;
@@ -43,52 +43,52 @@ SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, si
                             size_t count) {
   V group[GROUP];
   group_load(group, from, 0, ONEBIT_FLOAT32);
-  group_bound(group, run->copy_dtype);
+  group_bound_results(group, run->copy_dtype);
   if (count == OB_LANES)
     group_store(group, run->copy, first, run->copy_dtype);
   else
     part_store(group, run->copy, first, first + count, run->copy_dtype);
 }
 
-/* The float array of a slot, or NULL where there is none. */
-FIXED float *pass_array(const struct ob_pass_run *run, int slot) {
+/* Returns the float array of a slot, or NULL if there is none. */
+FIXED float *pass_find_array(const struct ob_pass_run *run, int slot) {
   if (slot == OB_GRADIENT && run->gradient_dtype == ONEBIT_FLOAT32)
-    return (float *)run->gradient; /* which no pass writes */
+    return (float *)run->gradient; /* no pass writes gradients */
   return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
 }
 
-/* True for slots that a pass writes and does not read: these are stored past the caches, since
- * otherwise their lines would be read first. */
+/* Returns true for slots that a pass writes and does not read. These are stored past the caches,
+ * since otherwise their lines would be read first. */
 FIXED bool pass_only_writes(enum ob_pass_kind kind, int slot) {
   return OB_MASK(slot) & ob_pass_writes(kind) & ~ob_pass_reads(kind);
 }
 
-FIXED bool pass_streams(const struct ob_pass_run *run, enum ob_pass_kind kind, int slot) {
-  const float *array = pass_array(run, slot);
+FIXED bool pass_is_streamed(const struct ob_pass_run *run, enum ob_pass_kind kind, int slot) {
+  const float *array = pass_find_array(run, slot);
   return pass_only_writes(kind, slot) && run->stream && array && (uintptr_t)array % sizeof(V) == 0;
 }
 
 /* Points each slot to its array, or to a small one, which begins with zeros. */
-FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
-                      enum ob_pass_kind kind) {
+FIXED void pass_point_to_arrays(struct pass_group *group, const struct ob_pass_run *run,
+                                enum ob_pass_kind kind) {
   const unsigned used = ob_pass_reads(kind) | ob_pass_writes(kind);
   OB_UNROLLED
   for (int slot = 0; slot < OB_SLOTS; slot++)
     if (used & OB_MASK(slot)) {
-      group->streams[slot] = pass_streams(run, kind, slot);
-      group->array[slot] = group->streams[slot] ? NULL : pass_array(run, slot);
+      group->streams[slot] = pass_is_streamed(run, kind, slot);
+      group->array[slot] = group->streams[slot] ? NULL : pass_find_array(run, slot);
       memset(group->small[slot], 0, sizeof group->small[slot]);
     }
 }
 
-/* True if the pass gains from prefetching its arrays: one that decodes a message computes enough to
- * fall behind them. */
+/* Returns true if the pass gains from prefetching its arrays: a pass that decodes a message
+ * computes so much that it falls behind them. */
 FIXED bool pass_prefetches(enum ob_pass_kind kind) {
   return ob_pass_reads(kind) & OB_MASK(OB_MESSAGE);
 }
 
-FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
-                     enum ob_pass_kind kind, bool signs, size_t first, size_t count) {
+FIXED void pass_load_group(struct pass_group *group, const struct ob_pass_run *run,
+                           enum ob_pass_kind kind, bool signs, size_t first, size_t count) {
   const unsigned reads = ob_pass_reads(kind), used = reads | ob_pass_writes(kind);
   OB_UNROLLED
   for (int slot = 0; slot < OB_SLOTS; slot++)
@@ -113,7 +113,8 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
       group->small[OB_LAST][i] = run->last_values[first + i];
 }
 
-/* Loads ob_pass_quotient of a group whose messages are signs: `of` has it for each pair of them. */
+/* Loads ob_pass_quotient of a group whose messages are signs, from the quotients of the four pairs
+ * of signs. */
 FIXED void pass_load_quotient(struct pass_group *group, enum ob_pass_kind kind, const float of[4]) {
   const bool two = ob_pass_reads(kind) & OB_MASK(OB_LAST);
   const float plus_plus = of[0], minus_plus = of[1], plus_minus = of[2], minus_minus = of[3];
@@ -121,17 +122,17 @@ FIXED void pass_load_quotient(struct pass_group *group, enum ob_pass_kind kind, 
   for (unsigned i = 0; i < OB_LANES; i++) {
     const bool now = ob_bits_of(group->small[OB_MESSAGE][i]) >> 31,
                last = two && ob_bits_of(group->small[OB_LAST][i]) >> 31;
-    group->quotient[i] = ob_choose(last, ob_choose(now, minus_minus, plus_minus),
-                                   ob_choose(now, minus_plus, plus_plus));
+    group->quotient[i] = ob_select(last, ob_select(now, minus_minus, plus_minus),
+                                   ob_select(now, minus_plus, plus_plus));
   }
 }
 
-FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *run,
-                      enum ob_pass_kind kind, size_t first, size_t count) {
+FIXED void pass_store_group(const struct pass_group *group, const struct ob_pass_run *run,
+                            enum ob_pass_kind kind, size_t first, size_t count) {
   const unsigned writes = ob_pass_writes(kind);
   OB_UNROLLED
   for (int slot = 0; slot <= OB_PARAMETER; slot++) {
-    float *array = writes & OB_MASK(slot) ? pass_array(run, slot) : NULL;
+    float *array = writes & OB_MASK(slot) ? pass_find_array(run, slot) : NULL;
     if (array && count < OB_LANES)
       memcpy(array + first, group->small[slot], count * sizeof *array);
     else if (pass_only_writes(kind, slot) && group->streams[slot])
@@ -142,10 +143,10 @@ FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *
     pass_store_copy(group->at[OB_PARAMETER], run, first, count);
 }
 
-/* Applies the pass to elements. Those past the end are zeros, and their results stay here; they add
- * nothing. */
-FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group *group,
-                         const struct ob_pass_factors *factors) {
+/* Applies the pass to the elements of a group. Elements past the end are zeros, which add nothing
+ * to sums; their results are not stored. */
+FIXED void pass_compute_elements(enum ob_pass_kind kind, bool divided, struct pass_group *group,
+                                 const struct ob_pass_factors *factors) {
   const unsigned reads = ob_pass_reads(kind), writes = ob_pass_writes(kind),
                  summed = ob_pass_sums(kind);
   float *at[OB_SLOTS];
@@ -156,7 +157,7 @@ FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group
     struct ob_element e;
     for (int slot = 0; slot < OB_SLOTS; slot++)
       e.at[slot] = reads & OB_MASK(slot) ? at[slot][i] : 0;
-    e = divided ? ob_pass_divided(kind, e, group->quotient[i], factors)
+    e = divided ? ob_pass_element_by_quotient(kind, e, group->quotient[i], factors)
                 : ob_pass_element(kind, e, factors);
     for (int slot = 0; slot <= OB_PARAMETER; slot++)
       if (writes & OB_MASK(slot))
@@ -168,8 +169,8 @@ FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group
 }
 
 /* Adds sums to lanes that stay in registers: in memory each group would wait for the one before. */
-FIXED void pass_add(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
-                    enum ob_pass_kind kind) {
+FIXED void pass_add_sums(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
+                         enum ob_pass_kind kind) {
   OB_UNROLLED
   for (int k = 0; k < OB_SUMS; k++)
     if (ob_pass_sums(kind) & OB_MASK(k))
@@ -179,24 +180,25 @@ FIXED void pass_add(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
       }
 }
 
-FIXED void pass_group_run(struct pass_group *group, const struct ob_pass_run *run,
+FIXED void pass_run_group(struct pass_group *group, const struct ob_pass_run *run,
                           enum ob_pass_kind kind, bool signs, const float quotients[4],
                           const struct ob_pass_factors *factors, V lanes[OB_SUMS][GROUP],
                           size_t first, size_t count) {
   const bool divided = signs && ob_pass_has_quotient(kind);
-  pass_read(group, run, kind, signs, first, count);
+  pass_load_group(group, run, kind, signs, first, count);
   if (divided)
     pass_load_quotient(group, kind, quotients);
-  pass_elements(kind, divided, group, factors);
-  pass_add(lanes, group, kind);
-  pass_write(group, run, kind, first, count);
+  pass_compute_elements(kind, divided, group, factors);
+  pass_add_sums(lanes, group, kind);
+  pass_store_group(group, run, kind, first, count);
 }
 
-FIXED void pass_end(struct ob_pass_run *run, enum ob_pass_kind kind, V lanes[OB_SUMS][GROUP]) {
+FIXED void pass_store_sums(struct ob_pass_run *run, enum ob_pass_kind kind,
+                           V lanes[OB_SUMS][GROUP]) {
   float min[OB_LANES];
   OB_UNROLLED
   for (int k = 0; k < OB_LARGEST; k++)
-    run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? group_total(lanes[k]) : 0;
+    run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? group_sum_lanes(lanes[k]) : 0;
   run->sums[OB_LARGEST] = 0;
   if (!(ob_pass_sums(kind) & OB_MASK(OB_LARGEST)))
     return;
@@ -214,20 +216,20 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool signs)
   size_t i = 0;
   OB_UNROLLED
   for (int k = 0; k < OB_SUMS; k++)
-    group_set(lanes[k], ob_sum_start(k));
+    group_set(lanes[k], ob_sum_initial_value(k));
   for (int k = 0; k < 4; k++)
     quotients[k] = ob_pass_quotient(kind, k & 1 ? -run->message_scale : run->message_scale,
                                     k & 2 ? -run->last_scale : run->last_scale, &factors);
-  pass_begin(&group, run, kind);
+  pass_point_to_arrays(&group, run, kind);
   for (; i + OB_LANES <= run->count; i += OB_LANES)
-    pass_group_run(&group, run, kind, signs, quotients, &factors, lanes, i, OB_LANES);
+    pass_run_group(&group, run, kind, signs, quotients, &factors, lanes, i, OB_LANES);
   if (i < run->count)
-    pass_group_run(&group, run, kind, signs, quotients, &factors, lanes, i, run->count - i);
-  pass_end(run, kind, lanes);
+    pass_run_group(&group, run, kind, signs, quotients, &factors, lanes, i, run->count - i);
+  pass_store_sums(run, kind, lanes);
 }
 
 /* Runs SQUARES, which only reads, and is short: its sums stay in registers. */
-FIXED void squares_run(struct ob_pass_run *run, onebit_dtype_t dtype) {
+FIXED void pass_squares_dtype(struct ob_pass_run *run, onebit_dtype_t dtype) {
   V group[GROUP], lanes[GROUP];
   const V factor = v_set(run->factors.gradient_factor);
   group_set(lanes, 0);
@@ -243,38 +245,38 @@ FIXED void squares_run(struct ob_pass_run *run, onebit_dtype_t dtype) {
       lanes[k] = v_add(lanes[k], v_mul(group[k], group[k]));
     }
   }
-  run->sums[0] = group_total(lanes);
+  run->sums[0] = group_sum_lanes(lanes);
 }
 
-static void squares(struct ob_pass_run *run) {
+static void pass_squares(struct ob_pass_run *run) {
   memset(run->sums, 0, sizeof run->sums);
   if (!run->gradient)
     return;
   if (run->gradient_dtype == ONEBIT_FLOAT32)
-    squares_run(run, ONEBIT_FLOAT32);
+    pass_squares_dtype(run, ONEBIT_FLOAT32);
   else if (run->gradient_dtype == ONEBIT_BFLOAT16)
-    squares_run(run, ONEBIT_BFLOAT16);
+    pass_squares_dtype(run, ONEBIT_BFLOAT16);
   else
-    squares_run(run, ONEBIT_FLOAT16);
+    pass_squares_dtype(run, ONEBIT_FLOAT16);
 }
 
-/* True if all messages that the pass reads are signs, as nearly always: then it has a loop of its
- * own, without a call. */
-static bool is_of_signs(const struct ob_pass_run *run) {
+/* Returns true if all messages that the pass reads are signs, as nearly always. For these a pass
+ * has a loop of its own, without a call. */
+static bool pass_reads_signs(const struct ob_pass_run *run) {
   const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
   return run->width == 1 && (!two || (run->last && run->last_width == 1));
 }
 
 #define PASS(name)                                                                                 \
   case OB_PASS_##name:                                                                             \
-    if (ob_pass_reads(OB_PASS_##name) & OB_MASK(OB_MESSAGE) && is_of_signs(run))                   \
+    if (ob_pass_reads(OB_PASS_##name) & OB_MASK(OB_MESSAGE) && pass_reads_signs(run))              \
       pass_run(run, OB_PASS_##name, true);                                                         \
     else                                                                                           \
       pass_run(run, OB_PASS_##name, false);                                                        \
     break;
-static void pass(struct ob_pass_run *run) {
+static void codec_pass(struct ob_pass_run *run) {
   if (run->kind == OB_PASS_SQUARES) {
-    squares(run);
+    pass_squares(run);
     return;
   }
   switch (run->kind) {

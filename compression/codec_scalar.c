@@ -1,8 +1,8 @@
 /* The portable codec. */
 #include "compression/codec.h"
 
-/* The vector vocabulary in portable C: a vector is one float, a group is an array that the compiler
- * may vectorise. */
+/* The functions on vectors that codec_template.h needs, in portable C: a vector is one float, a
+ * group is an array that the compiler may vectorise. */
 #define VL 1
 typedef float V;
 
@@ -13,7 +13,7 @@ static inline void v_stream(float *to, V value) { *to = value; }
 static inline V v_add(V a, V b) { return a + b; }
 static inline V v_sub(V a, V b) { return a - b; }
 static inline V v_mul(V a, V b) { return a * b; }
-static inline V v_if_zero(V a, V yes, V no) { return ob_choose(a == 0, yes, no); }
+static inline V v_if_zero(V a, V yes, V no) { return ob_select(a == 0, yes, no); }
 static inline V v_root_guess(V a) { return ob_root_guess(a); }
 static inline V v_abs(V a) { return ob_float_of(ob_bits_of(a) & ~OB_SIGN_BIT); }
 
@@ -37,24 +37,24 @@ static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream)
 
 /* Packs eight bytes that are 0 or 1 into eight bits: the multiplication moves byte i to bit 56 + i,
  * and no sum carries. */
-static inline uint32_t bits_of_bytes(const uint8_t bytes[8]) {
+static inline uint32_t pack_bits(const uint8_t bytes[8]) {
   uint64_t word = 0;
   for (int i = 0; i < 8; i++) /* a plain load on little-endian machines */
     word |= (uint64_t)bytes[i] << 8 * i;
   return (uint32_t)(word * 0x0102040810204080u >> 56);
 }
 
-static inline uint32_t group_signs(const V group[OB_LANES]) {
+static inline uint32_t group_pack_signs(const V group[OB_LANES]) {
   uint8_t negative[OB_LANES];
   for (int i = 0; i < OB_LANES; i++)
     negative[i] = (uint8_t)(ob_bits_of(group[i]) >> 31);
-  return bits_of_bytes(negative) | bits_of_bytes(negative + 8) << 8 |
-         bits_of_bytes(negative + 16) << 16 | bits_of_bytes(negative + 24) << 24;
+  return pack_bits(negative) | pack_bits(negative + 8) << 8 | pack_bits(negative + 16) << 16 |
+         pack_bits(negative + 24) << 24;
 }
 
 /* Sets signs four elements at a time, by a table of their bits: few portable targets shift each
  * lane by its own amount. */
-static inline void group_signed(uint32_t word, V magnitude, V group[OB_LANES]) {
+static inline void group_apply_signs(uint32_t word, V magnitude, V group[OB_LANES]) {
 #define ROW(bits)                                                                                  \
   { (bits & 1u) << 31, (bits & 2u) << 30, (bits & 4u) << 29, (bits & 8u) << 28 }
   static const uint32_t signs[16][4] = {ROW(0),  ROW(1),  ROW(2),  ROW(3), ROW(4),  ROW(5),

@@ -1,8 +1,8 @@
 /*
- * The codec, written once for every instruction set. A codec_*.c file has a vector vocabulary and
- * then includes this text, which defines the row of the table that CODEC names.
+ * The codec, written once for every instruction set. A codec_*.c file defines functions on vectors,
+ * and then includes this file, which defines the row of the table of codecs that CODEC names.
  *
- * Parameters, all macros or static functions of the vocabulary:
+ * The including file defines these macros and static functions:
  *   CODEC, CODEC_NAME                         the row's symbol, and its name as text
  *   V, VL                                     a vector of VL float32, VL a divisor of 32
  *   v_set                                     broadcast
@@ -20,14 +20,14 @@
  *   v_bound_float16                           ob_bound_float16
  *   v_store_moment(to, moment, chance, stream)  as ob_moment_round has it; `stream` may write past
  *                                             the caches
- *   group_signs(V[GROUP])                     the sign bits of a group of 32 elements, element i in
+ *   group_pack_signs(V[GROUP])                the sign bits of a group of 32 elements, element i in
  *                                             bit i
- *   group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign of
- *                                             element i
+ *   group_apply_signs(word, magnitude, V[GROUP])  the magnitude with bit i of the word as the sign
+ *                                             of element i
  *
- * Work goes by groups of 32 elements: one word of bits, one element for each lane of the defined
- * sum, so that lane sums come out the same however wide a vector is. A last, partial group passes
- * through a small array.
+ * All functions work on groups of 32 elements. A group is one word of sign bits, and has one
+ * element for each lane of the defined sum, so that lane sums are the same however wide a vector
+ * is. A last, partial group is copied through a small array.
  */
 #include "compression/levels.h"
 #include "compression/pass_element.h"
@@ -36,7 +36,8 @@
 #define FIXED __attribute__((always_inline)) static inline
 
 /* OB_INDEPENDENT stands before a loop that may become vectors: its iterations do not depend on each
- * other. OB_UNROLLED stands before one over slots, whose use by a pass the compiler knows. */
+ * other. OB_UNROLLED stands before a loop over slots: the compiler knows which of them a pass
+ * uses. */
 #ifdef __clang__
 #define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define OB_UNROLLED    _Pragma("unroll")
@@ -47,31 +48,33 @@
 
 /* --- Prefetching
  *
- * Left to itself a processor stops at the end of a page, and a pass waits at the beginning of each:
- * of several messages, which advance by a bit an element, most of the time. Asking for lines that
- * are far enough ahead helps where there is much to compute besides: in reduce, in passes that
- * decode messages, and in compress with moments. Where there is little it only takes time
- * (docs/measured/processor.md). What lies there does not matter. */
-FIXED void prefetch(const void *from, size_t ahead) {
+ * A processor's own prefetching stops at the end of a page, so that a pass waits at the beginning
+ * of each page, and with several messages, of which each advances by a bit an element, most of the
+ * time. Prefetching lines far enough ahead helps functions that compute much: reduce, passes that
+ * decode messages, and compress with moments. In functions that compute little it only takes time
+ * (docs/measured/processor.md). The address may lie beyond the array: prefetching it has no
+ * effect. */
+FIXED void prefetch_line(const void *from, size_t ahead) {
   __builtin_prefetch((const void *)((uintptr_t)from + ahead));
 }
 
+/* Prefetches the group one page ahead. */
 FIXED void group_prefetch(const float *group) {
   for (size_t at = 0; at < OB_LANES * sizeof *group; at += 64)
-    prefetch(group + at / sizeof *group, 4096); /* a page */
+    prefetch_line(group + at / sizeof *group, 4096);
 }
 
-/* Prefetches the lines of each stream that begin 2,048 elements from here, when it is time for the
- * next. */
+/* Prefetches the lines of each stream that are 2,048 elements ahead of element i, once in 512
+ * elements. */
 FIXED void streams_prefetch(const uint32_t *const *bits, size_t streams, size_t i, unsigned width) {
   if (i % 512 != 0)
     return;
   for (size_t s = 0; s < streams; s++)
     for (unsigned line = 0; line < width; line++)
-      prefetch(bits[s] + i / OB_LANES * width, 256 * width + 64 * line);
+      prefetch_line(bits[s] + i / OB_LANES * width, 256 * width + 64 * line);
 }
 
-FIXED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+FIXED size_t smaller_size(size_t a, size_t b) { return a < b ? a : b; }
 
 FIXED void group_set(V group[GROUP], float value) {
   for (int k = 0; k < GROUP; k++)
@@ -93,7 +96,7 @@ FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_d
 }
 
 /* Bounds results before they are stored. */
-FIXED void group_bound(V group[GROUP], onebit_dtype_t dtype) {
+FIXED void group_bound_results(V group[GROUP], onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT16)
     for (int k = 0; k < GROUP; k++)
       group[k] = v_bound_float16(group[k]);
@@ -111,7 +114,8 @@ FIXED void group_store(const V group[GROUP], void *buffer, size_t first, onebit_
   }
 }
 
-/* Loads the elements first .. end - 1 of a buffer, at most a group of them, and zeros. */
+/* Loads the elements first .. end - 1 of a buffer, at most a group, and fills the group up with
+ * zeros. */
 FIXED void part_load(V group[GROUP], const void *buffer, size_t first, size_t end,
                      onebit_dtype_t dtype) {
   float part[OB_LANES] = {0};
@@ -128,8 +132,8 @@ FIXED void part_store(const V group[GROUP], void *buffer, size_t first, size_t e
     ob_store(buffer, i, dtype, part[i - first]);
 }
 
-/* Zeros the lanes from `left` on. */
-FIXED void group_cut(V group[GROUP], size_t left) {
+/* Sets the elements from `left` on to zero. */
+FIXED void group_clear_from(V group[GROUP], size_t left) {
   float part[OB_LANES];
   group_store(group, part, 0, ONEBIT_FLOAT32);
   for (size_t i = left; i < OB_LANES; i++)
@@ -137,18 +141,18 @@ FIXED void group_cut(V group[GROUP], size_t left) {
   group_load(group, part, 0, ONEBIT_FLOAT32);
 }
 
-FIXED float group_total(const V group[GROUP]) {
+FIXED float group_sum_lanes(const V group[GROUP]) {
   float lanes[OB_LANES];
   group_store(group, lanes, 0, ONEBIT_FLOAT32);
   return ob_sum_lanes(lanes);
 }
 
-/* The lanes that a run adds to: those of a block so far, or its own. */
+/* The lanes to which a run adds: those of a block that is computed in parts, or its own. */
 struct sums {
   V sum[GROUP], largest[GROUP];
 };
 
-FIXED struct sums sums_begin(const struct ob_lanes *so_far) {
+FIXED struct sums sums_load(const struct ob_lanes *so_far) {
   struct sums sums;
   group_set(sums.sum, 0);
   group_set(sums.largest, 0);
@@ -159,38 +163,40 @@ FIXED struct sums sums_begin(const struct ob_lanes *so_far) {
   return sums;
 }
 
-FIXED float sums_end(const struct sums *sums, struct ob_lanes *so_far) {
+FIXED float sums_store(const struct sums *sums, struct ob_lanes *so_far) {
   if (!so_far)
-    return group_total(sums->sum);
+    return group_sum_lanes(sums->sum);
   group_store(sums->sum, so_far->sum, 0, ONEBIT_FLOAT32);
   group_store(sums->largest, so_far->largest, 0, ONEBIT_FLOAT32);
   return 0;
 }
 
-/* error = the error of the last call; group += error */
-FIXED void group_error(V error[GROUP], const float *residual, V scale) {
+/* error = the error of the last call */
+FIXED void group_compute_error(V error[GROUP], const float *residual, V scale) {
   for (int k = 0; k < GROUP; k++) {
     V c = v_load(residual + k * VL);
     error[k] = v_sub(c, v_with_sign(scale, c));
   }
 }
 
-FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
+/* group += error */
+FIXED void group_add_error(V group[GROUP], const V error[GROUP]) {
   for (int k = 0; k < GROUP; k++)
     group[k] = v_add(error[k], group[k]);
 }
 
 /* Keeps a residual that is written in place unchanged where the input would make it not finite, so
  * that the call can be undone (blocks.h). */
-FIXED void group_guard(V stored[GROUP], const V input[GROUP], const float *residual) {
+FIXED void group_keep_finite(V stored[GROUP], const V input[GROUP], const float *residual) {
   for (int k = 0; k < GROUP; k++)
     stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));
 }
 
-/* Writes the new residuals, or values, and the signs of the group if they are used; else finds
- * their largest magnitude. */
-FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residual, uint32_t *signs,
-                      bool stream, onebit_scale_t rule, struct sums *sums) {
+/* Writes the new residuals, or values, and adds the magnitudes of the group to the sums. Writes its
+ * signs, or if `signs` is NULL updates the largest magnitudes. */
+FIXED void group_store_residual(const V group[GROUP], const V stored[GROUP], float *residual,
+                                uint32_t *signs, bool stream, onebit_scale_t rule,
+                                struct sums *sums) {
   for (int k = 0; k < GROUP; k++) {
     if (stream)
       v_stream(residual + k * VL, stored[k]);
@@ -200,7 +206,7 @@ FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residu
     sums->sum[k] = v_add(sums->sum[k], size);
   }
   if (signs)
-    *signs = group_signs(group);
+    *signs = group_pack_signs(group);
   else
     for (int k = 0; k < GROUP; k++)
       sums->largest[k] = v_larger(sums->largest[k], group[k]);
@@ -210,9 +216,9 @@ FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residu
 
 #include "compression/codec_compress.h"
 
-/* True if a sum can be beyond the largest float16. With signs none is larger than that of the
- * scales, which is rounded as often; with levels that does not hold, so it may be. */
-FIXED bool exceeds_float16(const struct ob_sum_run *run) {
+/* Returns true if a sum may exceed the largest float16. With signs no sum exceeds that of the
+ * scales, which is rounded as often; with levels it may, so the result is always true. */
+FIXED bool sum_may_exceed_float16(const struct ob_sum_run *run) {
   float max = 0;
   for (size_t s = 0; s < run->streams; s++)
     max += run->scales[s];
@@ -222,22 +228,22 @@ FIXED bool exceeds_float16(const struct ob_sum_run *run) {
 FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype, unsigned width) {
   V total[GROUP];
   const onebit_dtype_t bound =
-      dtype == ONEBIT_FLOAT16 && exceeds_float16(run) ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
+      dtype == ONEBIT_FLOAT16 && sum_may_exceed_float16(run) ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
     streams_prefetch(run->bits, run->streams, i, width);
-    group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
-    group_bound(total, bound);
+    group_sum_streams(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
+    group_bound_results(total, bound);
     group_store(total, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
-    group_bound(total, bound);
+    group_sum_streams(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
+    group_bound_results(total, bound);
     part_store(total, run->output, i, run->count, dtype);
   }
 }
 
-FIXED void sum_width(const struct ob_sum_run *run, unsigned width) {
+FIXED void sum_with_width(const struct ob_sum_run *run, unsigned width) {
   if (run->dtype == ONEBIT_FLOAT32)
     sum_run(run, ONEBIT_FLOAT32, width);
   else if (run->dtype == ONEBIT_BFLOAT16)
@@ -250,8 +256,8 @@ FIXED void sum_width(const struct ob_sum_run *run, unsigned width) {
 #define FOR_WIDTH(width, body)                                                                     \
   ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
 
-static void sum(const struct ob_sum_run *run) {
-#define SUM(width) sum_width(run, width)
+static void codec_sum(const struct ob_sum_run *run) {
+#define SUM(width) sum_with_width(run, width)
   FOR_WIDTH(run->width, SUM);
 }
 
@@ -262,30 +268,30 @@ FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype, unsig
   const onebit_dtype_t bound = levels ? dtype : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_values(group, run->bits, i / OB_LANES, width, scale);
-    group_bound(group, bound);
+    group_decode(group, run->bits, i / OB_LANES, width, scale);
+    group_bound_results(group, bound);
     group_store(group, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_values(group, run->bits, i / OB_LANES, width, scale);
-    group_bound(group, bound);
+    group_decode(group, run->bits, i / OB_LANES, width, scale);
+    group_bound_results(group, bound);
     part_store(group, run->output, i, run->count, dtype);
   }
 }
 
-/* Stores past the caches when the run may: float32 on a vector boundary. */
+/* Stores float32 values past the caches, at addresses that are multiples of a vector's size. */
 FIXED void store_streaming(const struct ob_store_run *run, unsigned width) {
   V group[GROUP];
   const V scale = v_set(run->scale);
   float *output = run->output;
   for (size_t i = 0; i < run->count; i += OB_LANES) {
-    group_values(group, run->bits, i / OB_LANES, width, scale);
+    group_decode(group, run->bits, i / OB_LANES, width, scale);
     for (int k = 0; k < GROUP; k++)
       v_stream(output + i + k * VL, group[k]);
   }
 }
 
-FIXED void store_width(const struct ob_store_run *run, unsigned width) {
+FIXED void store_with_width(const struct ob_store_run *run, unsigned width) {
   if (run->stream && run->dtype == ONEBIT_FLOAT32 && run->count % OB_LANES == 0 &&
       (uintptr_t)run->output % sizeof(V) == 0)
     store_streaming(run, width);
@@ -297,15 +303,15 @@ FIXED void store_width(const struct ob_store_run *run, unsigned width) {
     store_run(run, ONEBIT_FLOAT16, width);
 }
 
-static void store(const struct ob_store_run *run) {
-#define STORE(width) store_width(run, width)
+static void codec_store(const struct ob_store_run *run) {
+#define STORE(width) store_with_width(run, width)
   FOR_WIDTH(run->width, STORE);
 }
 
 #include "compression/codec_passes.h"
 
-/* Loads a run and finds whether it is finite: a value times zero is zero if it is finite and NaN if
- * not; the sum of such products is NaN if one is. */
+/* Loads a run, and returns whether it is finite: a value times zero is zero if it is finite and
+ * else NaN; the sum of such products is NaN if one of them is. */
 FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_t count,
                     float *output) {
   V group[GROUP], lanes[GROUP];
@@ -327,19 +333,19 @@ FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_
     else
       part_store(group, output, i, count, ONEBIT_FLOAT32);
   }
-  return group_total(lanes) == 0;
+  return group_sum_lanes(lanes) == 0;
 }
 
-static bool load(const void *input, onebit_dtype_t dtype, float factor, size_t count,
-                 float *output) {
+static bool codec_load(const void *input, onebit_dtype_t dtype, float factor, size_t count,
+                       float *output) {
   if (dtype == ONEBIT_FLOAT32)
     return load_run(input, ONEBIT_FLOAT32, factor, count, output);
   return dtype == ONEBIT_BFLOAT16 ? load_run(input, ONEBIT_BFLOAT16, factor, count, output)
                                   : load_run(input, ONEBIT_FLOAT16, factor, count, output);
 }
 
-FIXED void mean_group(V total[GROUP], const float *const *inputs, size_t streams, float factor,
-                      size_t first, size_t end) {
+FIXED void average_group(V total[GROUP], const float *const *inputs, size_t streams, float factor,
+                         size_t first, size_t end) {
   V term[GROUP];
   for (size_t s = 0; s < streams; s++) {
     if (first + OB_LANES <= end)
@@ -358,23 +364,23 @@ FIXED void group_add_squares(V lanes[GROUP], const V group[GROUP]) {
     lanes[k] = v_add(lanes[k], v_mul(group[k], group[k]));
 }
 
-static bool mean(const float *const *inputs, size_t streams, float factor, size_t count,
-                 float *output) {
+static bool codec_mean(const float *const *inputs, size_t streams, float factor, size_t count,
+                       float *output) {
   V total[GROUP], lanes[GROUP];
   size_t i = 0;
   group_set(total, 0);
   group_set(lanes, 0);
   for (; i + OB_LANES <= count; i += OB_LANES) {
-    mean_group(total, inputs, streams, factor, i, count);
+    average_group(total, inputs, streams, factor, i, count);
     group_add_squares(lanes, total);
     group_store(total, output, i, ONEBIT_FLOAT32);
   }
   if (i < count) {
-    mean_group(total, inputs, streams, factor, i, count);
+    average_group(total, inputs, streams, factor, i, count);
     group_add_squares(lanes, total); /* lanes past the end are zeros */
     part_store(total, output, i, count, ONEBIT_FLOAT32);
   }
-  return ob_is_finite(group_total(lanes));
+  return ob_is_finite(group_sum_lanes(lanes));
 }
 
 FIXED void convert_run(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
@@ -382,14 +388,14 @@ FIXED void convert_run(const float *input, size_t count, void *output, onebit_dt
   size_t i = 0;
   for (; i + OB_LANES <= count; i += OB_LANES) {
     group_load(group, input, i, ONEBIT_FLOAT32);
-    group_bound(group, dtype);
+    group_bound_results(group, dtype);
     group_store(group, output, i, dtype);
   }
   for (; i < count; i++)
     ob_store(output, i, dtype, ob_bound(input[i], dtype));
 }
 
-static void convert(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
+static void codec_convert(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT32)
     convert_run(input, count, output, ONEBIT_FLOAT32);
   else if (dtype == ONEBIT_BFLOAT16)
@@ -400,16 +406,16 @@ static void convert(const float *input, size_t count, void *output, onebit_dtype
 
 const struct ob_codec CODEC = {
     .name = CODEC_NAME,
-    .compress = compress,
-    .reduce = reduce,
-    .add_moments = add_moments,
-    .largest = largest,
-    .quantise = quantise,
-    .sum = sum,
-    .store = store,
-    .pass = pass,
-    .load = load,
-    .mean = mean,
-    .convert = convert,
-    .checksum = checksum,
+    .compress = codec_compress,
+    .reduce = codec_reduce,
+    .add_moments = codec_add_moments,
+    .largest = codec_largest,
+    .quantise = codec_quantise,
+    .sum = codec_sum,
+    .store = codec_store,
+    .pass = codec_pass,
+    .load = codec_load,
+    .mean = codec_mean,
+    .convert = codec_convert,
+    .checksum = codec_checksum,
 };

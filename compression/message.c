@@ -1,4 +1,4 @@
-/* Seals messages, checks those that arrive, and lays elements out in blocks. */
+/* Seals messages, checks those that arrive, and computes layouts. */
 #include "compression/message.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@ _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wi
 static uint32_t message_checksum(const struct ob_header *header,
                                  const struct ob_message_shape *shape,
                                  const struct ob_codec *codec) {
-  return ob_header_sum(header) + codec->checksum(header + 1, ob_message_payload(shape));
+  return ob_header_sum(header) + codec->checksum(header + 1, ob_message_payload_count(shape));
 }
 
 void ob_message_seal(void *memory, const struct ob_message_shape *shape,
@@ -21,10 +21,11 @@ void ob_message_seal(void *memory, const struct ob_message_shape *shape,
   header->checksum = message_checksum(header, shape, codec);
 }
 
-/* Checks the sum, after magic and version: a message with others has no checksum, or another. */
-static onebit_status_t check_sum(const struct ob_header *header,
-                                 const struct ob_message_shape *shape,
-                                 const struct ob_codec *codec) {
+/* Checks the checksum. A message of another magic or version passes, since its checksum may be
+ * another one or missing: check_header refuses it. */
+static onebit_status_t check_checksum(const struct ob_header *header,
+                                      const struct ob_message_shape *shape,
+                                      const struct ob_codec *codec) {
   if (header->magic != OB_MESSAGE_MAGIC || header->version != OB_MESSAGE_VERSION)
     return ONEBIT_OK;
   uint32_t computed = message_checksum(header, shape, codec);
@@ -74,7 +75,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", bytes,
                     ob_message_bytes(shape));
   const struct ob_header *header = memory;
-  OB_TRY(check_sum(header, shape, codec));
+  OB_TRY(check_checksum(header, shape, codec));
   OB_TRY(check_header(header, shape, call));
   const float *scales = (const float *)(header + 1);
   for (size_t i = 0; i < ob_message_scales(shape); i++)
@@ -86,7 +87,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
 
 /* --- Layouts: index arithmetic and nothing else ------------------------------------------------*/
 
-static size_t layout_divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
+static size_t divide_up(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
                                  const size_t *counts, const size_t *valid) {
@@ -99,8 +100,8 @@ onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t 
                                          .valid = valid ? valid[k] : counts[k],
                                          .first_block = layout->blocks,
                                          .first_word = layout->words};
-    layout->blocks += layout_divided_up(counts[k], block);
-    layout->words += layout_divided_up(counts[k], OB_LANES);
+    layout->blocks += divide_up(counts[k], block);
+    layout->words += divide_up(counts[k], OB_LANES);
     layout->elements += counts[k];
   }
   layout->piece[pieces] =
@@ -113,7 +114,7 @@ void ob_layout_destroy(struct ob_layout *layout) {
   layout->piece = NULL;
 }
 
-size_t ob_layout_element(const struct ob_layout *layout, size_t block) {
+size_t ob_layout_elements_before(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)
     return layout->elements;
   size_t piece = 0, before = 0;
@@ -123,7 +124,7 @@ size_t ob_layout_element(const struct ob_layout *layout, size_t block) {
   return before + offset;
 }
 
-size_t ob_layout_block_from(const struct ob_layout *layout, size_t word) {
+size_t ob_layout_first_block_from(const struct ob_layout *layout, size_t word) {
   size_t low = 0, high = layout->blocks; /* the answer is in low .. high */
   while (low < high) {
     size_t middle = low + (high - low) / 2;

@@ -4,10 +4,10 @@
  *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
  *   header (40 bytes) | float32 values, or 16-bit ones: a dense message
  *
- * A message covers a range of blocks of a layout, which both sides know; the header says enough to
- * notice when they do not mean the same.
+ * A message covers a range of blocks of a layout, which both sides know; the header has what is
+ * needed to notice that their layouts differ.
  *
- * A layout says which element lies where, in a message and in the residuals.
+ * A layout defines the position of each element in a message and in the residuals.
  */
 #ifndef OB_COMPRESSION_MESSAGE_H
 #define OB_COMPRESSION_MESSAGE_H
@@ -49,20 +49,20 @@ struct ob_layout {
   size_t blocks, words, elements;
 };
 
-/* A block that was looked up. */
+/* A block, as ob_layout_block finds it. */
 struct ob_block {
   size_t piece, offset; /* its first element, counted in its piece */
   size_t count, valid;
   size_t word;
 };
 
-/* Cuts pieces of counts[k] elements (valid[k] of them real; valid NULL: all). ONEBIT_ERROR_MEMORY;
- * the layout is then safe to destroy. */
+/* Creates the layout of pieces of counts[k] elements, of which valid[k] are no padding; valid NULL:
+ * all. After ONEBIT_ERROR_MEMORY the layout is safe to destroy. */
 onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
                                  const size_t *counts, const size_t *valid);
 void ob_layout_destroy(struct ob_layout *layout);
 
-/* The last piece that begins at this block or before it and is not empty. */
+/* Returns the last piece that begins at this block or before it and is not empty. */
 OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
   size_t low = 0, high = layout->pieces;
   while (high - low > 1) {
@@ -99,7 +99,7 @@ struct ob_interval {
   size_t first, end;
 };
 
-/* The words of a piece that are among others. */
+/* Returns the words of a piece that are in the interval `among`. */
 OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
                                                const struct ob_interval *among) {
   struct ob_interval found;
@@ -116,23 +116,24 @@ OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   return ob_layout_block(layout, block, &piece).word;
 }
 
-/* The number of elements before a block. */
-size_t ob_layout_element(const struct ob_layout *layout, size_t block);
+/* Returns the number of elements before a block. */
+size_t ob_layout_elements_before(const struct ob_layout *layout, size_t block);
 
-/* The first block that begins at this word or after it. */
-size_t ob_layout_block_from(const struct ob_layout *layout, size_t word);
+/* Returns the first block that begins at this word or after it. */
+size_t ob_layout_first_block_from(const struct ob_layout *layout, size_t word);
 
 /* --- The checksum ------------------------------------------------------------------------------*/
 
 /*
  * docs/wire-format.md says what the checksum of a message is, and what it detects.
  *
- * 64 lanes, so that vectors and warps compute it as they load: a run of the payload is 16 words a
- * lane, and the checksum is the sum over all lanes of all runs, in any order. Every step is a
- * bijection of the word and of what the lane has so far, so a change within one word always shows.
+ * The checksum has 64 lanes, so that vectors and warps compute it as they load: a run of the
+ * payload has 16 words for each lane, and the checksum is the sum over all lanes of all runs, in
+ * any order. Every step is a bijection of the word and of the state of the lane, so a change within
+ * one word always changes the checksum.
  */
 
-/* Lanes, which are the words of one round; and words of one run. */
+/* The number of lanes, which is that of the words of a round; and the number of words of a run. */
 #define OB_CHECK_LANES 64
 #define OB_CHECK_RUN   (16 * OB_CHECK_LANES)
 
@@ -140,15 +141,16 @@ size_t ob_layout_block_from(const struct ob_layout *layout, size_t word);
 #define OB_CHECK_WORD  0x85ebca6bu
 #define OB_CHECK_WORD2 0xc2b2ae35u
 
-/* Begins a lane: lane l of run r has the number 64 r + l. */
+/* Returns the initial state of a lane; lane l of run r has the number 64 r + l. */
 OB_INLINE uint32_t ob_check_begin(uint32_t number) { return (number + 1) * OB_CHECK_SEED; }
 
+/* Returns the state of the lane after a word. */
 OB_INLINE uint32_t ob_check_word(uint32_t lane, uint32_t word) {
   lane = (lane ^ word) * OB_CHECK_WORD;
   return lane ^ lane >> 15;
 }
 
-/* The lane's contribution to the checksum: the last step of MurmurHash3. */
+/* Returns the lane's contribution to the checksum, by the last step of MurmurHash3. */
 OB_INLINE uint32_t ob_check_end(uint32_t lane) {
   lane = (lane ^ lane >> 16) * OB_CHECK_WORD;
   lane = (lane ^ lane >> 13) * OB_CHECK_WORD2;
@@ -173,14 +175,14 @@ enum ob_message_flag {
   OB_FLAG_NOT_FINITE = 1,
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
   OB_FLAG_DENSE = 4, /* the payload is float32 values */
-  /* one of the sender's scales, sent or kept, is from OB_LARGE_SCALE on: sums may yet overflow */
+  /* a scale in the sender's message or residual is at least OB_LARGE_SCALE: sums may overflow */
   OB_FLAG_LARGE = 8,
-  /* with OB_FLAG_ERROR: because an argument that all ranks must give alike differs between some */
+  /* with OB_FLAG_ERROR: the error is an argument that must be equal on all ranks, and is not */
   OB_FLAG_MISMATCH = 16,
   OB_FLAG_HALF = 32,   /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
-  OB_FLAG_WIDTH = 64,  /* and 128: the binary logarithm of the bits an element */
-  OB_FLAG_CLIMB = 256, /* in a plan of several widths: the sender wants more bits */
-  OB_FLAG_STAY = 512   /* likewise: it needs at least as many bits */
+  OB_FLAG_WIDTH = 64,  /* two bits, this and 128: the binary logarithm of the width */
+  OB_FLAG_CLIMB = 256, /* the sender wants more bits (only in a plan of several widths) */
+  OB_FLAG_STAY = 512   /* the sender needs at least as many bits (likewise) */
 };
 
 #define OB_LADDER_FLAGS (OB_FLAG_CLIMB | OB_FLAG_STAY)
@@ -190,11 +192,11 @@ struct ob_header {
   uint8_t version, kind;
   uint16_t flags;
   uint32_t sequence; /* number of the call on this plan */
-  float scale;       /* of the sender's buffer; the size of its residual (ladder.h); or 0 */
-  uint64_t elements; /* of the whole call, padding included */
+  float scale; /* the scale of the sender's buffer, or the size of its residual (ladder.h), or 0 */
+  uint64_t elements; /* the elements of the whole call, with padding */
   uint64_t block;    /* the first block of the message */
   uint32_t agreed;   /* a number that must be the same on all ranks in this call, or 0 */
-  uint32_t checksum; /* of all other bytes of the message */
+  uint32_t checksum; /* the checksum of all other bytes of the message */
 };
 
 struct ob_codec;
@@ -203,12 +205,12 @@ struct ob_codec;
 struct ob_message_shape {
   size_t first, blocks, words; /* first block; how many blocks, and groups of 32 elements */
   bool one_scale, dense;
-  bool half;      /* dense, of 16-bit values */
-  unsigned width; /* else, bits an element */
+  bool half;      /* the message is dense and has 16-bit values */
+  unsigned width; /* bits an element, if the message is not dense */
 };
 
-/* The parts of a message in memory. The values of a dense message lie where the scales of another
- * begin; they are floats or halves. */
+/* The parts of a message in memory. The values of a dense message, floats or halves, begin where
+ * another message has its scales. */
 struct ob_view {
   struct ob_header *header;
   float *scales;
@@ -223,15 +225,15 @@ OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
 
-/* Bytes of a message for each word of the layout, a group of 32 elements. */
-OB_INLINE size_t ob_message_word(const struct ob_message_shape *shape) {
+/* Returns the bytes of a message for each word of the layout, a group of 32 elements. */
+OB_INLINE size_t ob_message_word_bytes(const struct ob_message_shape *shape) {
   if (!shape->dense)
     return shape->width * sizeof(uint32_t);
   return OB_LANES * (shape->half ? sizeof(uint16_t) : sizeof(float));
 }
 
 OB_INLINE size_t ob_message_bytes(const struct ob_message_shape *shape) {
-  size_t word = ob_message_word(shape);
+  size_t word = ob_message_word_bytes(shape);
   return sizeof(struct ob_header) + ob_message_scales(shape) * sizeof(float) + shape->words * word;
 }
 
@@ -271,7 +273,8 @@ OB_INLINE struct ob_header ob_header_make(const struct ob_message_shape *shape,
   return header;
 }
 
-/* The header's contribution to the checksum: one lane, of all its words but the checksum. */
+/* Returns the header's contribution to the checksum: one lane, of all words of the header but the
+ * checksum. */
 OB_INLINE uint32_t ob_header_sum(const struct ob_header *header) {
   const uint32_t words[] = {
       header->magic,
@@ -290,8 +293,8 @@ OB_INLINE uint32_t ob_header_sum(const struct ob_header *header) {
   return ob_check_end(lane);
 }
 
-/* Words of the payload. */
-OB_INLINE size_t ob_message_payload(const struct ob_message_shape *shape) {
+/* Returns the number of words of the payload. */
+OB_INLINE size_t ob_message_payload_count(const struct ob_message_shape *shape) {
   return (ob_message_bytes(shape) - sizeof(struct ob_header)) / sizeof(uint32_t);
 }
 
@@ -306,10 +309,10 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
   return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
-/* Bits an element of a message that is not dense. */
+/* Returns the bits an element of a message that is not dense. */
 OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
 
-/* Faults of a header, in the order in which they are looked for; the first one found counts. */
+/* The faults of a header, in the order of the checks; ob_header_check returns the first one. */
 enum ob_header_fault {
   OB_HEADER_SOUND,
   OB_HEADER_MAGIC,
@@ -337,8 +340,9 @@ OB_INLINE enum ob_header_fault ob_header_check(const struct ob_header *header,
   return ob_scale_is_sound(header->scale) ? OB_HEADER_SOUND : OB_HEADER_SCALE;
 }
 
-/* True if a sender's header shows that ranks made the call with different arguments. A sender that
- * cannot take part does not say which it has, unless that is why. */
+/* Returns true if a sender's header shows that ranks made the call with different arguments: its
+ * flag says so, or `agreed` differs from this rank's own. After another error the sender's `agreed`
+ * says nothing. */
 OB_INLINE bool ob_header_disagrees(unsigned flags, uint32_t agreed, uint32_t own) {
   return (flags & OB_FLAG_MISMATCH) || (!(flags & OB_FLAG_ERROR) && agreed != own);
 }
@@ -355,9 +359,9 @@ OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, in
 void ob_message_seal(void *memory, const struct ob_message_shape *shape,
                      const struct ob_codec *codec);
 
-/* Fails unless what arrived, `bytes` long, is this message as it was sealed. If it is, every field
- * that is used to compute with is sound: the scales are finite and not negative. The error message
- * names the fault. The caller reads what a header says of its sender. */
+/* Fails unless the message, of `bytes` bytes, is the expected one and unchanged since it was
+ * sealed. Then all of its scales are finite and not negative. The error message names the fault.
+ * The caller reads the flags that tell of the sender's state. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_call *call, const struct ob_codec *codec);

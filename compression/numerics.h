@@ -1,8 +1,8 @@
 /*
- * The arithmetic of one element, written once: for the portable code here, and for device code,
- * which includes this file too. The vector codecs say the same in their own words
- * (codec_template.h) and are held to it bit for bit by the tests. Everything is IEEE float32 with
- * one rounding an operation: compile with -ffp-contract=off (nvcc: -fmad=false).
+ * The arithmetic of one element, written once for the portable code and for device code, which
+ * includes this file too. The vector codecs (codec_template.h) do the same operations; tests
+ * compare the results bit for bit. Everything is IEEE float32 with one rounding an operation:
+ * compile with -ffp-contract=off (nvcc: -fmad=false).
  */
 #ifndef OB_COMPRESSION_NUMERICS_H
 #define OB_COMPRESSION_NUMERICS_H
@@ -39,7 +39,7 @@ OB_INLINE float ob_float_of(uint32_t bits) {
 }
 
 /* Chooses one of two values, without a branch that would make the compiler split a loop in two. */
-OB_INLINE float ob_choose(int condition, float yes, float no) {
+OB_INLINE float ob_select(int condition, float yes, float no) {
   const uint32_t all = 0u - (uint32_t)(condition != 0);
   return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
 }
@@ -68,8 +68,8 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   return lanes[0];
 }
 
-/* Lanes of the defined sum of doubles: the most threads of a device's block, and so many that the
- * additions of a vector or a warp do not wait for each other. */
+/* The number of lanes in the defined sum of doubles: as many as a block of a device has threads at
+ * most, and enough that additions of a vector or a warp do not wait for each other. */
 #define OB_SUM_LANES 1024
 
 /* Adds the sums of blocks in double: sum number i goes to lane i mod 1024, in order, and the lanes
@@ -101,9 +101,9 @@ OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
-/* The one scale of a whole buffer or share, as DeepSpeed has it: the norm and the root of the count
- * are float32 before they are divided. The root's rounding is the same in every step, so that it
- * adds up. */
+/* Returns the one scale of a whole buffer or share as DeepSpeed computes it: the norm and the root
+ * of the count are rounded to float32 before they are divided. The root's rounding error is the
+ * same in every step, so that it adds up. */
 OB_INLINE float ob_buffer_scale(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
     return ob_scale(sum, count, rule);
@@ -232,10 +232,11 @@ OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors
   return sqrtf(variance) * f->variance_factor + f->epsilon;
 }
 
-/* 1 / sqrt(value) of a normal positive number, to 7e-4 of it, at a fifth of the time of a root and
- * a quotient: it is for what one bit will stand for. The first guess has minus half of the value's
- * exponent; one step of Newton's method, whose constants make the largest error smallest, follows
- * (Kadlec, "Improving the fast inverse square root", 2010). Infinity gives what is not finite. */
+/* ob_reciprocal_root computes 1 / sqrt(value) of a normal positive number with a relative error of
+ * at most 7e-4, in a fifth of the time of a root and a quotient; this is enough for a value that is
+ * sent as one bit. ob_root_guess makes a first guess by negating and halving the exponent. One step
+ * of Newton's method follows, with constants that make the largest error smallest (Kadlec,
+ * "Improving the fast inverse square root", 2010). The result for infinity is not finite. */
 #define OB_ROOT_GUESS  0x5f1ffff9
 #define OB_ROOT_FACTOR 0.703952253f
 #define OB_ROOT_TERM   2.38924456f
@@ -255,30 +256,32 @@ enum ob_moment_rule {
   OB_MOMENTS_SECOND /* Efficient-Adam: running mean of squares */
 };
 
-/* Rounds a finite moment up or down by chance, the more likely to the nearer value: a running mean
- * of 1,000 values changes by less than half of bfloat16's spacing a step, which rounding to nearest
- * would never let it. The chance is the low half of the element's residual, which is as good as
- * random, and the same on every codec and after a checkpoint. */
+/* Rounds a finite moment up or down at random, more likely to the nearer value. A running mean of
+ * 1,000 values changes by less than half of bfloat16's spacing a step: rounded to nearest it would
+ * never change. The random number is the low half of `chance`, the element's residual; it is the
+ * same on every codec and after a checkpoint. */
 OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
   return (uint16_t)((ob_bits_of(moment) + (ob_bits_of(chance) & 0xffff)) >> 16);
 }
 
-/* Factors of the moments' update, and of the unbiased estimate of the mean gradient's second
- * moment: `now` times the moment of this step, plus `before` times the one before it. With P ranks
- * whose gradients are independent the mean has 1 / P^2 of the sum of all ranks' moments, and the
- * others' are most likely what this rank's was before its own gradient of this step came. In a
- * block that has no step yet they are as new as this rank's: `fresh` times that of this step. */
+/* The factors of a moment's update, and of an unbiased estimate of the mean gradient's second
+ * moment. With P ranks whose gradients are independent, that moment is 1 / P^2 of the sum of all
+ * ranks' moments. A rank knows only its own, and assumes that those of the other ranks are what its
+ * own was before its gradient of this step. So the estimate is `now` times the moment after this
+ * step plus `before` times the moment before it. In a block that has no step yet the estimate is
+ * `fresh` times the moment after this step. */
 struct ob_moment_factors {
   float beta2, one_minus_beta2, epsilon;
   float now, before, fresh;
-  float floor; /* of a block, added to the estimate; or 0 */
+  float floor; /* the floor of a block, which is added to the estimate; or 0 */
 };
 
-/* Sets the factors that depend on the number of the step. With many ranks a quarter is taken to be
- * as new as this one: so the first gradient of an element after a long time counts at most 2
- * sqrt(P) times, and not P times, if it came to all ranks at once. */
-OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, double ranks,
-                                 uint64_t step) {
+/* Sets the factors that depend on the number of the step. With more than four ranks, a quarter of
+ * them is assumed to have a moment as new as this rank's. So the first gradient of an element after
+ * a long time, if it comes to all ranks at once, counts at most 2 sqrt(P) times, and not P
+ * times. */
+OB_INLINE void ob_moment_set_factors(struct ob_moment_factors *f, double beta2, double ranks,
+                                     uint64_t step) {
   const double now = 1 / (1 - ob_power(beta2, step));
   const double as_new = ranks > 4 ? 1 / (4 * ranks) : 1 / (ranks * ranks);
   f->now = (float)(now * as_new);
@@ -286,29 +289,30 @@ OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, doub
   f->before = step > 1 ? (float)((1 / ranks - as_new) / (1 - ob_power(beta2, step - 1))) : 0;
 }
 
-/* The factors for a block whose last step had this scale; 0 also where no step is stored. */
-OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factors f,
-                                                         float momentum_scale) {
+/* Returns the factors for a block whose last step had this scale, which is 0 also if no step is
+ * stored. */
+OB_INLINE struct ob_moment_factors ob_choose_moment_factors(struct ob_moment_factors f,
+                                                            float momentum_scale) {
   f.now = momentum_scale > 0 ? f.now : f.fresh;
   f.before = momentum_scale > 0 ? f.before : 0;
   return f;
 }
 
-/* The weight of the mean of a table's moments before this step. Of 0.3 and 1 this one ended nearer
- * to dense Adam, with 4 ranks and 1,000 steps on words of C headers. */
+/* A table's floor is this factor times the mean of the table's moments before this step. Of 0.3 and
+ * 1, 1 ended nearer to dense Adam, with 4 ranks and 1,000 steps on words of C headers. */
 #define OB_TABLE_FLOOR 1.0f
 
-/* Words of 32 elements, from `first` on, of a table's part of a rank's residual: the mean moment is
- * computed from this sample, another one for each block. The block alone would be too small a
- * sample: it may be a single row. */
+/* A sample of the words of 32 elements in a rank's part of a table: first, first + step and so on,
+ * up to `end`. Each block has another sample, from which the table's mean moment is computed. The
+ * block itself would be too small a sample: it may be a single row. */
 struct ob_sample {
   size_t first, end, step;
 };
-/* The least number of words in a sample, or all where there are fewer. It has less than twice as
- * many, since the step is rounded down. */
+/* A sample has at least OB_SAMPLE_MIN words, or all words if there are fewer. It has less than
+ * twice as many, since the step is rounded down. */
 #define OB_SAMPLE_MIN 64
 
-OB_INLINE struct ob_sample ob_sample_for(size_t block, size_t words) {
+OB_INLINE struct ob_sample ob_choose_sample(size_t block, size_t words) {
   const size_t step = words > OB_SAMPLE_MIN ? words / OB_SAMPLE_MIN : 1;
   const struct ob_sample sample = {block % step, words, step};
   return sample;
@@ -320,9 +324,9 @@ OB_INLINE float ob_moment_floor(float times, float moments, struct ob_sample sam
   return times * f->fresh * (moments / (float)(words * OB_LANES));
 }
 
-/* The gradient divided for the exchange, before it is weighed; moves its moment. The divisor is the
- * root of the estimate plus epsilon squared and the floor. Not finite where the moment is too
- * large. */
+/* Updates the element's moment, and returns the gradient divided for the exchange. The divisor is
+ * the root of the estimate plus epsilon squared and the floor. The result is not finite if the
+ * moment is too large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
                                 float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)
@@ -331,15 +335,15 @@ OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16
   const float now = f->beta2 * before + (f->one_minus_beta2 * gradient) * gradient;
   const float mean = f->now * now + f->before * before;
   *moment = ob_moment_round(now, chance);
-  /* Without a floor nothing is added, since that would take a register more in a kernel. */
+  /* A floor of 0 is not added, since that would take one more register in a kernel. */
   const float least = f->epsilon * f->epsilon;
   return gradient * ob_reciprocal_root(mean + (f->floor == 0 ? least : least + f->floor));
 }
 
-/* The factors of Lion: its step is the sign of a direction. */
+/* The factors of Lion, whose step is the sign of a direction. */
 struct ob_lion_factors {
-  float beta1, one_minus_beta1; /* of the direction */
-  float beta2, one_minus_beta2; /* of the momentum */
+  float beta1, one_minus_beta1; /* factors of the direction */
+  float beta2, one_minus_beta2; /* factors of the momentum */
 };
 
 OB_INLINE float ob_lion_direction(float momentum, float gradient, const struct ob_lion_factors *f) {
@@ -350,11 +354,12 @@ OB_INLINE float ob_lion_momentum(float momentum, float gradient, const struct ob
   return f->beta2 * momentum + f->one_minus_beta2 * gradient;
 }
 
-/* The signs of elements without a direction: one bit cannot say 0, so elements of a word alternate
- * between + and -, and a block of them does not move as a whole. */
+/* The signs of elements without a direction. One bit cannot represent 0, so elements of a word
+ * alternate between + and -, and a block of them does not move as a whole. */
 #define OB_LION_ZEROS 0xaaaaaaaau
 
-OB_INLINE float ob_lion_signed(float direction, unsigned element) {
+/* Returns the direction, or a zero with the sign of OB_LION_ZEROS if it is 0. */
+OB_INLINE float ob_lion_replace_zero(float direction, unsigned element) {
   return direction == 0 ? ob_float_of(element % 2 ? OB_SIGN_BIT : 0) : direction;
 }
 
@@ -374,48 +379,49 @@ OB_INLINE unsigned ob_serve_width(enum ob_serve_rule rule, unsigned width) {
   return rule == OB_SERVE_LION ? 1 : width;
 }
 
-/* The rule of a server's scale, and the scale in its message: with Lion a block without a direction
- * anywhere, as of a layer that is not trained, has the scale 0. */
-OB_INLINE onebit_scale_t ob_serve_measure(enum ob_serve_rule rule, onebit_scale_t scale) {
+/* Returns the rule by which a server computes its scale. */
+OB_INLINE onebit_scale_t ob_serve_scale_rule(enum ob_serve_rule rule, onebit_scale_t scale) {
   return rule == OB_SERVE_LION ? ONEBIT_SCALE_MEAN_ABSOLUTE : scale;
 }
 
+/* Returns the scale in a server's message. With Lion it is 1, or 0 for a block in which no element
+ * has a direction, as in a layer that is not trained. */
 OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
   return rule == OB_SERVE_LION && scale > 0 ? 1 : scale;
 }
 
-/* A server's state of an element: with Lion its momentum, else its residual. */
-OB_INLINE float ob_residual_content(enum ob_serve_rule rule, float residual, float scale) {
+/* Returns a server's state of an element: with Lion its momentum, else its residual. */
+OB_INLINE float ob_serve_state(enum ob_serve_rule rule, float residual, float scale) {
   return rule == OB_SERVE_LION ? residual : ob_residual_of(residual, scale);
 }
 
-/* The reciprocal 1 / denominator, which replaces the variance once it is frozen. With `keep_zero`
- * an element without variance does not move. */
+/* Returns 1 / denominator, which replaces the variance once it is frozen. With `keep_zero` an
+ * element without variance does not move. */
 OB_INLINE float ob_adam_reciprocal(float variance, int keep_zero, const struct ob_adam_factors *f) {
   return keep_zero && variance == 0 ? 0 : 1 / ob_adam_denominator(variance, f);
 }
 
-/* The momentum of a frozen step, from the last one times beta1, which is how it is stored from then
- * on. */
+/* Returns the momentum of a step with frozen variance. `stored` is the last momentum times beta1,
+ * the form in which it is stored after the freeze. */
 OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
                                         const struct ob_adam_factors *f) {
   return stored + f->one_minus_beta1 * gradient;
 }
 
-/* Bounds a step, whatever it was, by -bound .. bound. */
-OB_INLINE float ob_bounded(float step, float bound) {
+/* Bounds a step by -bound .. bound; a NaN becomes `bound`. */
+OB_INLINE float ob_bound_step(float step, float bound) {
   const float below = step < bound ? step : bound;
   return below > -bound ? below : -bound;
 }
 
 /* Bounds value * reciprocal by -limit .. limit. The result is not finite where the value's square
  * is not: such a step has to be skipped, and a bounded value would hide that. */
-OB_INLINE float ob_limited(float value, float reciprocal, float limit) {
+OB_INLINE float ob_bound_product(float value, float reciprocal, float limit) {
   const float square = value * value;
-  return ob_bounded(value * reciprocal, limit) + (square - square);
+  return ob_bound_step(value * reciprocal, limit) + (square - square);
 }
 
-/* The new parameter, from the step m^ / denominator. */
+/* Returns the new parameter; `step` is the corrected momentum divided by the denominator. */
 OB_INLINE float ob_adam_parameter(float parameter, float step, float learning_rate,
                                   float weight_decay) {
   return parameter - learning_rate * (step + weight_decay * parameter);

@@ -1,8 +1,7 @@
 /*
- * The arithmetic of an element in each pass (passes.h). The codecs (codec_passes.h) and device
- * code (cuda/passes.cu) are loops around ob_pass_element, so that what an optimizer does to an
- * element is written here once: IEEE float32 with one rounding an operation, in the order in which
- * it stands.
+ * The arithmetic of an element in each pass (passes.h). The codecs (codec_passes.h) and device code
+ * (cuda/passes.cu) are loops around ob_pass_element, so that the arithmetic of all optimizers is
+ * written once, here: IEEE float32 with one rounding an operation, in the order of the source.
  */
 #ifndef OB_COMPRESSION_PASS_ELEMENT_H
 #define OB_COMPRESSION_PASS_ELEMENT_H
@@ -15,22 +14,22 @@ extern "C" {
 
 /* --- Divided gradients: the warm-up of Efficient-Adam */
 
-/* The block's mean variance counts for so much in a divisor, so that elements whose gradients have
- * been zero so far are divided by something. */
+/* The floor of a divisor is this factor times the block's mean variance, so that elements whose
+ * gradients have been zero so far are not divided by zero. */
 #define OB_DIVISOR_FLOOR 0.03f
 
-/* True for a pass that divides gradients, which needs the mean variance of each block. */
-OB_INLINE int ob_pass_divides(enum ob_pass_kind kind) {
+/* Returns true for a pass that divides gradients, which needs the mean variance of each block. */
+OB_INLINE int ob_pass_divides_gradients(enum ob_pass_kind kind) {
   return kind == OB_PASS_DIVISORS || kind == OB_PASS_DIVIDED;
 }
 
-/* The floor of a block's divisors follows from the sum of its variances. */
+/* Returns the floor of a block's divisors, from the sum of its variances. */
 OB_INLINE float ob_divisor_floor(double variances, size_t count, const struct ob_pass_factors *f) {
   return OB_DIVISOR_FLOOR * f->before * (float)(variances / (double)count);
 }
 
-/* A gradient is divided by the root of its second moment before it is exchanged. In a block that
- * has had no gradients it is divided by 1, and cut off where it is large. */
+/* Returns the divisor of a gradient before its exchange: the root of its second moment. In a block
+ * that has had no gradients the divisor is 1, and large gradients are cut off. */
 OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
   const float moment = variance * f->before + f->floor;
   return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
@@ -38,19 +37,22 @@ OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
 
 /* Returns the gradient divided by the root of the variance that already includes it, for the
  * momentum. */
-OB_INLINE float ob_divided(float gradient, float variance, const struct ob_pass_factors *f) {
+OB_INLINE float ob_divide_gradient(float gradient, float variance,
+                                   const struct ob_pass_factors *f) {
   const float factor = f->adam.variance_factor;
   const float moment = variance * factor * factor + f->adam.epsilon * f->adam.epsilon;
   return moment > 0 ? gradient / sqrtf(moment) : 0;
 }
 
-/* --- 0/1 Adam: a step of one rank alone, as what it adds to the parameter; moves the momentum */
+/* --- 0/1 Adam */
 
+/* Updates the momentum in a step of this rank alone. Returns what the step adds to the
+ * parameter. */
 OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_factors *f) {
   const float gradient = f->gradient_factor * e->at[OB_GRADIENT];
   e->at[OB_MOMENTUM] = ob_adam_momentum(e->at[OB_MOMENTUM], gradient, &f->adam);
   const float step =
-      ob_bounded(e->at[OB_MOMENTUM] * f->adam.momentum_factor / e->at[OB_VARIANCE], f->bound);
+      ob_bound_step(e->at[OB_MOMENTUM] * f->adam.momentum_factor / e->at[OB_VARIANCE], f->bound);
   return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
 }
 
@@ -62,39 +64,40 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
 
 /* Returns the value to exchange for a movement: 0 for an element that does not move, NaN if its
  * movement or the gradient's square is not finite, though its step would be bounded. */
-OB_INLINE float ob_zero_one_sent(float moved, float denominator, float gradient) {
+OB_INLINE float ob_zero_one_exchanged_value(float moved, float denominator, float gradient) {
   const float square = gradient * gradient;
   const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
-  return ob_choose(ob_is_finite(square), sent, square - square);
+  return ob_select(ob_is_finite(square), sent, square - square);
 }
 
-/* --- 1-bit LAMB: from the momentum, and what it says that the gradient was, to the fresh variance
- * and the sums; returns the update */
+/* --- 1-bit LAMB */
 
-OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float gradient,
-                                const struct ob_pass_factors *f) {
+/* Updates the fresh variance and the sums, from the momentum `now` and the gradient that its change
+ * implies; returns the update. */
+OB_INLINE float ob_lamb_update_fresh(struct ob_element *e, float now, float gradient,
+                                     const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;
   const float v = e->at[OB_VARIANCE];
   float *const w = &e->at[OB_FRESH];
   *w = ob_adam_variance(*w, gradient, adam);
-  const float q = ob_bounded(now * adam->momentum_factor * v, f->bound),
+  const float q = ob_bound_step(now * adam->momentum_factor * v, f->bound),
               u = q + f->weight_decay * e->at[OB_PARAMETER];
   e->sum[1] = q * q;
   e->sum[2] = u * u;
   const float divisor = v * ob_adam_denominator(*w, adam);
-  e->sum[OB_LARGEST] = ob_choose(v > 0, divisor, ob_sum_start(OB_LARGEST));
+  e->sum[OB_LARGEST] = ob_select(v > 0, divisor, ob_sum_initial_value(OB_LARGEST));
   return u;
 }
 
 /* --- A pass */
 
-/* True if a pass divides something that its messages alone determine (`last` is the one before,
- * times beta1): with signs the quotient is one of few values a block, and a loop over elements need
- * not divide. */
+/* Returns true if a pass divides a number that depends only on its messages. With signs the
+ * quotient is then one of few values a block, and a loop over elements need not divide. */
 OB_INLINE int ob_pass_has_quotient(enum ob_pass_kind kind) {
   return kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MET;
 }
 
+/* Returns that quotient; `last` is the previous message times beta1. */
 OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float last,
                                  const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)
@@ -102,9 +105,11 @@ OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float la
   return kind == OB_PASS_ZERO_ONE_MET && f->rate_sum > 0 ? -(message / f->rate_sum) : 0;
 }
 
-/* Computes one element of a pass with that variance; inputs that it does not read are zero. */
-OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_element e,
-                                            float quotient, const struct ob_pass_factors *f) {
+/* Computes one element of a pass with that quotient; inputs that the pass does not read are
+ * zero. */
+OB_INLINE struct ob_element ob_pass_element_by_quotient(enum ob_pass_kind kind, struct ob_element e,
+                                                        float quotient,
+                                                        const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;
   float *const m = &e.at[OB_MOMENTUM], *const v = &e.at[OB_VARIANCE], *const w = &e.at[OB_FRESH],
                *const a = &e.at[OB_ANCHOR], *const d = &e.at[OB_MOVED],
@@ -123,8 +128,8 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
     *v = ob_adam_variance(*v, g, adam);
     e.sum[0] = *v;
     *p = ob_adam_parameter(
-        *p, ob_bounded(*m * adam->momentum_factor / ob_adam_denominator(*v, adam), f->bound), rate,
-        decay);
+        *p, ob_bound_step(*m * adam->momentum_factor / ob_adam_denominator(*v, adam), f->bound),
+        rate, decay);
     break;
   case OB_PASS_FREEZE:
     *m = adam->beta1 * *m;
@@ -140,10 +145,10 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
     *m = adam->beta1 * *m;
     break;
   case OB_PASS_APPLY:
-    *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE] * *v, f->bound), rate, decay);
+    *p = ob_adam_parameter(*p, ob_bound_step(e.at[OB_MESSAGE] * *v, f->bound), rate, decay);
     break;
   case OB_PASS_APPLY_STEP:
-    *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE], f->bound), rate, decay);
+    *p = ob_adam_parameter(*p, ob_bound_step(e.at[OB_MESSAGE], f->bound), rate, decay);
     break;
   case OB_PASS_VARIANCES:
     e.sum[0] = *v;
@@ -154,7 +159,7 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_DIVIDED: {
     const float gradient = g * ob_divisor(*v, f);
     *v = ob_adam_variance(*v, gradient, adam);
-    *m = ob_adam_momentum(*m, ob_divided(gradient, *v, f), adam);
+    *m = ob_adam_momentum(*m, ob_divide_gradient(gradient, *v, f), adam);
     *s = *m * adam->momentum_factor + decay * *p;
     e.sum[0] = *v;
     e.sum[1] = *p * *p;
@@ -200,12 +205,12 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
     *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
     break;
   case OB_PASS_LAMB_FRESH:
-    ob_lamb_freshen(&e, e.at[OB_MESSAGE], quotient, f);
+    ob_lamb_update_fresh(&e, e.at[OB_MESSAGE], quotient, f);
     break;
   case OB_PASS_LAMB_FROZEN: {
     const float before = *m;
     *m = ob_adam_frozen_momentum(*m, g, adam);
-    *s = ob_lamb_freshen(&e, *m, (*m - before) / adam->one_minus_beta1, f);
+    *s = ob_lamb_update_fresh(&e, *m, (*m - before) / adam->one_minus_beta1, f);
     *m = adam->beta1 * *m;
     break;
   }
@@ -215,8 +220,8 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
     const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
     *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(
-        *p, ob_bounded(*m * adam->momentum_factor / ob_zero_one_denominator(*v, f), f->bound), rate,
-        decay);
+        *p, ob_bound_step(*m * adam->momentum_factor / ob_zero_one_denominator(*v, f), f->bound),
+        rate, decay);
     break;
   }
   case OB_PASS_ZERO_ONE_FREEZE:
@@ -233,22 +238,22 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_ZERO_ONE_STORE: {
     const float move = ob_zero_one_move(&e, f);
     const float moved = f->adds_up ? *d + move : *p + move - *a + f->anchor_decay * *a;
-    *s = ob_zero_one_sent(moved, *v, own);
+    *s = ob_zero_one_exchanged_value(moved, *v, own);
     break;
   }
   case OB_PASS_ZERO_ONE_MET:
     *m = quotient;
-    *p = *a + ob_bounded(e.at[OB_MESSAGE] / *v, f->bound * f->rate_sum) - f->anchor_decay * *a;
+    *p = *a + ob_bound_step(e.at[OB_MESSAGE] / *v, f->bound * f->rate_sum) - f->anchor_decay * *a;
     *a = *p;
     *d = 0;
     break;
   case OB_PASS_SHARD:
     *m = ob_adam_momentum(*m, g, adam);
-    *s = ob_bounded(*m * adam->momentum_factor * *v, 1);
+    *s = ob_bound_step(*m * adam->momentum_factor * *v, 1);
     break;
   case OB_PASS_SHARD_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
-    *p = ob_adam_parameter(*p, ob_bounded(*m * adam->momentum_factor * *v, 1), rate, decay);
+    *p = ob_adam_parameter(*p, ob_bound_step(*m * adam->momentum_factor * *v, 1), rate, decay);
     break;
   default:
     break;
@@ -258,7 +263,8 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
 
 OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_element e,
                                             const struct ob_pass_factors *f) {
-  return ob_pass_divided(kind, e, ob_pass_quotient(kind, e.at[OB_MESSAGE], e.at[OB_LAST], f), f);
+  return ob_pass_element_by_quotient(kind, e,
+                                     ob_pass_quotient(kind, e.at[OB_MESSAGE], e.at[OB_LAST], f), f);
 }
 
 #ifdef __cplusplus

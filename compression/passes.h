@@ -1,7 +1,8 @@
 /*
- * The local work of the optimizers. A pass goes over the arrays of a tensor once; which of them it
- * reads and writes are rows here, and what it computes of an element is one of pass_element.h. What
- * servers do to messages is in numerics.h, codec_compress.h and cuda/reduce.cu.
+ * Passes are the local work of the optimizers. A pass goes over the arrays of a tensor once. This
+ * file lists the passes, and the arrays that each reads and writes; their arithmetic is in
+ * pass_element.h. The work of servers on messages is in numerics.h, codec_compress.h and
+ * cuda/reduce.cu.
  */
 #ifndef OB_COMPRESSION_PASSES_H
 #define OB_COMPRESSION_PASSES_H
@@ -12,27 +13,27 @@
 extern "C" {
 #endif
 
-/* The values of an element. The first ones are arrays of the optimizer, which lie as residuals
- * do. */
+/* The values of an element. Those before OB_ARRAYS are arrays of the optimizer, with their elements
+ * in the order of the residuals. */
 enum ob_slot {
   OB_MOMENTUM,
-  /* Once frozen its slot has a reciprocal or a denominator. */
+  /* After the freeze this slot has a reciprocal or a denominator. */
   OB_VARIANCE,
   OB_FRESH,   /* 1-bit LAMB: the fresh variance */
   OB_ANCHOR,  /* 0/1 Adam: the parameters of the last synchronisation */
-  OB_MOVED,   /* 0/1 Adam, profile deepspeed: what was added to the parameters since */
-  OB_SCRATCH, /* the mean gradient, and what a pass leaves for the next one */
+  OB_MOVED,   /* 0/1 Adam, profile deepspeed: the changes of the parameters since then */
+  OB_SCRATCH, /* the mean gradient, or a result of one pass for the next */
   OB_ARRAYS,
   OB_PARAMETER = OB_ARRAYS, /* the master values, where parameters are not float32 */
-  OB_GRADIENT,              /* of this rank, in its own type; read only */
-  OB_MESSAGE,               /* what came back from the exchange, +-scale, without scaling */
-  OB_LAST,                  /* what came back from the one before, likewise */
+  OB_GRADIENT,              /* the gradient of this rank, in its own type; read only */
+  OB_MESSAGE,               /* the decoded result of the exchange, without scaling */
+  OB_LAST,                  /* the decoded result of the previous exchange */
   OB_SLOTS
 };
 
 #define OB_MASK(slot) (1u << (slot))
 
-/* The kinds of passes; whoever has a function of each makes it from this list. */
+/* The kinds of passes. Code that has a function for each kind is generated from this list. */
 /* clang-format off */
 #define OB_PASS_KINDS(row) \
   row(SQUARES)         /* sum of the squares of this rank's gradients */ \
@@ -53,38 +54,38 @@ enum ob_slot {
   row(ZERO_ONE)        /* the message is the gradient */ \
   row(ZERO_ONE_FREEZE) /* variance becomes a denominator, parameters the anchor */ \
   row(ZERO_ONE_LOCAL)  /* a step of this rank alone */ \
-  row(ZERO_ONE_STORE)   /* likewise; only what is to be exchanged is stored, in scratch */ \
-  row(ZERO_ONE_MET)    /* the message is the mean of that */ \
+  row(ZERO_ONE_STORE)  /* likewise, but stores only the value to exchange, in scratch */ \
+  row(ZERO_ONE_MET)    /* the message is the mean of these */ \
   row(SHARD)           /* sharded: momentum from the mean gradient, the step to scratch */ \
   row(SHARD_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
   row(VARIANCES)       /* sum of the variances */ \
-  row(DIVISORS)        /* what divided gradients are multiplied with, to scratch */ \
+  row(DIVISORS)        /* the factors of divided gradients, to scratch */ \
   row(DIVIDED)         /* moments of divided gradients, the update to scratch; v, |p|^2, |u|^2 */ \
   row(STEP)            /* the message is the step as it is */ \
-  row(STEP_NORMS)      /* likewise, and it is not made yet: |p|^2, |u|^2 */ \
-  row(LION)            /* a step of Lion of uncompressed tensors; of others see STEP */
+  row(STEP_NORMS)      /* the norms of a STEP before it is made: |p|^2, |u|^2 */ \
+  row(LION)            /* a step of Lion on uncompressed tensors; others take STEP */
 /* clang-format on */
 
 #define OB_PASS_KIND(name) OB_PASS_##name,
 enum ob_pass_kind { OB_PASS_KINDS(OB_PASS_KIND) OB_PASSES };
 #undef OB_PASS_KIND
 
-/* Sums that a pass may have, a block at a time: lanes as numerics.h defines, but the last one is
- * the largest value. Of the steps of a warm-up the first one is that of the variances, which the
- * freeze is found from.
+/* A pass may compute OB_SUMS sums of each block, in lanes as numerics.h defines; number OB_LARGEST
+ * is the largest value in place of a sum. In the steps of a warm-up sum 0 is that of the variances,
+ * from which the time of the freeze is found.
  *
- * The largest values are those of reciprocals. An element contributes its divisor; the lanes
- * keep the least divisor, from infinity on, and 1 is divided by it once: since a rounded
- * quotient never rises with its divisor, that is the largest of all quotients to the bit. */
+ * The largest value is that of the reciprocals 1 / divisor. The lanes begin with infinity and keep
+ * the smallest divisor; at the end 1 is divided by it once. A rounded quotient never rises with its
+ * divisor, so that this is the largest of all quotients, to the bit. */
 enum { OB_SUMS = 4, OB_LARGEST = 3 };
 
-/* The value that the lanes of a sum begin with. */
-OB_INLINE float ob_sum_start(int which) {
+/* Returns the initial value of the lanes of a sum. */
+OB_INLINE float ob_sum_initial_value(int which) {
   return ob_float_of(which == OB_LARGEST ? 0x7f800000u : 0);
 }
 
 /* Returns the total of `count` block sums, of one tensor or of all; no sum is negative. */
-OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
+OB_INLINE double ob_sums_total(int which, const double *sums, size_t count) {
   double largest = 0;
   if (which != OB_LARGEST)
     return ob_add_sums(sums, count);
@@ -93,26 +94,26 @@ OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
   return largest;
 }
 
-/* The norm of a step relative to that of the bits that carried it. These have the root mean square
- * of the step with the residuals of servers and workers, which are as long as the step. Of 1/2,
- * 5/8, 2/3, 3/4 and 1 this brought Efficient-Adam with trust ratios nearest to dense LAMB, on
- * tinyshakespeare with 2, 4 and 8 ranks. */
+/* An estimate of the norm of a step divided by the norm of the message that carries it. The
+ * message's scale is the root mean square of the step plus the residuals of servers and workers,
+ * which are as large as the step. Of 1/2, 5/8, 2/3, 3/4 and 1 this value brought Efficient-Adam
+ * with trust ratios nearest to dense LAMB, on tinyshakespeare with 2, 4 and 8 ranks. */
 #define OB_STEP_SIGNAL (2.0f / 3)
 
 /* Factors that all elements of a piece share. */
 struct ob_pass_factors {
   struct ob_adam_factors adam;
   struct ob_lion_factors lion;
-  /* The factor of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has
-   * it. */
+  /* The factor of this rank's gradients: loss scale, clipping, accumulation. Exchanged gradients
+   * are already multiplied by it. */
   float gradient_factor;
   float learning_rate, weight_decay;
-  float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
+  float scaling;      /* 1-bit LAMB: the factor of the tensor's momentum in messages */
   float rate_sum;     /* 0/1 Adam: rates times momentum factors, summed since the anchor */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   float bound;        /* the largest step on bits with a frozen variance; infinity: no bound */
-  /* For passes that divide gradients: the bias correction of the variance before this step, and
-   * OB_DIVISOR_FLOOR of the block's mean variance, so corrected. */
+  /* For passes that divide gradients. before: the bias correction of the variance before this step.
+   * floor: OB_DIVISOR_FLOOR times the block's mean variance, so corrected. */
   float before, floor;
   int keep_zero; /* an element without variance does not move */
   int adds_up;   /* 0/1 Adam: OB_MOVED is kept */
@@ -230,7 +231,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   }
 }
 
-/* The sums that a pass makes, one bit each. */
+/* Returns the sums that a pass computes, one bit each. */
 OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES:
@@ -251,8 +252,8 @@ OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   }
 }
 
-/* The scale of a message's signs or levels as the pass wants it: once a block, since a sign makes
- * no difference to how a product or a quotient is rounded. */
+/* Converts the scale of a message's signs or levels for the pass. Once a block is enough, since a
+ * sign does not change how a product or a quotient is rounded. */
 OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
                               const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)

@@ -1,4 +1,4 @@
-/* The residuals: two copies or one, as lazy errors or as plain ones; and the norms of blocks. */
+/* Residuals in one or two copies, of lazy or plain errors; and the norms of blocks. */
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static void residual_describe(struct ob_residual *residual, const struct ob_layo
                                    .memory = memory};
 }
 
-static onebit_status_t residual_no_memory(const struct ob_residual *residual) {
+static onebit_status_t residual_memory_error(const struct ob_residual *residual) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
                   residual->words * OB_LANES);
 }
@@ -51,15 +51,15 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
   for (int copy = 0; copy < 2; copy++) {
     residual->values[copy] = copy < copies ? allocate_values(residual, copy) : residual->values[0];
     if (!residual->values[copy] || !allocate_scales(residual, copy))
-      return residual_no_memory(residual);
+      return residual_memory_error(residual);
     if (moments)
       residual->moments[copy] = memory->allocate(residual->words, OB_LANES * sizeof(uint16_t));
     if (moments && !residual->moments[copy])
-      return residual_no_memory(residual);
+      return residual_memory_error(residual);
   }
   if (copies == 1)
     residual->changed = ob_allocate(residual->blocks, sizeof *residual->changed);
-  return copies > 1 || residual->changed ? ONEBIT_OK : residual_no_memory(residual);
+  return copies > 1 || residual->changed ? ONEBIT_OK : residual_memory_error(residual);
 }
 
 void ob_residual_destroy(struct ob_residual *residual) {
@@ -88,7 +88,7 @@ onebit_status_t ob_residual_reset(struct ob_residual *residual) {
   return residual->memory->clear(residual->scales[residual->now], scale_bytes(residual));
 }
 
-void ob_residual_return(struct ob_residual *residual) {
+void ob_residual_return_memory(struct ob_residual *residual) {
   for (int copy = 0; copy < 2 && residual->memory == &ob_memory_host; copy++)
     ob_memory_return(residual->values[copy], value_bytes(residual));
 }
@@ -111,10 +111,11 @@ size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_
   return elements;
 }
 
-/* Gives the host the current copy: itself, or arrays of their own, which end_view frees, also after
- * a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
-static onebit_status_t residual_view(const struct ob_residual *residual, float **values,
-                                     float **scales) {
+/* Makes the current copy readable on the host. In memory of the host these are the arrays
+ * themselves, else copies of them, which residual_close_view frees, also after a failure. Errors:
+ * ONEBIT_ERROR_MEMORY and those of copying. */
+static onebit_status_t residual_open_view(const struct ob_residual *residual, float **values,
+                                          float **scales) {
   *values = residual->values[residual->now];
   *scales = residual->scales[residual->now];
   if (residual->memory == &ob_memory_host)
@@ -128,31 +129,31 @@ static onebit_status_t residual_view(const struct ob_residual *residual, float *
   return residual->memory->copy(*scales, residual->scales[residual->now], scale_bytes(residual));
 }
 
-static void residual_end_view(const struct ob_residual *residual, float *values, float *scales) {
+static void residual_close_view(const struct ob_residual *residual, float *values, float *scales) {
   if (residual->memory == &ob_memory_host)
     return;
   ob_release(values);
   ob_release(scales);
 }
 
-static float *residual_values_of(const struct ob_residual *residual, float *values,
-                                 const struct ob_block *block) {
+static float *residual_block_values(const struct ob_residual *residual, float *values,
+                                    const struct ob_block *block) {
   return values + (block->word - residual->first_word) * OB_LANES;
 }
 
 onebit_status_t ob_residual_export(const struct ob_residual *residual,
                                    const struct ob_layout *layout, float *error) {
   float *values, *scales;
-  onebit_status_t status = residual_view(residual, &values, &scales);
+  onebit_status_t status = residual_open_view(residual, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
-    const float *value = residual_values_of(residual, values, &block);
+    const float *value = residual_block_values(residual, values, &block);
     const float scale = residual->eager[residual->now] ? 0 : scales[residual->one_scale ? 0 : b];
     for (size_t i = 0; i < block.count; i++)
-      *error++ = ob_residual_content(residual->serving.rule, value[i], scale);
+      *error++ = ob_serve_state(residual->serving.rule, value[i], scale);
   }
-  residual_end_view(residual, values, scales);
+  residual_close_view(residual, values, scales);
   return status;
 }
 
@@ -161,16 +162,16 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
                                    const float *error) {
   OB_TRY(ob_residual_reset(residual));
   float *values, *scales;
-  onebit_status_t status = residual_view(residual, &values, &scales);
+  onebit_status_t status = residual_open_view(residual, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
-    memcpy(residual_values_of(residual, values, &block), error, block.count * sizeof *error);
+    memcpy(residual_block_values(residual, values, &block), error, block.count * sizeof *error);
     error += block.count;
   }
   if (status == ONEBIT_OK && residual->memory != &ob_memory_host)
     status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
-  residual_end_view(residual, values, scales);
+  residual_close_view(residual, values, scales);
   return status;
 }
 
@@ -186,15 +187,15 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
   return residual->changed && memchr(residual->changed, true, residual->blocks);
 }
 
-/* Converts the values to plain errors, since blocks that share one scale cannot be reset one by
- * one. */
+/* Sets the scales to 0, since the values are now plain errors. Undoing a block cannot do this,
+ * because blocks may share one scale. */
 void ob_residual_end_undo(struct ob_residual *residual) {
   const size_t scales = residual->one_scale ? 1 : residual->blocks;
   memset(residual->scales[residual->now], 0, scales * sizeof(float));
   memset(residual->changed, 0, residual->blocks);
 }
 
-bool ob_residual_large(const struct ob_residual *residual) {
+bool ob_residual_has_large_scale(const struct ob_residual *residual) {
   size_t scales = residual->one_scale ? 1 : residual->blocks;
   for (size_t b = 0; b < scales; b++)
     if (residual->scales[residual->now][b] >= OB_LARGE_SCALE)
@@ -211,8 +212,8 @@ struct lanes {
   float input[OB_LANES], residual[OB_LANES], value[OB_LANES], magnitude[OB_LANES];
 };
 
-static inline void measure_add(const struct ob_measure_run *run, size_t at, size_t lane,
-                               struct lanes *lanes) {
+static inline void measure_add_element(const struct ob_measure_run *run, size_t at, size_t lane,
+                                       struct lanes *lanes) {
   const float value = run->values[at];
   const float input = value - ob_residual_of(run->before[at], run->before_scale);
   const float left = run->error ? run->error[at] : ob_residual_of(value, run->scale);
@@ -222,36 +223,39 @@ static inline void measure_add(const struct ob_measure_run *run, size_t at, size
   lanes->magnitude[lane] += ob_magnitude(value, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
-static void add_block(const struct ob_measure_run *run, struct lanes *lanes) {
+static void measure_add_block(const struct ob_measure_run *run, struct lanes *lanes) {
   const size_t whole = run->count / OB_LANES * OB_LANES;
   for (size_t at = 0; at < whole; at += OB_LANES)
     for (size_t i = 0; i < OB_LANES; i++)
-      measure_add(run, at + i, i, lanes);
+      measure_add_element(run, at + i, i, lanes);
   for (size_t i = 0; whole + i < run->count; i++)
-    measure_add(run, whole + i, i, lanes);
+    measure_add_element(run, whole + i, i, lanes);
 }
 
-static double measure_sum(const float *lanes) {
+static double measure_sum_lanes(const float *lanes) {
   double sum = 0;
   for (size_t i = 0; i < OB_LANES; i++)
     sum += (double)lanes[i];
   return sum;
 }
 
-static float square_of(const float *values, size_t count) {
+/* Returns the sum of squares of whole groups of values. */
+static float sum_squares(const float *values, size_t count) {
   float squares[OB_LANES] = {0};
   for (size_t at = 0; at < count; at += OB_LANES)
     for (size_t i = 0; i < OB_LANES; i++)
       squares[i] += values[at + i] * values[at + i];
-  return (float)measure_sum(squares);
+  return (float)measure_sum_lanes(squares);
 }
 
-/* The scratch takes the error and the fields that quantising writes; nothing reads the fields. */
+/* The scratch receives the error and the fields that quantising writes; nothing reads the
+ * fields. */
 size_t ob_measure_scratch(size_t block) { return block + block / OB_LANES * OB_MAX_WIDTH; }
 
-/* The sum of squares that levels of `width` bits would leave of the values. */
-static double left_by_levels(const struct ob_measure_run *run, unsigned width, double value,
-                             const struct ob_codec *codec) {
+/* Returns the sum of squares of the error that levels of `width` bits would leave. `value` is the
+ * sum of squares of the values. */
+static double compute_level_error(const struct ob_measure_run *run, unsigned width, double value,
+                                  const struct ob_codec *codec) {
   const float largest = codec->largest(run->values, run->count);
   const struct ob_quantise_run lower = {
       .count = run->count,
@@ -263,22 +267,23 @@ static double left_by_levels(const struct ob_measure_run *run, unsigned width, d
           (uint32_t *)(void *)(run->scratch + (run->count + OB_LANES - 1) / OB_LANES * OB_LANES),
   };
   codec->quantise(&lower);
-  return (double)square_of(run->scratch, run->count);
+  return (double)sum_squares(run->scratch, run->count);
 }
 
-/* Sum of (|c| - s)^2, s being their root mean square. */
-static double left_by_signs(size_t count, double value, double magnitude) {
+/* Returns the sum of squares of the error that signs would leave: the sum of (|c| - s)^2, where s
+ * is the root mean square of all c. */
+static double compute_sign_error(size_t count, double value, double magnitude) {
   return 2 * (value - sqrt(value / (double)count) * magnitude);
 }
 
-struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_codec *codec) {
+struct ob_norms ob_measure_block(const struct ob_measure_run *run, const struct ob_codec *codec) {
   struct lanes lanes = {{0}, {0}, {0}, {0}};
-  add_block(run, &lanes);
-  struct ob_norms norms = {measure_sum(lanes.input), measure_sum(lanes.residual),
-                           measure_sum(lanes.value), 0};
+  measure_add_block(run, &lanes);
+  struct ob_norms norms = {measure_sum_lanes(lanes.input), measure_sum_lanes(lanes.residual),
+                           measure_sum_lanes(lanes.value), 0};
   if (run->width > 2)
-    norms.lower = left_by_levels(run, run->width / 2, norms.value, codec);
+    norms.lower = compute_level_error(run, run->width / 2, norms.value, codec);
   else if (run->width == 2)
-    norms.lower = left_by_signs(run->count, norms.value, measure_sum(lanes.magnitude));
+    norms.lower = compute_sign_error(run->count, norms.value, measure_sum_lanes(lanes.magnitude));
   return norms;
 }

@@ -1,5 +1,4 @@
-/* The part of an optimizer's bucket that is on a device, for the files that create it and step
- * it. */
+/* The device part of an optimizer's bucket: its arrays, streams and addresses of plans' states. */
 #ifndef OB_CUDA_BUCKET_H
 #define OB_CUDA_BUCKET_H
 
@@ -9,7 +8,7 @@
 /* A bucket's plans: the dense and the compressed one. */
 enum { OB_DENSE, OB_BITS, OB_PLANS };
 
-/* Addresses of gradients on their way to the device: pinned, by piece. */
+/* Pinned memory with the addresses of gradients, one a piece, for the copy to the device. */
 struct ob_addresses {
   void **memory;
   cudaEvent_t sent;
@@ -18,32 +17,33 @@ struct ob_addresses {
 struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
-  /* By piece, in device memory; and on the host, a copy of the scalings on the device. */
+  /* These arrays have one entry a piece and are in device memory; scalings_there is the host's copy
+   * of the device's scalings. */
   float **parameters;
   void **copies, **gradients, **means;
   float *factors, *weight_decays, *scalings, *floors;
   float *scalings_there;
-  struct ob_addresses addresses[2]; /* in turns */
+  struct ob_addresses addresses[2]; /* used in turns; `turn` is the latest */
   int turn;
-  bool moved; /* the device has not all addresses of now */
-  /* Block sums of the latest pass of this kind, in pinned memory; kind -1: no pass has made sums
-   * yet. */
+  bool moved; /* an address has changed since the last copy to the device */
+  /* The host's copy of the block sums number which_sums of the latest pass, in pinned memory;
+   * which_sums is -1 while there is no copy. */
   double *sums;
   int which_sums;
-  bool counted; /* in this step the device has the bias corrections */
-  /* The plans' calls that had ended well when the host looked last; the device's addition to
-   * them. */
+  bool counted; /* the device computes this step's bias corrections */
+  /* calls: of each plan those that had succeeded when the host last read the device's state.
+   * before: the state's `before` that was sent last. */
   uint64_t calls[OB_PLANS], before[OB_PLANS];
-  struct ob_cuda_lamb lamb; /* of 1-bit LAMB; what is by tensor is the first bucket's */
-  bool rated;               /* there are learning rates of its making */
+  struct ob_cuda_lamb lamb; /* 1-bit LAMB's; arrays by tensor belong to the first bucket */
+  bool rated;               /* lamb.learning_rates have been computed */
   cudaStream_t own;         /* for steps without a stream */
-  /* States of plans that the first bucket holds for all: those of all buckets' dense plans, then
-   * those that buckets use when the compressed plans send bits, then those of uncompressed
-   * buckets. */
+  /* In the first bucket, an array on the device with the addresses of plans' states: those of all
+   * buckets' dense plans, then those that buckets use when the compressed plans send bits, then
+   * those of uncompressed buckets. */
   struct ob_cuda_state **states;
   uint64_t steps_before, skipped_before; /* calls that the plans' outcomes do not include */
   cudaEvent_t last;                      /* the end of the latest step on any stream */
-  cudaStream_t parts;                    /* of steps in parts, beside the caller's */
+  cudaStream_t parts;                    /* for steps in parts, beside the caller's stream */
 };
 
 /* Makes the next work on one stream follow the work so far on the other, also in a capture. */
@@ -51,8 +51,8 @@ onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStrea
                                    cudaStream_t next);
 
 /* Waits, no longer than ONEBIT_TIMEOUT, until the calls that the plans have put on streams are
- * through or their communicator has failed: what waits for a stream or the device next does not
- * wait for a rank. */
+ * complete or their communicator has failed. Waiting for a stream or the device afterwards does not
+ * depend on another rank. */
 void ob_cuda_step_await(const struct onebit_optimizer *optimizer);
 
 /* Rows of struct ob_optimizer_executor (optimizer_step.c, optimizer_calls.c). */

@@ -52,9 +52,9 @@ onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64
   return ONEBIT_OK;
 }
 
-/* ---- Between calls: work that follows the last call, and that the next one follows ---- */
+/* ---- Work between two calls ---- */
 
-/* Elements of a result. */
+/* Returns the number of elements in a result. */
 static size_t result_count(const struct onebit_plan *plan) {
   size_t parts = plan->options.operation == ONEBIT_ALLGATHER ? (size_t)plan->comm->size : 1;
   return plan->count * parts;
@@ -75,9 +75,10 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t streams_follow(const struct onebit_plan *plan, cudaStream_t stream,
-                                      bool capturing) {
+/* Makes the stream wait for the plan's last call, which may be on another stream. Captured work has
+ * no order in time yet, so nothing waits for it. */
+static onebit_status_t order_after_last_call(const struct onebit_plan *plan, cudaStream_t stream,
+                                             bool capturing) {
   if (capturing)
     return ONEBIT_OK;
   OB_TRY(ob_device_check_stream(plan, stream));
@@ -85,8 +86,8 @@ static onebit_status_t streams_follow(const struct onebit_plan *plan, cudaStream
   return ONEBIT_OK;
 }
 
-static onebit_status_t streams_lead(const struct onebit_plan *plan, cudaStream_t stream,
-                                    bool capturing) {
+static onebit_status_t record_last_call(const struct onebit_plan *plan, cudaStream_t stream,
+                                        bool capturing) {
   if (!capturing)
     OB_TRY_CUDA(cudaEventRecord(plan->device->last, stream));
   return ONEBIT_OK;
@@ -99,9 +100,9 @@ onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream
   bool capturing = ob_cuda_is_capturing(stream);
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return ONEBIT_OK;
-  OB_TRY(streams_follow(plan, stream, capturing));
+  OB_TRY(order_after_last_call(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
-  return streams_lead(plan, stream, capturing);
+  return record_last_call(plan, stream, capturing);
 }
 
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
@@ -115,24 +116,25 @@ onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_p
   OB_ON_DEVICE(plan->device->number);
   bool capturing = ob_cuda_is_capturing(stream);
   OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
-  OB_TRY(streams_follow(plan, stream, capturing));
+  OB_TRY(order_after_last_call(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
                             result_count(plan), factor, stream));
-  return streams_lead(plan, stream, capturing);
+  return record_last_call(plan, stream, capturing);
 }
 
 /* ---- The outcome of calls ---- */
 
 /* Reports the outcome to the caller that waits for this call, or keeps it for
  * onebit_plan_synchronize. */
-static void stream_outcome_tell(const struct onebit_plan *plan, onebit_status_t status) {
+static void report_outcome(const struct onebit_plan *plan, onebit_status_t status) {
   if (plan->state->in_flight && !plan->flight->call.on_stream)
     ob_steps_fail(plan, status);
   else
     ob_outcome_add(&plan->state->outcome, status);
 }
 
-static void note_outcome(const struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
+static void describe_outcome(const struct onebit_plan *plan,
+                             const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
   int rank = ob_stream_origin(plan, outcome->origin);
   const char *name =
@@ -153,7 +155,7 @@ static void note_outcome(const struct onebit_plan *plan, const struct ob_cuda_ou
   else
     ob_error(status, "from rank %d: a damaged or foreign message", rank);
   *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
-  stream_outcome_tell(plan, status);
+  report_outcome(plan, status);
 }
 
 static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
@@ -164,24 +166,25 @@ static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
 
 /* Called when the stream has reached the end of the call: the host copies the device's view of the
  * plan. */
-static void stream_outcome_look(const struct onebit_plan *plan) {
+static void read_outcome(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;
   plan->state->worker.now = plan->state->server.now = (int)device->seen->now;
   if (device->seen->outcome.status == ONEBIT_OK)
     return;
-  note_outcome(plan, &device->seen->outcome);
+  describe_outcome(plan, &device->seen->outcome);
   status = forget_outcome(plan);
   if (status != ONEBIT_OK)
     ob_outcome_add(&plan->state->outcome, status);
 }
 
-static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status_t status) {
+static void give_up_plan(const struct onebit_plan *plan, onebit_status_t status) {
   plan->state->broken = true;
-  stream_outcome_tell(plan, status);
+  report_outcome(plan, status);
 }
 
-/* The event never comes while NCCL waits for a lost rank: then health reports the error. */
+/* While NCCL waits for a lost rank the event is never reached: ob_comm_health then reports the
+ * error. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait) {
   OB_ON_DEVICE(plan->device->number);
   onebit_status_t status = ONEBIT_OK;
@@ -204,9 +207,9 @@ bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait) {
   if (error == cudaSuccess)
     plan->flight->watch = (struct ob_watch){0};
   if (status != ONEBIT_OK)
-    stream_outcome_give_up(plan, status);
+    give_up_plan(plan, status);
   else if (error == cudaSuccess)
-    stream_outcome_look(plan);
+    read_outcome(plan);
   return error != cudaErrorNotReady || plan->state->broken;
 }
 

@@ -1,12 +1,12 @@
 /*
- * Compressing: inputs and residuals to sign bits, scales and new residuals.
+ * Compresses inputs and residuals into sign bits, scales and new residuals.
  *
- * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
- * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
- * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum,
- * 4 reciprocal read: 16.26; with moments 2 more read and written: 16.26. The ceiling is the
- * card's copy bandwidth over these: at 4.2 TB/s, 346e9
- * elements a second.
+ * Bytes an element of float32 input, in blocks of 2048 elements: 4 of input and 4 of residuals are
+ * read, 4 of residuals and 1/8 of signs are written, and a block writes 2 scales and reads 1
+ * (12/2048): 12.13 in all. With momentum its signs are read too: 12.26. Input of 16 bits takes
+ * 10.13 and 10.26. When the step is sent in place of the momentum, 4 of reciprocals are read:
+ * 16.26; with second moments 2 more are read and 2 written: 16.26. The limit is the card's copy
+ * bandwidth: 346e9 elements a second at 4.2 TB/s.
  */
 #include "cuda/headers.cuh"
 
@@ -14,7 +14,7 @@
  * division by the root of its moment. */
 enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS, TABLES };
 
-/* Tables have moments too, and their mean besides. */
+/* Tables of outputs (ONEBIT_TABLE) also use second moments, and their mean. */
 static __device__ constexpr bool has_moments(enum treatment treatment) {
   return treatment == SECOND_MOMENTS || treatment == TABLES;
 }
@@ -26,7 +26,7 @@ struct moments {
   struct ob_moment_factors factors;
 };
 
-/* Four moments are 8 bytes, and lie as the residuals do. */
+/* Loads moments, which are stored in the order of the residuals; a lane's four are 8 bytes. */
 template <bool whole>
 static __device__ inline void load_moments(const struct moments &moments, unsigned first,
                                            unsigned end, uint32_t (&raw)[fours_a_tile][2]) {
@@ -53,14 +53,15 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
     store_raw(moments.next + first, after);
 }
 
-/* Loads the elements from `first` on to the residuals and to the tile in shared memory, as
- * group_weigh, group_momentum and group_compensate do. `whole`: there is an input and no
- * padding. */
+/* Computes the compensated values of the tile from `first` on, as group_weigh, group_momentum and
+ * group_compensate do, and stores them as residuals and in the tile in shared memory. `whole`:
+ * there is an input and no padding. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool whole>
 static __device__ inline void compress_tile(const struct ob_compress_run &run,
                                             const struct moments &moments, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {
-  const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
+  const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid,
+                 end = padded_count(count);
   float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
   uint32_t before[fours_a_tile][2] = {};
   load_parts<ONEBIT_FLOAT32, whole>(run.residual, first, end, true, residual);
@@ -94,15 +95,15 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
       if (!whole && i >= count)
         value[k][j] = 0;
     }
-    store_some<ONEBIT_FLOAT32, whole>(run.residual_out, first + four_at(k), end, true, value[k]);
+    store_values<ONEBIT_FLOAT32, whole>(run.residual_out, first + four_at(k), end, true, value[k]);
     tile[four_at(k) / 4] = make_float4(value[k][0], value[k][1], value[k][2], value[k][3]);
   }
 }
 
-/* Compresses as a codec does; the sum is lane 0's. */
+/* Compresses a block as a codec does; lane 0 gets the sum of its magnitudes. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
-static __device__ inline float compress(const struct ob_compress_run &run,
-                                        const struct moments &moments, float4 *tile) {
+static __device__ inline float compress_tiles(const struct ob_compress_run &run,
+                                              const struct moments &moments, float4 *tile) {
   const bool aligned = is_aligned(run.input, 4 * size_of<dtype>);
   const unsigned count = (unsigned)run.count, given = run.input ? (unsigned)run.valid : 0;
   float lane = 0;
@@ -120,14 +121,15 @@ static __device__ inline float compress(const struct ob_compress_run &run,
 static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint32_t now,
                                            const struct location &location,
                                            struct ob_compress_run *run) {
-  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), location);
+  const struct ob_view last = view_of(result_of(plan, last_copy(plan, now), blockIdx.y), location);
   run->momentum_bits = last.words + location.word;
   run->momentum_scale = scale_of(last, location);
 }
 
-static __device__ inline void weigh(const struct ob_cuda_plan &plan,
-                                    const struct ob_cuda_source &source,
-                                    const struct ob_block &block, struct ob_compress_run *run) {
+static __device__ inline void set_weights(const struct ob_cuda_plan &plan,
+                                          const struct ob_cuda_source &source,
+                                          const struct ob_block &block,
+                                          struct ob_compress_run *run) {
   const float scaling = source.scalings ? source.scalings[block.piece] : 1;
   run->decay = scaling == 0 ? 1 : source.decay;
   run->weight = scaling == 0 ? 0 : source.weight;
@@ -137,16 +139,17 @@ static __device__ inline void weigh(const struct ob_cuda_plan &plan,
 }
 
 /* Computes the floor of a block as compression/blocks.c does. */
-static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const uint16_t *moments,
-                                        const struct ob_cuda_source &source,
-                                        const struct location &location,
-                                        const struct ob_moment_factors &factors) {
+static __device__ inline float compute_floor(const struct ob_cuda_plan &plan,
+                                             const uint16_t *moments,
+                                             const struct ob_cuda_source &source,
+                                             const struct location &location,
+                                             const struct ob_moment_factors &factors) {
   const float times = source.floors[location.block.piece];
   if (times == 0)
     return 0;
   const struct ob_interval words =
       ob_piece_interval(&plan.geometry.layout.piece[location.block.piece], &source.own);
-  const struct ob_sample sample = ob_sample_for(location.number, words.end - words.first);
+  const struct ob_sample sample = ob_choose_sample(location.number, words.end - words.first);
   float lane = 0;
   moments += (words.first - plan.worker.first_word) * OB_LANES + lane_number();
   for (size_t word = sample.first; word < sample.end; word += sample.step)
@@ -155,10 +158,10 @@ static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const u
 }
 
 template <enum treatment treatment>
-static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
-                                                   const struct ob_cuda_source &source,
-                                                   const struct location &location,
-                                                   float momentum_scale) {
+static __device__ inline struct moments find_moments(const struct ob_cuda_plan &plan, uint32_t now,
+                                                     const struct ob_cuda_source &source,
+                                                     const struct location &location,
+                                                     float momentum_scale) {
   const struct ob_block &block = location.block;
   struct ob_moment_factors factors = source.moment;
   if (source.counted) {
@@ -168,21 +171,22 @@ static __device__ inline struct moments moments_of(const struct ob_cuda_plan &pl
   }
   factors.floor = 0;
   if (treatment == TABLES)
-    factors.floor = floor_of(plan, plan.worker.moments[now], source, location, factors);
+    factors.floor = compute_floor(plan, plan.worker.moments[now], source, location, factors);
   return {values_of(plan.worker, plan.worker.moments[now], block),
           values_of(plan.worker, plan.worker.moments[!now], block),
-          source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
+          source.values ? 1 : source.factor, ob_choose_moment_factors(factors, momentum_scale)};
 }
 
-/* Code for 10.0 and newer takes more registers (nvcc 13.0). */
+/* Code for compute capability 10.0 and newer takes more registers (nvcc 13.0). */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool few_registers = true;
 #else
 constexpr bool few_registers = false;
 #endif
 
-/* One thread block less where moments or reciprocals take registers, and one less where the
- * momentum's signs or a table's mean would not fit into the registers that are left. */
+/* A multiprocessor has one thread block less where moments or reciprocals take registers, and one
+ * less where the momentum's signs or a table's mean would not fit into the registers that are
+ * left. */
 constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
   return blocks_at_once - (treatment != AS_IT_IS) - (treatment == TABLES) -
          (momentum && few_registers);
@@ -196,27 +200,27 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
   if (!find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const uint32_t now = plan.state->now;
-  const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), location);
+  const struct ob_view out = view_of(message_to(plan, now, blockIdx.y), location);
   struct ob_compress_run run = {};
   run.count = location.block.count;
   run.valid = location.block.valid;
   run.input = source.values
                   ? source.values + blockIdx.y * source.step + location.word * OB_LANES
-                  : (const void *)piece_of(source.inputs, 0, location.block, size_of<dtype>);
+                  : (const void *)block_address(source.inputs, 0, location.block, size_of<dtype>);
   run.rule = plan.rule;
   run.residual = values_of(plan.worker, now, location.block);
   run.residual_scale = residual_scale(plan.worker, now, location);
   run.residual_out = values_of(plan.worker, !now, location.block);
   run.bits = out.words + location.word;
-  weigh(plan, source, location.block, &run);
+  set_weights(plan, source, location.block, &run);
   struct moments moments = {};
   if (treatment == RECIPROCALS)
     run.reciprocals = source.reciprocals + location.block.word * OB_LANES;
   if (momentum)
     add_momentum(plan, now, location, &run);
   if (has_moments(treatment))
-    moments = moments_of<treatment>(plan, now, source, location, run.momentum_scale);
-  const float sum = compress<dtype, momentum, treatment>(run, moments, tile);
+    moments = find_moments<treatment>(plan, now, source, location, run.momentum_scale);
+  const float sum = compress_tiles<dtype, momentum, treatment>(run, moments, tile);
   if (lane_number() == 0)
     set_scale(plan, now, false, location, out, sum);
 }
@@ -249,14 +253,15 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
   static compress_function *(*const kernels[2][2])(const struct ob_cuda_source &) = {
       {kernel_of<dtype, false, false>, kernel_of<dtype, false, true>},
       {kernel_of<dtype, true, false>, kernel_of<dtype, true, true>}};
-  return launch_early(kernels[source.momentum][seals_or_opens(plan)](source), plan.max_blocks,
-                      plan.geometry.whole ? 1 : plan.geometry.members, stream, plan, source);
+  return launch_early_kernel(kernels[source.momentum][seals_or_opens(plan)](source),
+                             plan.max_blocks, plan.geometry.whole ? 1 : plan.geometry.members,
+                             stream, plan, source);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
-  const struct ob_cuda_plan part = of_chunk(plan, chunk);
-  if (!source.values && !source.moment_rule) /* where there are values, they have it */
+  const struct ob_cuda_plan part = select_chunk(plan, chunk);
+  if (!source.values && !source.moment_rule) /* source.values have been multiplied by it already */
     source.weight *= source.factor;
   if (plan.geometry.width > 1)
     return ob_cuda_compress_levels(part, source, stream);

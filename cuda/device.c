@@ -1,4 +1,4 @@
-/* A plan's part on a device: created, destroyed, and described to its kernels. */
+/* The device part of a plan: its creation, its destruction, and its description for kernels. */
 #include "cuda/device.h"
 
 #include "base/error.h"
@@ -24,8 +24,8 @@ static onebit_status_t device_out_of_memory(const struct onebit_plan *plan) {
 }
 
 /* Allocates an array on the device and copies the host's into it; NULL without memory. */
-static void *device_copied(struct onebit_plan *plan, const void *values, size_t count,
-                           size_t size) {
+static void *device_copy_array(struct onebit_plan *plan, const void *values, size_t count,
+                               size_t size) {
   void *memory = ob_memory_cuda.allocate(count, size);
   plan->memory_bytes += count * size;
   if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
@@ -34,8 +34,8 @@ static void *device_copied(struct onebit_plan *plan, const void *values, size_t 
   return NULL;
 }
 
-static struct ob_cuda_residual residual_of(const struct ob_residual *residual,
-                                           const struct ob_layout *layout, double *sums) {
+static struct ob_cuda_residual describe_residual(const struct ob_residual *residual,
+                                                 const struct ob_layout *layout, double *sums) {
   return (struct ob_cuda_residual){.first = residual->first,
                                    .first_word = residual->first_word,
                                    .blocks = residual->blocks,
@@ -57,7 +57,7 @@ static size_t max_blocks(const struct ob_geometry *geometry) {
   return max;
 }
 
-static struct ob_cuda_plan device_describe(const struct onebit_plan *plan) {
+static struct ob_cuda_plan describe_plan(const struct onebit_plan *plan) {
   const struct ob_layout *layout = &plan->geometry.layout;
   struct ob_cuda_plan kernel = {
       .geometry = plan->geometry,
@@ -66,8 +66,8 @@ static struct ob_cuda_plan device_describe(const struct onebit_plan *plan) {
       .rule = plan->state->work.rule,
       .dtype = plan->state->work.dtype,
       .output_dtype = plan->state->work.output_dtype,
-      .worker = residual_of(&plan->state->worker, layout, plan->state->worker_sums),
-      .server = residual_of(&plan->state->server, layout, plan->state->server_sums),
+      .worker = describe_residual(&plan->state->worker, layout, plan->state->worker_sums),
+      .server = describe_residual(&plan->state->server, layout, plan->state->server_sums),
       .origin = plan->geometry.first_segment,
       .origin_step = 1,
   };
@@ -76,11 +76,11 @@ static struct ob_cuda_plan device_describe(const struct onebit_plan *plan) {
   geometry->layout.piece = plan->device->pieces;
   for (int copy = 0; copy < 2; copy++)
     if (geometry->results[copy])
-      geometry->results[copy] += ob_device_results_before(plan);
+      geometry->results[copy] += ob_device_results_offset(plan);
   return kernel;
 }
 
-size_t ob_device_results_before(const struct onebit_plan *plan) {
+size_t ob_device_results_offset(const struct onebit_plan *plan) {
   return plan->geometry.first_segment * plan->geometry.peer_stride;
 }
 
@@ -104,13 +104,13 @@ static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **
   *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
   if (!*memory)
     return device_out_of_memory(plan);
-  *memory += ob_device_results_before(plan);
+  *memory += ob_device_results_offset(plan);
   return ONEBIT_OK;
 }
 
 static void release_results(const struct onebit_plan *plan, unsigned char *memory) {
   if (memory)
-    ob_memory_cuda.release(memory - ob_device_results_before(plan));
+    ob_memory_cuda.release(memory - ob_device_results_offset(plan));
 }
 
 static onebit_status_t mirror_messages(struct onebit_plan *plan) {
@@ -131,12 +131,13 @@ onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
   struct ob_device *device = plan->device;
   const struct ob_geometry *geometry = &plan->geometry;
   const struct ob_layout *layout = &geometry->layout;
-  device->pieces = device_copied(plan, layout->piece, layout->pieces + 1, sizeof *device->pieces);
-  device->bounds = device_copied(plan, geometry->bounds, geometry->segments * geometry->chunks + 1,
-                                 sizeof *device->bounds);
+  device->pieces =
+      device_copy_array(plan, layout->piece, layout->pieces + 1, sizeof *device->pieces);
+  device->bounds = device_copy_array(
+      plan, geometry->bounds, geometry->segments * geometry->chunks + 1, sizeof *device->bounds);
   if (!device->pieces || !device->bounds)
     return device_out_of_memory(plan);
-  device->kernel = device_describe(plan);
+  device->kernel = describe_plan(plan);
   device->kernel.checks =
       ob_memory_cuda.allocate(OB_CUDA_CHECKS(plan->comm->size), sizeof(uint32_t));
   if (!device->kernel.checks)
@@ -154,7 +155,8 @@ void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
   ob_memory_cuda.release(device->bounds);
   ob_memory_cuda.release(device->kernel.checks);
   ob_memory_cuda.release(device->kernel.state);
-  if (mirrors && device->kernel.state) { /* before there is a state they are the plan's own */
+  /* Until the state exists these are the plan's own memory. */
+  if (mirrors && device->kernel.state) {
     ob_memory_cuda.release(geometry->outgoing);
     ob_memory_cuda.release(geometry->incoming);
     if (geometry->results[1] != geometry->results[0])
@@ -189,8 +191,8 @@ onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStrea
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "stream");
 }
 
-/* Describes parts of one buffer, all of the same size, from the first one that exists. */
-static struct ob_cuda_pieces parts_of_buffer(const void *const *each, size_t count, size_t step) {
+/* Describes a buffer's parts, which have the same size, by the first one that is not NULL. */
+static struct ob_cuda_pieces describe_parts(const void *const *each, size_t count, size_t step) {
   for (size_t k = 0; k < count; k++)
     if (each[k])
       return (struct ob_cuda_pieces){.base = (char *)(uintptr_t)each[k] - k * step, .step = step};
@@ -218,11 +220,11 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;
   else
-    source.inputs = parts_of_buffer(call->source.inputs, plan->geometry.layout.pieces, step);
+    source.inputs = describe_parts(call->source.inputs, plan->geometry.layout.pieces, step);
   return source;
 }
 
-static struct ob_cuda_pieces device_outputs(const struct onebit_plan *plan) {
+static struct ob_cuda_pieces describe_outputs(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->flight->call;
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
   size_t count = gathered ? plan->geometry.members : plan->geometry.layout.pieces;
@@ -230,9 +232,10 @@ static struct ob_cuda_pieces device_outputs(const struct onebit_plan *plan) {
       plan->geometry.layout.piece[0].count * ob_dtype_size(plan->state->work.output_dtype);
   if (call->device_outputs)
     return (struct ob_cuda_pieces){.each = call->device_outputs};
-  if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
+  /* A rank has a buffer for its own share only. */
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
     return (struct ob_cuda_pieces){.base = call->outputs[plan->comm->rank]};
-  return parts_of_buffer((const void *const *)call->outputs, count, step);
+  return describe_parts((const void *const *)call->outputs, count, step);
 }
 
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan) {
@@ -257,15 +260,15 @@ cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaSt
   if (plan->flight->call.sink)
     return ob_cuda_apply(*kernel, ob_device_pass(plan->flight->call.sink), chunk, stream);
   if (plan->geometry.dense)
-    return ob_cuda_convert(*kernel, device_outputs(plan), chunk, stream);
-  return ob_cuda_store(*kernel, device_outputs(plan), chunk, stream);
+    return ob_cuda_convert(*kernel, describe_outputs(plan), chunk, stream);
+  return ob_cuda_store(*kernel, describe_outputs(plan), chunk, stream);
 }
 
 cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   if (plan->geometry.dense)
-    return ob_cuda_convert(*kernel, device_outputs(plan), chunk, stream);
-  return ob_cuda_sum(*kernel, device_outputs(plan), chunk, stream);
+    return ob_cuda_convert(*kernel, describe_outputs(plan), chunk, stream);
+  return ob_cuda_sum(*kernel, describe_outputs(plan), chunk, stream);
 }
 
 /*
@@ -276,13 +279,13 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * a device launches kernels over all segments at once, and each launch and each message costs a few
  * microseconds.
  *
- * No bit of a result depends on it: scales are by block, and with one scale by run.
+ * No bit of a result depends on the number of chunks.
  */
 
 #define MI ((size_t)1 << 20)
 
 /* Elements in a chunk. A further chunk costs a stream about 12 us: the latency of an exchange of
- * NCCL, and gaps between its kernels. Of n elements in c chunks a 1 / c of the shorter of
+ * NCCL, and gaps between its kernels. With n elements in c chunks, 1 / c of the shorter of
  * compressing and exchanging overlaps with nothing, and compressing takes n / 354 G/s
  * (docs/cuda.md, H200). The sum of the two is least at c = sqrt(n / (354 G/s * 12 us)). */
 #define ELEMENTS_A_CHUNK (4 * MI)
@@ -301,11 +304,11 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * of their elements, so 24 / 16 bytes an element of the plan. */
 #define MAX_STAGED 16
 
-static size_t chunks_between(size_t chunks, size_t max) {
+static size_t limit_chunks(size_t chunks, size_t max) {
   return chunks < 1 ? 1 : chunks < max ? chunks : max;
 }
 
-static size_t chunks_on_stream(size_t elements) {
+static size_t choose_stream_chunks(size_t elements) {
   size_t chunks = 1;
   while (chunks < MAX_STREAMED && (chunks + 1) * (chunks + 1) * ELEMENTS_A_CHUNK <= elements)
     chunks++;
@@ -320,8 +323,8 @@ size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
   if (plan->comm->size == 1)
     return 1;
   if (in_window)
-    return chunks_between(elements / ELEMENTS_DENSE, MAX_STAGED);
+    return limit_chunks(elements / ELEMENTS_DENSE, MAX_STAGED);
   if (!plan->comm->transport->put)
-    return chunks_between(elements / ELEMENTS_STAGED, MAX_STAGED);
-  return plan->geometry.one_scale ? 1 : chunks_on_stream(elements);
+    return limit_chunks(elements / ELEMENTS_STAGED, MAX_STAGED);
+  return plan->geometry.one_scale ? 1 : choose_stream_chunks(elements);
 }

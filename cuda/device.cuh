@@ -1,16 +1,16 @@
 /*
- * The work of a warp on a block, which the kernels share.
+ * The functions of a warp that works on a block, which all kernels share.
  *
  * One warp takes one block: lane l adds the elements l, l + 32, ... in their order, and the lanes
- * are then halved, which is the sum that numerics.h defines. (CUB's block sum would do as well but
- * for its order, which nobody promises; float atomics have none at all.)
+ * are then halved, which is the sum that numerics.h defines. (CUB's block sum promises no order of
+ * additions, and float atomics have none.)
  *
- * A tile is 512 elements, of which lane l has the fours that begin at 4 l, 128 + 4 l, 256 + 4 l and
- * 384 + 4 l: accesses of 16 bytes, or 8 of types of 16 bits, and with all loads of a tile before
- * the first use 4 KiB in flight a warp from two float32 arrays. An H200 needs about 25 KiB in
- * flight on each multiprocessor (4.8 TB/s times 0.7 us, over 132); 24 resident warps may have 96.
- * For the sum, values pass through a tile in shared memory, the warp's own, and there a word's 32
- * elements meet the 32 lanes.
+ * A tile is 512 elements. Lane l has four groups of four elements, called fours, which begin at 4
+ * l, 128 + 4 l, 256 + 4 l and 384 + 4 l: an access has 16 bytes, or 8 with types of 16 bits. All
+ * loads of a tile come before the first use, so a warp that reads two float32 arrays has 4 KiB in
+ * flight. An H200 needs about 25 KiB in flight on each multiprocessor (4.8 TB/s times 0.7 us, over
+ * 132); 24 resident warps may have 96. For the sum, values pass through a tile in shared memory,
+ * the warp's own, where lane l finds element l of each word.
  *
  * Data that a call reads or writes once is marked as such for the caches (__ldcs, __stcs).
  */
@@ -37,7 +37,7 @@ constexpr unsigned warps_a_block = 4, threads_a_block = warps_a_block * OB_LANES
 /* Blocks on a multiprocessor at once, so 80 registers a thread: enough for all loads of a tile, and
  * 24 warps. */
 constexpr unsigned blocks_at_once = 6;
-constexpr unsigned fours_a_tile = 4; /* that a lane has */
+constexpr unsigned fours_a_tile = 4; /* the fours of a tile that a lane has */
 constexpr unsigned tile_elements = fours_a_tile * 4 * OB_LANES, tile_words = 16;
 constexpr unsigned all_lanes = 0xffffffffu;
 
@@ -50,11 +50,12 @@ static const struct module_of_file {
   module_of_file() { ob_cuda_add_module((const void *)module_kernel); }
 } module_of_file;
 
-/* The first statement of a kernel that is launched early: its thread blocks may come to the device
- * before the kernel ahead of it on the stream has ended, and wait here until it has, and until all
- * that it wrote is there. As that one has waited likewise, so have all kernels before. The next one
- * may come when the last of this kernel's blocks has: there is then a place that nobody else waits
- * for. What was compiled for older devices is launched in turn, and has nothing to wait for. */
+/* The first statement of a kernel that may be launched early. Its thread blocks may start before
+ * the kernel ahead of it on the stream has ended, and wait here until that kernel has ended and its
+ * writes are visible. That kernel has waited in the same way, so all kernels before it have ended
+ * too. The next kernel may start when the last block of this one has started: no block of this
+ * kernel then waits for a multiprocessor. Code for older devices is launched in turn and waits for
+ * nothing here. */
 static __device__ inline void await_kernels_ahead() {
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -62,11 +63,12 @@ static __device__ inline void await_kernels_ahead() {
 #endif
 }
 
-/* `early`: the kernel calls await_kernels_ahead, and was compiled for devices that can. */
+/* Launches a kernel. `early`: it calls await_kernels_ahead, and was compiled for devices that
+ * support that. */
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t launch_in(bool early, void (*kernel)(Parameters...), dim3 blocks,
-                                    unsigned threads, cudaStream_t stream,
-                                    const Arguments &...arguments) {
+static inline cudaError_t launch_with_overlap(bool early, void (*kernel)(Parameters...),
+                                              dim3 blocks, unsigned threads, cudaStream_t stream,
+                                              const Arguments &...arguments) {
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -82,7 +84,7 @@ static inline cudaError_t launch_in(bool early, void (*kernel)(Parameters...), d
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
                                       cudaStream_t stream, const Arguments &...arguments) {
-  return launch_in(false, kernel, blocks, threads, stream, arguments...);
+  return launch_with_overlap(false, kernel, blocks, threads, stream, arguments...);
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -100,27 +102,29 @@ static inline cudaError_t launch_warps(bool early, void (*kernel)(Parameters...)
   const size_t blocks = (count + warps_a_block - 1) / warps_a_block;
   if (blocks == 0 || messages == 0)
     return cudaSuccess;
-  if (blocks > INT_MAX || messages > USHRT_MAX) /* what a grid may have */
+  if (blocks > INT_MAX || messages > USHRT_MAX) /* the limits of a grid */
     return cudaErrorInvalidConfiguration;
-  return launch_in(early, kernel, dim3((unsigned)blocks, (unsigned)messages), threads_a_block,
-                   stream, arguments...);
+  return launch_with_overlap(early, kernel, dim3((unsigned)blocks, (unsigned)messages),
+                             threads_a_block, stream, arguments...);
 }
 
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, size_t messages,
-                                 cudaStream_t stream, const Arguments &...arguments) {
+static inline cudaError_t launch_kernel(void (*kernel)(Parameters...), size_t count,
+                                        size_t messages, cudaStream_t stream,
+                                        const Arguments &...arguments) {
   return launch_warps(false, kernel, count, messages, stream, arguments...);
 }
 
-/* A kernel that calls await_kernels_ahead. */
+/* Launches a kernel that calls await_kernels_ahead. */
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t launch_early(void (*kernel)(Parameters...), size_t count, size_t messages,
-                                       cudaStream_t stream, const struct ob_cuda_plan &plan,
-                                       const Arguments &...arguments) {
+static inline cudaError_t launch_early_kernel(void (*kernel)(Parameters...), size_t count,
+                                              size_t messages, cudaStream_t stream,
+                                              const struct ob_cuda_plan &plan,
+                                              const Arguments &...arguments) {
   return launch_warps(plan.early, kernel, count, messages, stream, plan, arguments...);
 }
 
-/* The kernel of a dtype, among those of a template. */
+/* Selects a template's kernel by dtype. */
 #define KERNEL_OF(dtype, kernel)                                                                   \
   ((dtype) == ONEBIT_FLOAT32    ? kernel<ONEBIT_FLOAT32>                                           \
    : (dtype) == ONEBIT_BFLOAT16 ? kernel<ONEBIT_BFLOAT16>                                          \
@@ -134,15 +138,15 @@ static __device__ inline size_t warp_number() {
 
 /* --- Elements */
 
-/* The position in a tile of the lane's part number k, of so many elements; below, of its four
- * number k. */
+/* part_at returns the position in a tile of the lane's part number k, where a part has `width`
+ * elements; four_at that of its four number k. */
 template <unsigned width> static __device__ inline unsigned part_at(unsigned k) {
   return (k * OB_LANES + lane_number()) * width;
 }
 
 static __device__ inline unsigned four_at(unsigned k) { return part_at<4>(k); }
 
-static __device__ inline unsigned whole_words(unsigned count) {
+static __device__ inline unsigned padded_count(unsigned count) {
   return (count + OB_LANES - 1) / OB_LANES * OB_LANES;
 }
 
@@ -177,25 +181,26 @@ static __device__ inline void store_raw(void *to, const uint32_t (&raw)[1]) {
 }
 
 /* Stores 16 bytes in shared memory. */
-static __device__ inline void put_raw(void *to, const uint32_t (&raw)[4]) {
+static __device__ inline void store_raw_shared(void *to, const uint32_t (&raw)[4]) {
   *(uint4 *)to = make_uint4(raw[0], raw[1], raw[2], raw[3]);
 }
 
-static __device__ inline void put_raw(void *to, const uint32_t (&raw)[2]) {
+static __device__ inline void store_raw_shared(void *to, const uint32_t (&raw)[2]) {
   *(uint2 *)to = make_uint2(raw[0], raw[1]);
 }
 
 template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
 
 /* Converts 16 bits to float32 by one instruction. It gives the bits of numerics.h's functions for
- * all numbers and infinities (tests/gpu/test_between.c), and of any NaN the one that the hardware's
- * arithmetic gives too: payloads of NaNs are promised nowhere. */
-template <onebit_dtype_t dtype> static __device__ inline float widened(uint16_t value) {
+ * all numbers and infinities (tests/gpu/test_between.c), and a NaN for a NaN, whose payload may
+ * differ. */
+template <onebit_dtype_t dtype> static __device__ inline float widen_value(uint16_t value) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : __half2float(__ushort_as_half(value));
 }
 
-/* Two of them back, likewise; the first one in the lower half. */
-template <onebit_dtype_t dtype> static __device__ inline uint32_t narrowed(float low, float high) {
+/* Converts two float32 values to 16 bits by one instruction; the first one is in the lower half. */
+template <onebit_dtype_t dtype>
+static __device__ inline uint32_t narrow_pair(float low, float high) {
   uint32_t both;
   if (dtype == ONEBIT_BFLOAT16) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -210,7 +215,7 @@ template <onebit_dtype_t dtype> static __device__ inline uint32_t narrowed(float
 template <onebit_dtype_t dtype>
 static __device__ inline float load_one(const void *buffer, unsigned i) {
   return dtype == ONEBIT_FLOAT32 ? __ldcs(&((const float *)buffer)[i])
-                                 : widened<dtype>(__ldcs(&((const uint16_t *)buffer)[i]));
+                                 : widen_value<dtype>(__ldcs(&((const uint16_t *)buffer)[i]));
 }
 
 template <onebit_dtype_t dtype>
@@ -218,45 +223,45 @@ static __device__ inline void store_one(void *buffer, unsigned i, float value) {
   if (dtype == ONEBIT_FLOAT32)
     __stcs(&((float *)buffer)[i], value);
   else
-    __stcs(&((uint16_t *)buffer)[i], (uint16_t)narrowed<dtype>(value, 0));
+    __stcs(&((uint16_t *)buffer)[i], (uint16_t)narrow_pair<dtype>(value, 0));
 }
 
-/* Unpacks elements that were loaded at once: the types of 16 bits lie two in a word. */
+/* Converts loaded words to elements; a word has two elements of 16 bits. */
 template <onebit_dtype_t dtype, unsigned width>
-static __device__ inline void unpack(const uint32_t *raw, float (&some)[width]) {
+static __device__ inline void unpack_values(const uint32_t *raw, float (&some)[width]) {
   OB_UNROLL
   for (unsigned i = 0; i < width; i++)
     some[i] = dtype == ONEBIT_FLOAT32 ? ob_float_of(raw[i])
-                                      : widened<dtype>((uint16_t)(raw[i / 2] >> i % 2 * 16));
+                                      : widen_value<dtype>((uint16_t)(raw[i / 2] >> i % 2 * 16));
 }
 
 template <onebit_dtype_t dtype, unsigned width>
-static __device__ inline void pack(const float (&some)[width], uint32_t *raw) {
+static __device__ inline void pack_values(const float (&some)[width], uint32_t *raw) {
   OB_UNROLL
   for (unsigned i = 0; i < width; i += 4 / size_of<dtype>)
     if (dtype == ONEBIT_FLOAT32)
       raw[i] = ob_bits_of(some[i]);
     else
-      raw[i / 2] = narrowed<dtype>(some[i], some[i + 1]);
+      raw[i / 2] = narrow_pair<dtype>(some[i], some[i + 1]);
 }
 
-/* Results, before they are stored. */
+/* Bounds results to what dtype can hold, before they are stored. */
 template <onebit_dtype_t dtype, unsigned width>
-static __device__ inline void bound_some(float (&some)[width]) {
+static __device__ inline void bound_values(float (&some)[width]) {
   OB_UNROLL
   for (unsigned j = 0; j < width; j++)
     some[j] = ob_bound(some[j], dtype);
 }
 
-/* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where
- * the buffer is aligned to that. `whole`: they end before. */
+/* Loads `width` elements from `first` on; those from `end` on are zeros. They are one access if the
+ * buffer is aligned to its size. `whole`: all of them are before `end`. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
-static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end,
-                                        bool aligned, float (&some)[width]) {
+static __device__ inline void load_values(const void *buffer, unsigned first, unsigned end,
+                                          bool aligned, float (&some)[width]) {
   uint32_t raw[width * size_of<dtype> / 4];
   if (aligned && (whole || first + width <= end)) {
     load_raw((const char *)buffer + first * size_of<dtype>, raw);
-    unpack<dtype>(raw, some);
+    unpack_values<dtype>(raw, some);
   } else {
     OB_UNROLL
     for (unsigned j = 0; j < width; j++)
@@ -265,11 +270,11 @@ static __device__ inline void load_some(const void *buffer, unsigned first, unsi
 }
 
 template <onebit_dtype_t dtype, bool whole, unsigned width>
-static __device__ inline void store_some(void *buffer, unsigned first, unsigned end, bool aligned,
-                                         const float (&some)[width]) {
+static __device__ inline void store_values(void *buffer, unsigned first, unsigned end, bool aligned,
+                                           const float (&some)[width]) {
   uint32_t raw[width * size_of<dtype> / 4];
   if (aligned && (whole || first + width <= end)) {
-    pack<dtype>(some, raw);
+    pack_values<dtype>(some, raw);
     store_raw((char *)buffer + first * size_of<dtype>, raw);
   } else {
     OB_UNROLL
@@ -285,11 +290,11 @@ static __device__ inline void load_parts(const void *buffer, unsigned first, uns
                                          bool aligned, float (&some)[parts][width]) {
   OB_UNROLL
   for (unsigned k = 0; k < parts; k++)
-    load_some<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
+    load_values<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
 }
 
-/* Loads a tile. In a whole tile no load has a condition, wherever the buffer lies, and no
- * conversion a branch, so that all are on their way before the first use. */
+/* Loads a tile. In a whole tile no load has a condition and no conversion a branch, whatever the
+ * alignment, so that all loads are in flight before the first use. */
 template <onebit_dtype_t dtype, unsigned parts, unsigned width>
 static __device__ inline void load_tile(const void *buffer, unsigned first, unsigned end,
                                         bool aligned, float (&some)[parts][width]) {
@@ -306,7 +311,7 @@ static __device__ inline void store_parts(void *buffer, unsigned first, unsigned
                                           const float (&some)[parts][width]) {
   OB_UNROLL
   for (unsigned k = 0; k < parts; k++)
-    store_some<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
+    store_values<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
 }
 
 template <onebit_dtype_t dtype, unsigned parts, unsigned width>
@@ -322,8 +327,8 @@ static __device__ inline void store_tile(void *buffer, unsigned first, unsigned 
 
 /* --- Signs */
 
-/* Lane l has word l mod 16 of the tile that begins at element `first` of the block, or 0 where the
- * block has ended. */
+/* Loads the signs of the tile that begins at element `first` of the block: lane l gets word l mod
+ * 16, or 0 past the block's end. */
 static __device__ inline uint32_t load_signs(const uint32_t *words, unsigned first,
                                              unsigned count) {
   const unsigned word = first / OB_LANES + lane_number() % tile_words;
@@ -346,7 +351,8 @@ static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigne
 
 /* --- Lanes */
 
-/* Adds the magnitudes of a tile to the lanes. Lane l < 16 is given word l of its signs. */
+/* Adds a tile's magnitudes to the lanes' sums. Returns word l of the tile's signs to lane l <
+ * 16. */
 static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t rule, float *lane) {
   const uint32_t own = 1u << lane_number();
   uint32_t mine = 0;
@@ -356,14 +362,14 @@ static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t ru
     const float value = ((const float *)tile)[w * OB_LANES + lane_number()];
     *lane += ob_magnitude(value, rule);
     const uint32_t signs = __ballot_sync(all_lanes, (int)(ob_bits_of(value) >> 31));
-    if (own & 1u << w) /* predicates at once, seven of them (R2P) */
+    if (own & 1u << w) /* compiles to seven predicates at once (R2P) */
       mine = signs;
   }
   __syncwarp(); /* the next tile is stored in the same place */
   return mine;
 }
 
-/* The sum of the lanes, for lane 0: as ob_sum_lanes. */
+/* Returns the sum of the lanes to lane 0, in the order of ob_sum_lanes. */
 template <typename T> static __device__ inline T sum_lanes(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2)
     lane += __shfl_down_sync(all_lanes, lane, width);
@@ -379,7 +385,7 @@ template <typename T> static __device__ inline T largest_lane(T lane) {
   return lane;
 }
 
-/* The least, likewise. */
+/* Returns the least value of the lanes to all of them. */
 static __device__ inline float min_lane(float lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const float other = __shfl_xor_sync(all_lanes, lane, (int)width);
@@ -388,13 +394,13 @@ static __device__ inline float min_lane(float lane) {
   return lane;
 }
 
-/* Threads of a block that adds sums, where there are few of them and where there are many. */
+/* The threads of a block that adds up sums: of up to few_sums sums, and of more. */
 constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
 /* Up to this number of sums, a block of few threads loads all of them at once. */
 constexpr size_t few_sums = OB_SUM_LANES;
 
 /* Adds a thread's values by halving. */
-template <unsigned count> static __device__ inline double halved(double (&values)[count]) {
+template <unsigned count> static __device__ inline double add_by_halving(double (&values)[count]) {
   OB_UNROLL
   for (unsigned width = count / 2; width > 0; width /= 2)
     for (unsigned k = 0; k < width; k++)
@@ -402,9 +408,10 @@ template <unsigned count> static __device__ inline double halved(double (&values
   return values[0];
 }
 
-/* Adds sums as ob_add_sums does, by all threads of a block, for lane 0 of its first warp. Thread t
- * has the lanes t, t + threads, ..., and loads eight sums before the first addition: a block of
- * 1024 threads then has 64 KiB in flight. `parts` is the block's, one a thread. */
+/* Adds up sums in the order of ob_add_sums with all threads of a block; lane 0 of its first warp
+ * gets the result. Thread t has the lanes t, t + threads, ..., and loads eight sums before the
+ * first addition: a block of 1024 threads then has 64 KiB in flight. `parts` is shared memory of
+ * the block, one value a thread. */
 template <unsigned threads>
 static __device__ inline double add_sums(const double *sums, size_t count, double *parts) {
   constexpr unsigned held = OB_SUM_LANES / threads, at_once = 8, rows = threads / OB_LANES;
@@ -419,14 +426,14 @@ static __device__ inline double add_sums(const double *sums, size_t count, doubl
     for (unsigned k = 0; k < at_once; k++)
       lane[k % held] += next[k];
   }
-  parts[threadIdx.x] = halved(lane);
+  parts[threadIdx.x] = add_by_halving(lane);
   __syncthreads();
   if (threadIdx.x >= OB_LANES)
     return 0;
   OB_UNROLL
   for (unsigned k = 0; k < rows; k++)
     part[k] = parts[k * OB_LANES + lane_number()];
-  return sum_lanes(halved(part));
+  return sum_lanes(add_by_halving(part));
 }
 
 #endif

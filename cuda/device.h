@@ -1,6 +1,6 @@
 /*
- * A plan's part on a CUDA device, and the host code that all of it shares. The functions here
- * return ONEBIT_ERROR_DEVICE with CUDA's words.
+ * The device part of a plan, and host code that the files of this folder share. When CUDA fails the
+ * functions return ONEBIT_ERROR_DEVICE with CUDA's message.
  */
 #ifndef OB_CUDA_DEVICE_H
 #define OB_CUDA_DEVICE_H
@@ -9,16 +9,16 @@
 #include "cuda/enter.h"
 #include "cuda/kernels.h"
 
-/* The events of the host's copies: one for each slot of messages, and one for arrays that are
- * computed for the whole call. */
+/* The streams and events of a staged plan, and the host's copies of the device's state: one for
+ * each slot of messages, and one for the scales of a whole call. */
 struct ob_staging {
   cudaStream_t compute, out, in; /* kernels; copies to the host; copies from it */
   cudaEvent_t computed, copied_in;
-  cudaEvent_t *ready;         /* one a slot, and one */
-  struct ob_cuda_state *seen; /* pinned; as many */
+  cudaEvent_t *ready;         /* slots + 1: copies to the host are complete */
+  struct ob_cuda_state *seen; /* slots + 1, pinned: the states that were copied with them */
 };
 
-/* Chunks of inputs in a host's window: one being added up, one on its way. */
+/* The number of chunks in a host's window of inputs: one is added up while the next arrives. */
 #define OB_WINDOW_CHUNKS 2
 
 /* The device's state where ranks of a host share memory (staging.c). */
@@ -26,31 +26,32 @@ struct ob_staged_host {
   size_t registered;                   /* blocks of shared memory that copies are made from */
   size_t applied;                      /* chunks of the call whose results are being applied */
   cudaEvent_t there[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
-  struct ob_cuda_state *seen;          /* pinned; the state after the latest call */
+  struct ob_cuda_state *seen;          /* pinned, one a chunk: the state after its kernel */
 };
 
-/* The device's state for exchanges inside a host (device_host.c). The window has inputs of all
- * shares, and the host's inputs of the shares that this rank sends. */
+/* The device's state for exchanges inside a host (device_host.c). The window has this rank's inputs
+ * of all shares (outgoing), and all ranks' inputs of the shares that this rank sends to other hosts
+ * (incoming). */
 struct ob_device_host {
   unsigned char *outgoing, *incoming;
   float *mean; /* scratch: a chunk of the host's inputs, by member */
-  /* Kernels' plans of the window, as this rank fills it and as it adds it up, and of all ranks'
-   * results. */
+  /* Descriptions for kernels: the window as this rank fills it (window) and as it adds it up
+   * (host), and all ranks' results. */
   struct ob_cuda_plan window, host, results;
-  struct ob_batch *batch; /* stream_messages.c */
+  struct ob_batch *batch; /* messages inside the host */
   struct ob_staged_host staged;
 };
 
-/* Messages beside kernels (below); without a stream there is one chunk only. */
+/* The stream for messages that overlap with kernels (see below); NULL if none do. */
 struct ob_overlap {
-  cudaStream_t stream;  /* for messages, the communicator's */
+  cudaStream_t stream;  /* for messages; the communicator's */
   cudaEvent_t computed; /* the kernels before the next message */
   cudaEvent_t *moved;   /* one a slot: its latest batch */
 };
 
 struct ob_device {
   int number;                 /* of the CUDA device */
-  struct ob_cuda_plan kernel; /* what kernels are told */
+  struct ob_cuda_plan kernel; /* the plan as kernels get it */
   struct ob_piece *pieces;
   size_t *bounds;
   struct ob_device_host host; /* of a hierarchical plan */
@@ -58,14 +59,14 @@ struct ob_device {
   struct ob_staging staging;  /* staged.c */
   struct ob_overlap overlap;
   /* stream.c */
-  cudaStream_t own;           /* for calls without one */
-  cudaStream_t stream;        /* of the call in flight; */
-  bool capturing;             /* it is in a graph */
-  cudaEvent_t reached;        /* messages are ready, for a transport that the host looks after */
-  bool sealed;                /* and the event of the next ones is on the stream */
+  cudaStream_t own;           /* for calls without a stream */
+  cudaStream_t stream;        /* of the call in flight */
+  bool capturing;             /* that stream is capturing a graph */
+  cudaEvent_t reached;        /* messages are ready, for a transport that the host drives */
+  bool sealed;                /* the next messages are sealed, and `reached` is behind them */
   cudaEvent_t last;           /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
-  bool has_sealed;            /* messages of the call in flight */
+  bool has_sealed;            /* a message of the call in flight has been sealed */
   /* Received messages that must be opened before anything depends on them; NULL: none. */
   const struct ob_cuda_plan *unopened;
   enum ob_message_kind unopened_kind;
@@ -116,7 +117,7 @@ static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
   return wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
 }
 
-/* The buffers of the call in flight. */
+/* Describes the inputs of the call in flight for kernels. */
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
 
 /* Returns the kernels' description of an optimizer's pass (optimizer.c). */
@@ -135,12 +136,12 @@ cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk
                                     cudaStream_t stream);
 
 /* Returns the bytes of a hierarchical plan's results that lie before those of its own group. */
-size_t ob_device_results_before(const struct onebit_plan *plan);
+size_t ob_device_results_offset(const struct onebit_plan *plan);
 
 /* Returns the kernels' plan of all ranks' results. */
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 
-/* The kernels of a step, on a stream. */
+/* These launch the kernels of a step on a stream. */
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
@@ -151,7 +152,7 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
 /*
  * ---- Staged plans (staging.c, staged.c) ----
  *
- * The staging of a plan on a device (staged.c): what it is made of, and its copies.
+ * These functions create and destroy the staging of a plan on a device, and make its copies.
  */
 
 /* Creates the plan's part on the device, where messages then have mirrors. */
@@ -162,39 +163,41 @@ void ob_staging_destroy(struct onebit_plan *plan);
 onebit_status_t ob_staging_mark_computed(struct ob_staging *staging);
 
 /* Copy to the host: a chunk of the messages to all servers; a chunk of this rank's result; the
- * state, followed by the event of `index`, which stands for all copies before it. */
+ * state, behind which the event of `index` is recorded, for all copies before it. */
 onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index);
 
 /* Copy from the host, before the next kernels: a chunk of the workers' messages; a chunk of all
  * results. */
-onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk);
-onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_staging_load_incoming(const struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_staging_load_results(const struct onebit_plan *plan, size_t chunk);
 
-/* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
+/* Returns whether a query or a wait is over, by its error: false for cudaErrorNotReady. Any other
+ * error ends the waiting too, and fails the call. */
 bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error);
 
-/* After this call the rank only tells the others that it cannot take part. */
+/* Fails the call, unless the status is ONEBIT_OK: from then on the rank only tells the others that
+ * it cannot take part. */
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 
-/* Takes over the device's errors and flags, as they were when it sent this state. */
-void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
+/* Sets the call's flags from a state that the device has sent. */
+void ob_staged_read_flags(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
 
-/* The inside of a host, in memory that its ranks share, whose blocks are attached: copies are made
- * from them and to them. Nothing where the plan is not hierarchical. */
+/* Registers with CUDA the memory that the ranks of a host share, once it is attached, so that
+ * copies from and to it do not block. Does nothing unless the plan is hierarchical. */
 onebit_status_t ob_staged_host_register(const struct onebit_plan *plan);
 
 /* Called at the beginning of a call. */
 void ob_staged_host_begin(const struct onebit_plan *plan);
 
-/* Its steps (collectives/steps.h). */
+/* Steps inside a host (collectives/steps.h). */
 ob_step_run ob_staged_host_put, ob_staged_host_barrier;
 
-/* A chunk of the host's inputs, compressed, once they are on the device. */
+/* Copies a chunk of the host's inputs to the device and compresses it. */
 onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t chunk);
 
-/* Returns the place of this rank's result of the call in flight, among the host's messages or the
+/* Returns the address of this rank's result of the call in flight, in the host's geometry or in the
  * device's. */
 unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
                                  size_t chunk);
@@ -212,8 +215,9 @@ unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind);
 
-/* The messages of a chunk have come. The kernel that reads them may also open them. Other steps
- * that need their flags open those that are not open yet. */
+/* ob_stream_note_arrival notes that the messages of a chunk have arrived; the kernel that reads
+ * them may open them too. ob_stream_open opens those that are not open yet, for a step that needs
+ * their flags. */
 void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                             size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);
@@ -221,17 +225,17 @@ void ob_stream_open(const struct onebit_plan *plan);
 /* Decides how the call continues after a step with this status. False: the step has to wait. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status);
 
-/* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
- * Nothing where the plan is not hierarchical. */
+/* Create and destroy the part for messages inside a host: after ob_device_create, before
+ * ob_device_destroy. They do nothing unless the plan is hierarchical. */
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
 void ob_stream_host_destroy(const struct onebit_plan *plan);
 
-/* Its steps (collectives/steps.h). */
+/* Steps inside a host (collectives/steps.h). */
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
-/* Functions of the executor (calls.c). The first is true if the last call is over, and sets its
- * outcome; the second is called when the host has imported residuals, which may be large; the third
- * is ob_plan_accept's. */
+/* Functions of the executor (calls.c). ob_stream_is_settled is true if the last call is over, and
+ * sets its outcome; ob_stream_note_import is called when the host has imported residuals, which may
+ * be large; ob_stream_accept is the executor's part of ob_plan_accept. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait);
 onebit_status_t ob_stream_note_import(const struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
@@ -242,8 +246,8 @@ int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 /*
  * ---- Messages beside kernels (stream_messages.c) ----
  *
- * Messages beside kernels: a plan of several chunks over a transport that puts messages on streams
- * (NCCL) puts them on a stream of the communicator's. A message follows all kernels that were put
+ * A plan of several chunks over a transport that puts messages on streams (NCCL) puts them on a
+ * second stream, which belongs to the communicator. A message follows all kernels that were put
  * before it; kernels follow messages only where they read them, so that chunk i + 1 is compressed
  * while chunk i travels.
  *

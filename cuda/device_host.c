@@ -1,7 +1,7 @@
 /*
  * The inside of a host in a hierarchical plan on a device: the window of the ranks' inputs, and
- * what kernels do with it. How inputs and results come from one rank of the host to another is the
- * executor's: in messages (stream_messages.c), or through memory that the ranks share (staging.c).
+ * the kernels' work on it. The executor moves inputs and results between the ranks of the host: in
+ * messages (stream_messages.c), or through memory that they share (staging.c).
  */
 #include "base/error.h"
 #include "base/memory.h"
@@ -29,7 +29,7 @@ static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
 
 /* Describes the window as it is added up. Its members are the host's ranks, and the first of the
  * segments that this rank sends is its own among them; the segments of one rank lie next to each
- * other. A rank goes by the number of the segment that it reduces. */
+ * other. The state names a rank by the number of the segment that it reduces. */
 static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
   struct ob_cuda_plan host = plan->device->host.window;
   host.geometry.members = plan->host.ranks;
@@ -48,7 +48,7 @@ static struct ob_cuda_plan describe_results(const struct onebit_plan *plan) {
   results.geometry.member = ob_own_segment(plan);
   results.origin = 0;
   for (int copy = 0; copy < 2; copy++)
-    results.geometry.results[copy] -= ob_device_results_before(plan);
+    results.geometry.results[copy] -= ob_device_results_offset(plan);
   return results;
 }
 

@@ -2,8 +2,8 @@
 #ifndef OB_CUDA_ENTER_H
 #define OB_CUDA_ENTER_H
 
-/* Makes a device current for this thread, whose calls do not disturb graphs that are being
- * captured, by whatever thread. Gives what `leave` goes back to. */
+/* Makes a device current for this thread, and keeps its calls from disturbing graphs that any
+ * thread is capturing. Returns the value with which ob_cuda_leave restores both. */
 #define OB_CURRENT_DEVICE (-1)
 int ob_cuda_enter(int number);
 void ob_cuda_leave(int before);

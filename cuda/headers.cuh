@@ -1,10 +1,10 @@
 /*
- * Headers, where no host looks after a call: stamped, judged and added up on the device, with the
- * functions of compression/message.h and collectives/geometry.h that the host uses too.
+ * Headers of calls that no host supervises. The device stamps and checks them, with the functions
+ * of compression/message.h and collectives/geometry.h that the host uses too.
  *
  * Many warps compute checksums (below). A header is 40 bytes a message, so one warp,
  * the last that is done, does all of them: lane l has the member that is l + 1 places further, and
- * l + 33, ... What came first counts, and that is the lowest lane.
+ * l + 33, ... If several members report an error, that of the lowest lane counts.
  */
 #ifndef OB_CUDA_HEADERS_CUH
 #define OB_CUDA_HEADERS_CUH
@@ -16,18 +16,19 @@
 /*
  * ---- Checksums ----
  *
- * Checksums (compression/message.h) are computed by all warps of a launch: a warp a run of a
- * payload, of which each lane has two lanes. Warps add up in memory; the last of them to be done
- * goes on with the sums.
+ * Checksums (compression/message.h) are computed by all warps of a launch: a warp takes a run of a
+ * payload, and each of its threads two lanes of the checksum. Warps add their sums in memory, and
+ * the last one that is done uses the totals.
  */
 
-/* Warps for each message of a launch: the runs of the longest, and at least one. */
+/* Returns the number of warps for each message of a launch: one for each run of the longest
+ * message, and at least one. */
 static __host__ __device__ inline size_t check_runs(const struct ob_geometry &geometry) {
   const size_t words = (geometry.stride - sizeof(struct ob_header)) / sizeof(uint32_t);
   return words ? (words + OB_CHECK_RUN - 1) / OB_CHECK_RUN : 1;
 }
 
-/* The sum of the two lanes of a run that this lane has. */
+/* Returns the sum of this thread's two checksum lanes of a run. */
 static __device__ inline uint32_t check_lanes(const uint32_t *payload, size_t count, size_t run) {
   const uint32_t first = (uint32_t)(run * OB_CHECK_LANES) + lane_number();
   uint32_t one = ob_check_begin(first), two = ob_check_begin(first + OB_LANES);
@@ -49,7 +50,7 @@ static __device__ inline uint32_t check_lanes(const uint32_t *payload, size_t co
 static __device__ inline void check_run(unsigned char *message,
                                         const struct ob_message_shape &shape, size_t run,
                                         uint32_t *sum) {
-  const size_t count = ob_message_payload(&shape);
+  const size_t count = ob_message_payload_count(&shape);
   if (run * OB_CHECK_RUN >= count)
     return;
   uint32_t lane = check_lanes((const uint32_t *)(message + sizeof(struct ob_header)), count, run);
@@ -74,7 +75,7 @@ static __device__ inline bool is_last_warp(uint32_t *done) {
 }
 
 /* True in all threads of the last of `blocks` thread blocks that come here with the same
- * `done`. The barriers make one thread's fences those of all. */
+ * `done`. The barriers make the fences of one thread hold for all. */
 static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();
@@ -91,7 +92,7 @@ static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
 
 /* --- Sealing */
 
-/* Resets the call's state, except what kernels before it may have found. Called by one lane. */
+/* Resets the call's state, except flags that earlier kernels may have set. Called by one lane. */
 static __device__ inline void begin_call(struct ob_cuda_state *state) {
   state->server_flags = 0;
   state->stop = 0;
@@ -100,27 +101,28 @@ static __device__ inline void begin_call(struct ob_cuda_state *state) {
   state->failed = state->not_finite = -1;
 }
 
-/* The plan's pointers begin at this chunk's (of_chunk). */
-static __device__ inline struct ob_message_shape shape_of(const struct ob_cuda_plan &plan,
-                                                          size_t member) {
+/* Returns the shape of a member's message. The plan is that of one chunk (select_chunk). */
+static __device__ inline struct ob_message_shape message_shape(const struct ob_cuda_plan &plan,
+                                                               size_t member) {
   struct ob_message_shape shape = ob_message_blocks(&plan.geometry, segment_of(plan, member), 0);
   shape.words = ob_layout_word(&plan.geometry.layout, shape.first + shape.blocks);
   shape.words -= ob_layout_word(&plan.geometry.layout, shape.first);
   return shape;
 }
 
-/* The number that must be the same on all ranks. */
-static __device__ inline uint32_t agreed_of(const struct ob_cuda_stamp &stamp) {
+/* Returns the number that must be the same on all ranks. */
+static __device__ inline uint32_t agreed_number(const struct ob_cuda_stamp &stamp) {
   return stamp.rate ? ob_bits_of(*stamp.rate) : stamp.agreed;
 }
 
-static __device__ inline struct ob_message_call call_of(const struct ob_cuda_plan &plan,
-                                                        const struct ob_cuda_stamp &stamp) {
-  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_of(stamp)};
+static __device__ inline struct ob_message_call describe_call(const struct ob_cuda_plan &plan,
+                                                              const struct ob_cuda_stamp &stamp) {
+  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_number(stamp)};
 }
 
-/* A rank that cannot take part sends its own reason, and no flags of other ranks. */
-static __device__ inline uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
+/* Returns the flags of this rank's headers. A rank that cannot take part sends that, and not what
+ * other ranks have reported. */
+static __device__ inline uint16_t header_flags(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags =
       state->flags | ob_payload_flags(plan.geometry.dense, plan.geometry.half, plan.geometry.width);
@@ -131,29 +133,31 @@ static __device__ inline uint16_t flags_of(const struct ob_cuda_plan &plan, bool
   return (uint16_t)flags;
 }
 
-static __device__ inline int32_t origin_of(const struct ob_cuda_plan &plan, size_t member) {
+static __device__ inline int32_t origin_number(const struct ob_cuda_plan &plan, size_t member) {
   return (int32_t)(plan.origin + member * plan.origin_step);
 }
 
-/* A learning rate that cannot be one, where only the device has it: this rank cannot take part. */
-static __device__ inline void note_rate(const struct ob_cuda_plan &plan,
-                                        const struct ob_cuda_stamp &stamp) {
+/* Fails the call on this rank if its learning rate, which only the device has, is negative or not
+ * finite. */
+static __device__ inline void check_rate(const struct ob_cuda_plan &plan,
+                                         const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_state *state = plan.state;
   if (!stamp.rate || (*stamp.rate >= 0 && ob_is_finite(*stamp.rate)) || state->status != ONEBIT_OK)
     return;
   state->status = ONEBIT_ERROR_ARGUMENT;
-  state->origin = origin_of(plan, plan.geometry.member);
-  state->agreed = agreed_of(stamp);
+  state->origin = origin_number(plan, plan.geometry.member);
+  state->agreed = agreed_number(stamp);
 }
 
 /* Records the first rank that found a value that is not finite, as steps.c does. Called by one
  * lane. */
-static __device__ inline void note_own(const struct ob_cuda_plan &plan) {
+static __device__ inline void note_own_flags(const struct ob_cuda_plan &plan) {
   if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
-    plan.state->not_finite = origin_of(plan, plan.geometry.member);
+    plan.state->not_finite = origin_number(plan, plan.geometry.member);
 }
 
-/* The messages that are about to leave: number i goes to member i; or one, to all. */
+/* Returns the number of messages that are about to leave: one to each member, or one result to
+ * all. */
 static __host__ __device__ inline size_t sent_count(const struct ob_cuda_plan &plan,
                                                     enum ob_message_kind kind) {
   return kind == OB_MESSAGE_SERVER ? 1 : plan.geometry.members;
@@ -164,8 +168,9 @@ static __device__ inline unsigned char *sent_message(const struct ob_cuda_plan &
                                                      struct ob_message_shape *shape) {
   const uint32_t now = plan.state->now;
   const bool server = kind == OB_MESSAGE_SERVER;
-  *shape = shape_of(plan, server ? plan.geometry.member : i);
-  return server ? result_of(plan, next_of(plan, now), plan.geometry.member) : sent_to(plan, now, i);
+  *shape = message_shape(plan, server ? plan.geometry.member : i);
+  return server ? result_of(plan, next_copy(plan, now), plan.geometry.member)
+                : message_to(plan, now, i);
 }
 
 static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
@@ -173,11 +178,11 @@ static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
   const float scale =
       server && !plan.geometry.whole ? plan.state->server_scale : plan.state->worker_scale;
-  const struct ob_message_call call = call_of(plan, stamp);
+  const struct ob_message_call call = describe_call(plan, stamp);
   for (size_t i = lane_number(); i < sent_count(plan, stamp.kind); i += OB_LANES) {
     struct ob_message_shape shape;
     struct ob_header *header = (struct ob_header *)sent_message(plan, stamp.kind, i, &shape);
-    *header = ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
+    *header = ob_header_make(&shape, &call, header_flags(plan, stamp.failed), scale);
     header->checksum = ob_header_sum(header) + atomicExch(&plan.checks[1 + i], 0u);
   }
 }
@@ -188,10 +193,10 @@ static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
   if (lane_number() == 0) {
     if (stamp.begins) {
       begin_call(plan.state);
-      note(plan.state, plan.state->residual_flags);
+      note_flags(plan.state, plan.state->residual_flags);
     }
-    note_rate(plan, stamp);
-    note_own(plan);
+    check_rate(plan, stamp);
+    note_own_flags(plan);
   }
   __syncwarp();
   stamp_headers(plan, stamp);
@@ -201,17 +206,18 @@ static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
 
 /* Checks a message as ob_message_check does, except for its length, which the transport has
  * matched. Flags of its sender are read elsewhere. */
-static __device__ inline onebit_status_t judge(const struct ob_cuda_plan &plan,
-                                               const struct ob_cuda_stamp &stamp,
-                                               const struct ob_header &header,
-                                               const struct ob_message_shape &shape,
-                                               uint32_t payload) {
-  const struct ob_message_call call = call_of(plan, stamp);
+static __device__ inline onebit_status_t check_header(const struct ob_cuda_plan &plan,
+                                                      const struct ob_cuda_stamp &stamp,
+                                                      const struct ob_header &header,
+                                                      const struct ob_message_shape &shape,
+                                                      uint32_t payload) {
+  const struct ob_message_call call = describe_call(plan, stamp);
   if (header.checksum != ob_header_sum(&header) + payload ||
       ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
     return ONEBIT_ERROR_MESSAGE;
-  return ob_header_disagrees(header.flags, header.agreed, agreed_of(stamp)) ? ONEBIT_ERROR_MISMATCH
-                                                                            : ONEBIT_OK;
+  return ob_header_disagrees(header.flags, header.agreed, agreed_number(stamp))
+             ? ONEBIT_ERROR_MISMATCH
+             : ONEBIT_OK;
 }
 
 /* Returns the lowest lane for which `says` is true, or -1. */
@@ -219,20 +225,21 @@ static __device__ inline int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
-/* The message of a member to this rank, or to all. */
+/* Returns a member's message to this rank, or its result for all. */
 static __device__ inline unsigned char *received_message(const struct ob_cuda_plan &plan,
                                                          enum ob_message_kind kind, size_t member,
                                                          struct ob_message_shape *shape) {
   const uint32_t now = plan.state->now;
   const bool server = kind == OB_MESSAGE_SERVER;
-  *shape = shape_of(plan, server ? member : plan.geometry.member);
-  return server ? result_of(plan, next_of(plan, now), member)
-                : sent_by(plan, senders_of(plan, now), (unsigned)member);
+  *shape = message_shape(plan, server ? member : plan.geometry.member);
+  return server ? result_of(plan, next_copy(plan, now), member)
+                : message_from(plan, senders_of(plan, now), (unsigned)member);
 }
 
-/* The members from `distance` on, one a lane. All lanes take part. */
-static __device__ inline void hear_header(const struct ob_cuda_plan &plan,
-                                          const struct ob_cuda_stamp &stamp, size_t distance) {
+/* Reads the headers of the members from `distance` on, one a lane, and notes the first errors and
+ * flags. All lanes take part. */
+static __device__ inline void read_headers(const struct ob_cuda_plan &plan,
+                                           const struct ob_cuda_stamp &stamp, size_t distance) {
   struct ob_cuda_state *state = plan.state;
   const bool there = distance + lane_number() < plan.geometry.members;
   const size_t member = ob_neighbour(&plan.geometry, distance + lane_number());
@@ -241,8 +248,8 @@ static __device__ inline void hear_header(const struct ob_cuda_plan &plan,
   if (there) {
     struct ob_message_shape shape;
     header = *(const struct ob_header *)received_message(plan, stamp.kind, member, &shape);
-    status =
-        judge(plan, stamp, header, shape, atomicExch(&plan.checks[distance + lane_number()], 0u));
+    status = check_header(plan, stamp, header, shape,
+                          atomicExch(&plan.checks[distance + lane_number()], 0u));
   }
   const bool heard = there && status == ONEBIT_OK;
   const int lane = (int)lane_number();
@@ -250,14 +257,14 @@ static __device__ inline void hear_header(const struct ob_cuda_plan &plan,
   const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
   const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
   if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
-    state->origin = origin_of(plan, member);
+    state->origin = origin_number(plan, member);
     state->agreed = header.agreed;
     state->refused |= status == ONEBIT_ERROR_MESSAGE;
   }
   if (lane == failed && state->failed < 0)
-    state->failed = origin_of(plan, member);
+    state->failed = origin_number(plan, member);
   if (lane == not_finite && state->not_finite < 0)
-    state->not_finite = origin_of(plan, member);
+    state->not_finite = origin_number(plan, member);
 }
 
 /* One warp checks the scales of a member's message: the call fails unless they are sound. */
@@ -269,14 +276,15 @@ static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsi
     bad |= !ob_scale_is_sound(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
       atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK) {
-    plan.state->origin = origin_of(plan, member);
+    plan.state->origin = origin_number(plan, member);
     plan.state->refused = 1;
   }
 }
 
 /* One warp opens its run of the message of the member `away` places further. */
-static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_message_kind kind,
-                                       size_t away, size_t run) {
+static __device__ inline void check_message_run(const struct ob_cuda_plan &plan,
+                                                enum ob_message_kind kind, size_t away,
+                                                size_t run) {
   const size_t member = ob_neighbour(&plan.geometry, away);
   struct ob_message_shape shape;
   unsigned char *message = received_message(plan, kind, member, &shape);
@@ -286,24 +294,24 @@ static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_
 }
 
 /* One warp reads all headers when the checksums are known. */
-static __device__ inline void hear_all(const struct ob_cuda_plan &plan,
-                                       const struct ob_cuda_stamp &stamp) {
+static __device__ inline void read_all_headers(const struct ob_cuda_plan &plan,
+                                               const struct ob_cuda_stamp &stamp) {
   for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
-    hear_header(plan, stamp, distance);
+    read_headers(plan, stamp, distance);
 }
 
 /* --- The end */
 
-static __device__ inline bool is_worse(int32_t status, int32_t than) {
+static __device__ inline bool is_worse_status(int32_t status, int32_t than) {
   return status != ONEBIT_OK && status != than && (than == ONEBIT_OK || than == ONEBIT_SKIPPED);
 }
 
-/* --- Besides other work: in kernels of their own, which have a thread block less at once on a
- * multiprocessor. Registers are scarce in those that messages of any length are made by, and where
- * these are short, so many blocks at once are never needed. */
+/* --- Sealing and opening in kernels that make messages. These kernels have variants for it, which
+ * take more registers, so a multiprocessor has one thread block less of them. They serve short
+ * messages, which never need as many blocks. */
 
 /* `warps`, rounded up to whole thread blocks. */
-static __host__ __device__ inline size_t whole_blocks(size_t warps) {
+static __host__ __device__ inline size_t round_to_thread_blocks(size_t warps) {
   return (warps + warps_a_block - 1) / warps_a_block * warps_a_block;
 }
 
@@ -311,22 +319,22 @@ static inline bool seals_or_opens(const struct ob_cuda_plan &plan) {
   return plan.seals || plan.opens;
 }
 
-/* Returns how many warps open the messages of workers in a launch that also opens them. */
-static inline size_t warps_besides(const struct ob_cuda_plan &plan) {
+/* Returns the number of warps that a launch has in addition, to open the messages of workers. */
+static inline size_t extra_warps(const struct ob_cuda_plan &plan) {
   return plan.opens ? (plan.geometry.members - 1) * check_runs(plan.geometry) : 0;
 }
 
-/* These are in the thread blocks behind those of `count` warps. */
-static __device__ inline void open_besides(const struct ob_cuda_plan &plan, size_t count) {
+/* Opens messages with the additional warps, whose thread blocks follow those of `count` warps. */
+static __device__ inline void open_extra_messages(const struct ob_cuda_plan &plan, size_t count) {
   const unsigned warp = (unsigned)warp_number() - (unsigned)count;
   const unsigned runs = (unsigned)check_runs(plan.geometry), away = 1 + warp / runs;
   if (away < plan.geometry.members)
-    open_run(plan, OB_MESSAGE_WORKER, away, warp % runs);
+    check_message_run(plan, OB_MESSAGE_WORKER, away, warp % runs);
 }
 
-/* The end of a kernel that makes messages, of which the blocks of grid.y make one, and opens
- * others. A message's last block computes its checksum, and the last of these blocks does the
- * headers. All threads take part. */
+/* Ends a kernel that makes messages, one in each row of the grid, and may open others. The last
+ * block of a message computes its checksum, and the last block of all stamps the headers. All
+ * threads take part. */
 static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
   struct ob_cuda_stamp opened = plan.stamp;
   const unsigned warp = threadIdx.x / OB_LANES;
@@ -334,13 +342,14 @@ static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
     return;
   opened.kind = OB_MESSAGE_WORKER;
   if (plan.opens && warp == 0)
-    hear_all(plan, opened);
+    read_all_headers(plan, opened);
   if (!plan.seals)
     return;
-  __syncthreads(); /* each checksum has been read from its place */
+  __syncthreads(); /* the sums of received messages have been read: sent ones use the same memory */
   struct ob_message_shape shape;
   unsigned char *message = sent_message(plan, plan.stamp.kind, blockIdx.y, &shape);
-  for (size_t run = warp; run * OB_CHECK_RUN < ob_message_payload(&shape); run += warps_a_block)
+  for (size_t run = warp; run * OB_CHECK_RUN < ob_message_payload_count(&shape);
+       run += warps_a_block)
     check_run(message, shape, run, &plan.checks[1 + blockIdx.y]);
   if (is_last_block(plan.checks, gridDim.y) && warp == 0)
     stamp_messages(plan, plan.stamp);

@@ -1,13 +1,13 @@
 /*
- * The kernels: the structs that they get, and the functions that launch them. Here C and CUDA C++
- * meet.
+ * The interface between C and CUDA C++: the structs that kernels get, and the functions that launch
+ * kernels.
  *
  * A launch does one step of a collective for one chunk, for all peers at once; it is put on a
  * stream and returns. The arithmetic is compression/numerics.h's, compiled with -fmad=false, so
  * results equal those of the codecs of the processor in every bit. Nothing here allocates or waits.
  *
- * All pointers lead to memory of the device. The structs are passed by value, so that what a graph
- * captured does not depend on the caller's stack.
+ * All pointers lead to memory of the device. The structs are passed by value, so that a captured
+ * graph does not depend on the caller's stack.
  */
 #ifndef OB_CUDA_KERNELS_H
 #define OB_CUDA_KERNELS_H
@@ -30,28 +30,28 @@ extern "C" {
 struct ob_cuda_outcome {
   int32_t status, origin; /* of the first call that did not succeed; errors count before skips */
   uint32_t agreed;
-  uint32_t calls, skipped; /* that ended well; that were skipped */
+  uint32_t calls, skipped; /* calls that ended well; calls that were skipped */
 };
 
 /* The state that changes from call to call, in memory of the device: a call that is put on a stream
  * knows nothing else of the calls before it. */
 struct ob_cuda_state {
   uint32_t now;            /* which copy of residuals and results is the current one */
-  uint32_t flags;          /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
-  uint32_t server_flags;   /* OB_FLAG_LARGE, where a scale of the server's new residuals is */
-  uint32_t residual_flags; /* likewise of its current residuals: with these a call's flags begin */
+  uint32_t flags;          /* set by this call's kernels: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
+  uint32_t server_flags;   /* OB_FLAG_LARGE if a scale of the server's new residuals is large */
+  uint32_t residual_flags; /* the same for its current residuals; a call's flags start from it */
   uint32_t stop;           /* the call does not end well: nothing is applied */
-  uint32_t refused;        /* a message was: as struct onebit_plan has it */
+  uint32_t refused;        /* a message was refused, as in struct onebit_plan */
   float worker_scale, server_scale; /* of this call, where there is one scale */
   /* The fields below serve calls whose end the host does not check (state.cu). */
   uint32_t sequence;
-  int32_t status;                         /* onebit_status_t: why the call does not end well */
-  int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */
-  int32_t failed, not_finite;             /* the first rank that reported it, or -1 */
-  uint32_t agreed;                        /* the origin's number, if numbers differ */
+  int32_t status;             /* onebit_status_t: why the call does not end well */
+  int32_t origin;             /* the member that the status names, as ob_cuda_plan.origin */
+  int32_t failed, not_finite; /* the first rank that reported it, or -1 */
+  uint32_t agreed;            /* the origin's number, if numbers differ */
   float momentum_factor, variance_factor; /* of this step */
-  struct ob_moment_factors moment;        /* likewise, the factors that depend on the step */
-  uint64_t before;                        /* steps that were made besides the outcome's calls */
+  struct ob_moment_factors moment;        /* the moments' factors of this step */
+  uint64_t before;                        /* steps that outcome.calls does not count */
   struct ob_cuda_outcome outcome;
 };
 
@@ -72,26 +72,26 @@ struct ob_cuda_stamp {
   uint32_t agreed;
   const float *rate; /* NULL, or device memory with a number that must be the same on all ranks */
   bool failed;       /* this rank cannot take part */
-  bool begins;       /* sealing: the first messages of the call, which begins */
-  bool decides;      /* opening: the last ones, so that it can be decided how it ends */
+  bool begins;       /* when sealing: these are the call's first messages */
+  bool decides; /* when opening: these are the call's last messages, and its end can be decided */
 };
 
 /* A plan with the contents of struct onebit_plan; its geometry points to device memory. */
 struct ob_cuda_plan {
   struct ob_geometry geometry;
   size_t max_blocks; /* in a message */
-  /* The results in flight always go to results[1]; ob_cuda_conclude copies them to results[0],
-   * which holds those of the last call. Else the state says which copy is which. */
+  /* If true, results in flight always go to results[1]: ob_cuda_conclude copies them to results[0],
+   * which holds those of the last call. Otherwise state->now selects the copies. */
   bool results_stay;
-  bool gathered; /* and applied as ranks' results next to each other: an allgather */
+  bool gathered; /* an allgather: outputs get the ranks' results next to each other */
   /* Member m is reported as origin + m * origin_step, which the host converts to a rank. */
   size_t origin, origin_step;
   onebit_scale_t rule;
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_residual worker, server;
   struct ob_cuda_state *state;
-  /* Scratch of checksums, 0 between kernels: how many warps, or messages, are done; what is summed
-   * of each member's message so far; how many thread blocks are done with it. */
+  /* Scratch of checksums, 0 between kernels: the number of warps, or messages, that are done; the
+   * sum of each member's message so far; the number of thread blocks that are done with it. */
   uint32_t *checks;
   /* True if ob_cuda_compress and ob_cuda_reduce also seal the messages that they make with this
    * stamp, and open the workers'. */
@@ -118,17 +118,17 @@ struct ob_cuda_source {
   size_t step; /* elements */
   float factor;
   bool momentum, momentum_in_residual;
-  bool only_at_first; /* it is so until a call of the plan has ended well, by its state */
+  bool only_at_first; /* momentum_in_residual holds until a call of the plan has ended well */
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
-  const float *reciprocals; /* NULL, or one an element, as the layout has it */
+  const float *reciprocals; /* NULL, or one an element in the layout's order */
   bool float32;
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
   const float *floors; /* NULL, or one a piece */
   struct ob_interval own;
-  bool counted; /* the factors that depend on the step's number are the state's */
-  float limit;  /* of products with reciprocals, of messages of more than one bit */
+  bool counted; /* factors that depend on the step number are the state's */
+  float limit;  /* the largest product with a reciprocal, for more than one bit */
 };
 
 /* The kernels' form of struct ob_pass_sink. Without learning rates, a piece's rate is the step's
@@ -143,18 +143,18 @@ struct ob_cuda_pass {
   float learning_rate;
   const float *rate; /* NULL, or its address in memory of the device */
   const float *learning_rates, *rate_factors, *weight_decays;
-  bool sums_of_rates;       /* multiplied by the pieces' factors too */
+  bool sums_of_rates;       /* sums of rates are multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
   const float *last_values; /* NULL: the last message has them, times last_decay */
-  bool only_at_first;       /* also when a call of the plan has ended well, by its state */
+  bool only_at_first;       /* last_values serve until a call of the plan has ended well */
   float last_decay;
   struct ob_pass_factors factors; /* all factors except those that differ by piece */
-  bool counted;                   /* the factors that depend on the step's number are the state's */
+  bool counted;                   /* factors that depend on the step number are the state's */
   double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
   const double *variances;
 };
 
-/* --- Bits. `chunk` is of all peers' messages. */
+/* --- Messages of one bit an element. `chunk`: the number of the chunk in every message */
 
 /* Compresses every segment's input to its message in outgoing, or with geometry.whole to this
  * rank's result. Notes flags in the state. With one scale the sums go to worker.sums, for
@@ -162,29 +162,30 @@ struct ob_cuda_pass {
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 
-/* The members' messages about this rank's share (its own from outgoing, the others from incoming)
- * and the residuals, to this rank's result. */
+/* Reduces the members' messages about this rank's share (its own from outgoing, the others from
+ * incoming) and the residuals to this rank's result. */
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
-/* The one scale, from the sums: into the residuals and state->worker_scale or server_scale. */
+/* Computes the one scale from the sums, for the residuals and state->worker_scale or
+ * server_scale. */
 cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream);
 
-/* The results of the call in flight to the outputs. What applies results, ob_cuda_convert and the
- * optimizer's passes too, does nothing when state->stop. */
+/* Stores the results of the call in flight in the outputs. This, ob_cuda_convert and the
+ * optimizers' passes apply nothing if state->stop is set. */
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream);
 
-/* The mean of the members' messages: of their results about everything (geometry.whole), or about
- * this rank's segment. */
+/* Stores the mean of the members' messages in the outputs: of their results about all elements
+ * (geometry.whole), or of their messages about this rank's segment. */
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream);
 
-/* A pass that takes messages, with those of the call in flight. */
+/* Runs an optimizer's pass that reads the messages of the call in flight. */
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream);
 
 /* These four are called by those above, where messages have more than one bit an element.
- * `part` is the plan as its chunk sees it, `source` has its weight. */
+ * `part` is the plan of one chunk (select_chunk), and source.weight is set. */
 cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
                                     cudaStream_t stream);
 cudaError_t ob_cuda_reduce_levels(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
@@ -200,24 +201,25 @@ cudaError_t ob_cuda_store_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream);
 
-/* The mean of the members' messages about this rank's segment to its result, or with geometry.whole
- * that of their results to the first message of outgoing. */
+/* Writes the mean of the members' messages about this rank's segment to its result, or with
+ * geometry.whole the mean of their results to the first message of outgoing. */
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
-/* The results, or with plan.geometry.whole the first message of outgoing, to the outputs. */
+/* Converts the results, or with plan.geometry.whole the first message of outgoing, and stores them
+ * in the outputs. */
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream);
 
 /* --- Inside a host */
 
-/* The inputs to the messages for the ranks of the host, as ob_cuda_load; with geometry.half as they
- * are, without their factor. */
+/* Writes the inputs to the messages for the ranks of the host, as ob_cuda_load does; with
+ * geometry.half in their own type, without their factor. */
 cudaError_t ob_cuda_host_put(struct ob_cuda_plan window, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 
-/* The mean of the inputs of `host`'s members, the ranks of the host: of the share of the plan's
- * member m, of `members`, from values + m * step on. A rank's messages about them lie one after the
- * other; `factor` is what values of 16 bits are still multiplied with. */
+/* Writes the mean of the inputs of the host's ranks, which are `host`'s members: the share of each
+ * of the plan's `members`, that of member m from values + m * step on. A rank's messages about
+ * these shares follow each other in memory. Values of 16 bits are multiplied by `factor`. */
 cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t members, float *values,
                               size_t step, size_t chunk, cudaStream_t stream);
 
@@ -257,8 +259,8 @@ struct ob_cuda_outer {
   size_t count;
 };
 
-/* The drift; with `keeps` what drift has is left in the parameters, else nothing is. *unsound
- * becomes 1 where one cannot be sent. */
+/* Computes the drift; with `keeps` the residual in `drift` stays in the parameters. *unsound
+ * becomes 1 if an element cannot be sent. */
 cudaError_t ob_cuda_outer_drift(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
                                 uint32_t *unsound, cudaStream_t stream);
 
@@ -266,19 +268,20 @@ cudaError_t ob_cuda_outer_drift(struct ob_cuda_outer of, onebit_dtype_t dtype, b
 cudaError_t ob_cuda_outer_checksum(struct ob_cuda_outer of, uint32_t *checksum,
                                    cudaStream_t stream);
 
-/* The outer rule. sums: of the drifts' squares, one for each OB_OUTER_RUN elements. */
+/* Applies the outer rule. sums: the sums of the drift's squares, one for each OB_OUTER_RUN
+ * elements. */
 cudaError_t ob_cuda_outer_update(struct ob_cuda_outer of, onebit_outer_rule_t rule, float rate,
                                  float decay, double *sums, cudaStream_t stream);
 
-/* The parameters; with `keeps` less what drift has. */
+/* Sets the parameters from the consensus; with `keeps` less the residual in `drift`. */
 cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
                               float mixing, cudaStream_t stream);
 
-/* Copies the residual of the values that a plan sends, of that copy, to the pieces, in float32. */
+/* Copies a plan's worker residual, of copy number `copy`, to the pieces as float32. */
 cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const *pieces,
                                  cudaStream_t stream);
 
-/* --- Calls that no host looks after (headers.cuh). These set, read and judge headers as
+/* --- Calls that no host supervises (headers.cuh). These functions write, read and check headers as
  * collectives/messages.c and steps.c do. */
 
 /* True if the current device supports programmatic dependent launch. */
@@ -294,11 +297,11 @@ bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 
-/* Checks the others' messages of a chunk, and notes their flags. */
+/* Checks the other members' messages of a chunk, and notes their flags. */
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 
-/* Sets state->stop unless every rank is well. */
+/* Sets state->stop unless all ranks can apply the results. */
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream);
 
@@ -307,10 +310,10 @@ cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
 cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, bool commit,
                              bool forget, cudaStream_t stream);
 
-/* If one of `count` calls stops, all do. `states`: an array on the device. */
+/* Stops all of `count` calls if one of them stops. `states`: an array on the device. */
 cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream);
 
-/* The state's factors of step number state->before + the calls that ended well + 1. */
+/* Computes the state's factors for step number state->before + calls that ended well + 1. */
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
                                cudaStream_t stream);
 

@@ -1,7 +1,8 @@
 /*
- * The numbers of 1-bit LAMB that are a tensor's own, where no host waits for its sums. A block of
- * 128 threads takes a tensor, and loads 1024 of its sums at once: of 25 M elements in blocks of
- * 2048 there are 12 times as many, twice, about 20 us.
+ * Computes 1-bit LAMB's ratios of tensors, and their learning rates, on the device, so that the
+ * host does not wait for sums. A thread block of 128 threads takes a tensor, and loads 1024 of its
+ * sums at once: a tensor of 25 M elements in blocks of 2048 has 12 times as many, which are read
+ * twice, in about 20 us.
  */
 #include "cuda/device.cuh"
 
@@ -42,8 +43,8 @@ static __device__ inline double ratio_of(const struct ob_cuda_lamb &lamb,
   if (warm) {
     ratio = ob_lamb_warmup_ratio(&coefficient, first, second, &lamb.limits);
   } else {
-    factor = ob_lamb_correct(factor, first, second, largest_of(lamb, tensor, lanes->largest),
-                             &lamb.limits);
+    factor = ob_lamb_correct_factor(factor, first, second, largest_of(lamb, tensor, lanes->largest),
+                                    &lamb.limits);
     ratio = coefficient * factor;
   }
   if (threadIdx.x == 0) { /* now all threads have passed the barrier */

@@ -1,11 +1,12 @@
 /*
- * Messages of 2, 4 and 8 bits an element: compressed, reduced, summed, stored.
+ * Kernels for messages of 2, 4 and 8 bits an element: they compress, reduce, sum and store.
  *
- * Bytes an element, w bits, N members, 2048 elements a block, scales left out. Compress, float32
- * input: 4 input + 4 kept read, 4 kept and w/8 written; 13.00 of 8 bits. Reduce: 4 + N w/8 read,
- * 4 + w/8 written. Sum: N w/8 read, 4 written. Store: w/8 read, 4 written. What a block's levels
- * are made of waits in shared memory until its scale is known, so nothing is read or written twice;
- * that takes 32 KiB a thread block, six of which an H200's multiprocessor has at once.
+ * Bytes an element with w bits and N members, in blocks of 2048 elements, without scales: compress
+ * reads 4 of float32 input and 4 of residuals, and writes 4 of residuals and w/8 of levels, 13.00
+ * with 8 bits; reduce reads 4 + N w/8 and writes 4 + w/8; sum reads N w/8 and writes 4; store reads
+ * w/8 and writes 4. A block's values stay in shared memory until its scale is known, so nothing is
+ * read or written twice; that takes 32 KiB a thread block, six of which an H200's multiprocessor
+ * has at once.
  */
 #include "cuda/headers.cuh"
 #include "cuda/levels.cuh"
@@ -13,7 +14,7 @@
 
 /* --- Compressing */
 
-struct weighed {
+struct weighed_input {
   const float *residual;
   const void *input;
   unsigned valid, given; /* elements without padding; elements for which there is input */
@@ -25,8 +26,9 @@ struct weighed {
 
 /* Does what compress_tile does, without momentum; `divided`: with reciprocals and a limit. */
 template <onebit_dtype_t dtype, bool divided, bool whole>
-static __device__ inline void compress_tile(const struct level_run &run, const struct weighed &in,
-                                            unsigned first, struct level_sums *sums) {
+static __device__ inline void compress_tile(const struct level_run &run,
+                                            const struct weighed_input &in, unsigned first,
+                                            struct level_sums *sums) {
   float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
   load_parts<ONEBIT_FLOAT32, whole>(in.residual, first, run.end, true, residual);
   if (divided)
@@ -37,7 +39,7 @@ static __device__ inline void compress_tile(const struct level_run &run, const s
     const unsigned i = first + four_at(e / 4) + e % 4;
     float input = in.weight * value[e / 4][e % 4];
     if (divided)
-      input = ob_limited(input, own[e / 4][e % 4], in.limit);
+      input = ob_bound_product(input, own[e / 4][e % 4], in.limit);
     if (!whole && i >= in.valid)
       input = 0;
     value[e / 4][e % 4] = ob_residual_of(residual[e / 4][e % 4], 0) + input;
@@ -47,14 +49,15 @@ static __device__ inline void compress_tile(const struct level_run &run, const s
   keep_tile<whole>(run, first, value, sums);
 }
 
-static __device__ inline struct weighed weighed_of(const struct ob_cuda_plan &plan, uint32_t now,
-                                                   const struct ob_cuda_source &source,
-                                                   const struct location &location,
-                                                   size_t element) {
+static __device__ inline struct weighed_input describe_input(const struct ob_cuda_plan &plan,
+                                                             uint32_t now,
+                                                             const struct ob_cuda_source &source,
+                                                             const struct location &location,
+                                                             size_t element) {
   const struct ob_block &block = location.block;
   const void *input = source.values
                           ? source.values + blockIdx.y * source.step + location.word * OB_LANES
-                          : (const void *)piece_of(source.inputs, 0, block, element);
+                          : (const void *)block_address(source.inputs, 0, block, element);
   return {values_of(plan.worker, now, block),
           input,
           (unsigned)block.valid,
@@ -73,16 +76,16 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
   if (!find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const uint32_t now = plan.state->now;
-  const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), location);
+  const struct ob_view out = view_of(message_to(plan, now, blockIdx.y), location);
   const struct level_run run = level_run_of(plan.worker, now, location, out, width, tiles);
-  const struct weighed in = weighed_of(plan, now, source, location, size_of<dtype>);
+  const struct weighed_input in = describe_input(plan, now, source, location, size_of<dtype>);
   struct level_sums sums = {};
   for (unsigned first = 0; first < run.count; first += tile_elements)
     if (first + tile_elements <= in.given)
       compress_tile<dtype, divided, true>(run, in, first, &sums);
     else
       compress_tile<dtype, divided, false>(run, in, first, &sums);
-  quantise<width>(run, set_level_scale(plan, now, false, location, out, width, sums));
+  quantise_tiles<width>(run, set_level_scale(plan, now, false, location, out, width, sums));
 }
 
 template <onebit_dtype_t dtype, unsigned width, bool besides>
@@ -96,7 +99,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     finish_messages(plan);
 }
 
-/* The reciprocals of a warm-up of divided gradients take registers: two blocks less at once. */
+/* The reciprocals of a warm-up of divided gradients take registers: a multiprocessor has two thread
+ * blocks less. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
     compress_divided_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -130,7 +134,7 @@ static __device__ inline void add_members(const struct part *known, unsigned fir
       total[i / 4][i % 4] += level_of<width>(codes[s][i / 4], i % 4) * known[s].scale;
 }
 
-/* All whose parts the warp knows. */
+/* Adds all members whose parts the warp has. */
 template <unsigned width, bool whole>
 static __device__ inline void add_known(const struct part *known, unsigned members, unsigned first,
                                         unsigned count, float (&total)[fours_a_tile][4]) {
@@ -154,7 +158,7 @@ static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
   const unsigned members = (unsigned)plan.geometry.members;
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
-    total[i / 4][i % 4] = -0.0f; /* what leaves the first term as it is, be it -0 */
+    total[i / 4][i % 4] = -0.0f; /* -0 leaves the first term as it is, also a -0 */
   for (unsigned base = 0; base < members; base += known_members) {
     if (members > known_members)
       find_parts<width>(plan, location, parts, base);
@@ -188,7 +192,7 @@ static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, floa
     return;
   const uint32_t now = plan.state->now;
   const struct ob_view out =
-      view_of(result_of(plan, next_of(plan, now), plan.geometry.member), location);
+      view_of(result_of(plan, next_copy(plan, now), plan.geometry.member), location);
   const struct level_run run = level_run_of(plan.server, now, location, out, width, tiles);
   const float *residuals = values_of(plan.server, now, location.block);
   const struct parts parts = {senders_of(plan, now), weight, known};
@@ -199,7 +203,7 @@ static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, floa
       reduce_tile<width, true>(run, residuals, plan, location, parts, first, &sums);
     else
       reduce_tile<width, false>(run, residuals, plan, location, parts, first, &sums);
-  quantise<width>(run, set_level_scale(plan, now, true, location, out, width, sums));
+  quantise_tiles<width>(run, set_level_scale(plan, now, true, location, out, width, sums));
 }
 
 template <unsigned width, bool besides>
@@ -209,10 +213,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1 - b
   __shared__ struct part known[warps_a_block][known_members];
   const unsigned warp = threadIdx.x / OB_LANES;
   await_kernels_ahead();
-  if (!besides || warp_number() < whole_blocks(plan.max_blocks))
+  if (!besides || warp_number() < round_to_thread_blocks(plan.max_blocks))
     reduce_block<width>(plan, weight, tiles[warp], known[warp]);
   else
-    open_besides(plan, whole_blocks(plan.max_blocks));
+    open_extra_messages(plan, round_to_thread_blocks(plan.max_blocks));
   if (besides)
     finish_messages(plan);
 }
@@ -229,7 +233,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   const struct parts parts = {senders_of(plan, plan.state->now), weight,
                               known[threadIdx.x / OB_LANES]};
   const unsigned valid = (unsigned)location.block.valid;
-  void *output = piece_of(outputs, 0, location.block, size_of<dtype>);
+  void *output = block_address(outputs, 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   find_parts<width>(plan, location, parts, 0);
   for (unsigned first = 0; first < valid; first += tile_elements) {
@@ -240,7 +244,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
       sum_tile<width, false>(plan, location, parts, first, valid, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++)
-      bound_some<dtype>(total[k]);
+      bound_values<dtype>(total[k]);
     store_tile<dtype>(output, first, valid, aligned, total);
   }
 }
@@ -260,7 +264,7 @@ static __device__ inline void store_levels_tile(const uint32_t *fields, float sc
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++)
       value[k][j] = level_of<width>(codes[k], j) * scale;
-    bound_some<dtype>(value[k]);
+    bound_values<dtype>(value[k]);
   }
   store_tile<dtype>(output, first, valid, aligned, value);
 }
@@ -275,9 +279,10 @@ static __global__ void __launch_bounds__(threads_a_block)
   if (plan.state->stop || !find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const struct ob_view in =
-      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), location);
+      view_of(result_of(plan, next_copy(plan, plan.state->now), blockIdx.y), location);
   const unsigned valid = (unsigned)location.block.valid;
-  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
+  void *output =
+      block_address(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements)
     store_levels_tile<dtype, width>(in.words + location.word * width, scale_of(in, location),
@@ -286,7 +291,7 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 /* --- Launching */
 
-/* The kernel of a width, and of a dtype too, among those of a template. */
+/* These select a template's kernel by width, or by dtype and width. */
 #define KERNEL_OF_WIDTH(width, kernel, last)                                                       \
   ((width) == 8 ? kernel<8, last> : (width) == 4 ? kernel<4, last> : kernel<2, last>)
 #define KERNEL_OF_BOTH(dtype, width, kernel)                                                       \
@@ -308,31 +313,31 @@ cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_sou
   const unsigned messages = part.geometry.whole ? 1 : (unsigned)part.geometry.members;
   if (source.reciprocals) {
     auto *const kernel = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_divided_kernel);
-    return launch_early(kernel, part.max_blocks, messages, stream, part, source,
-                        seals_or_opens(part));
+    return launch_early_kernel(kernel, part.max_blocks, messages, stream, part, source,
+                               seals_or_opens(part));
   }
   auto *const kernel_of = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_kernel_of);
-  return launch_early(kernel_of(part), part.max_blocks, messages, stream, part, source);
+  return launch_early_kernel(kernel_of(part), part.max_blocks, messages, stream, part, source);
 }
 
 cudaError_t ob_cuda_reduce_levels(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
   const unsigned width = plan.geometry.width;
   auto *const kernel = seals_or_opens(plan) ? KERNEL_OF_WIDTH(width, reduce_levels_kernel, true)
                                             : KERNEL_OF_WIDTH(width, reduce_levels_kernel, false);
-  return launch_early(kernel, whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
-                      of_chunk(plan, chunk), weight_of_mean(plan));
+  return launch_early_kernel(kernel, round_to_thread_blocks(plan.max_blocks) + extra_warps(plan), 1,
+                             stream, select_chunk(plan, chunk), weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
                                size_t chunk, cudaStream_t stream) {
   auto *const kernel = KERNEL_OF_BOTH(plan.output_dtype, plan.geometry.width, sum_levels_kernel);
-  return launch(kernel, plan.max_blocks, 1, stream, of_chunk(plan, chunk), outputs,
-                weight_of_mean(plan));
+  return launch_kernel(kernel, plan.max_blocks, 1, stream, select_chunk(plan, chunk), outputs,
+                       weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_store_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
                                  size_t chunk, cudaStream_t stream) {
   auto *const kernel = KERNEL_OF_BOTH(plan.output_dtype, plan.geometry.width, store_levels_kernel);
-  return launch_early(kernel, plan.max_blocks, plan.geometry.members, stream, of_chunk(plan, chunk),
-                      outputs);
+  return launch_early_kernel(kernel, plan.max_blocks, plan.geometry.members, stream,
+                             select_chunk(plan, chunk), outputs);
 }

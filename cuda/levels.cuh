@@ -1,6 +1,6 @@
 /*
  * Messages of more than one bit an element, as levels.h and codec_levels.h have them: four elements
- * and a tile. A lane's four elements have 4, 2 or 1 bytes of a message, at their number in fours.
+ * and a tile. A lane's four elements have 4, 2 or 1 bytes of a message, in the order of the fours.
  */
 #ifndef OB_CUDA_LEVELS_CUH
 #define OB_CUDA_LEVELS_CUH
@@ -10,8 +10,8 @@
 
 /* --- Four elements */
 
-/* Loads the codes of the four that is `away` fours behind element `first`, a whole number of
- * fours. */
+/* Loads the codes of the four that is `away` fours after that of element `first`, a multiple of
+ * 4. */
 template <unsigned width>
 static __device__ inline uint32_t load_codes(const uint32_t *fields, unsigned first,
                                              unsigned away = 0) {
@@ -33,10 +33,11 @@ static __device__ inline void store_codes(uint32_t *fields, unsigned first, uint
     ((uint8_t *)(void *)fields)[first / 4] = (uint8_t)codes;
 }
 
-/* The level of code number j, the bits of ob_level_of (tests/gpu/test_plans.c) without its
- * conversions, which are slow. Of 8 bits: sign, exponent and mantissa to their places, and 112 to
- * the exponent, whose bits are others. Else: added to a power of two, the code less its least is
- * in the low bits of the sum. */
+/* The level of code number j, the bits of ob_decode_level (tests/gpu/test_plans.c) without its
+ * conversions, which are slow. With 8 bits sign, exponent and mantissa are shifted to their places,
+ * and 112 is added to the exponent by an OR, since its bits are not in use. With fewer bits the
+ * code less its smallest value is in the low bits of a power of two plus the code: these bits are
+ * set, and the power is subtracted. */
 template <unsigned width> static __device__ inline float level_of(uint32_t codes, unsigned j) {
   if (width == 8) {
     const uint32_t moved = (uint32_t)((int32_t)(codes << (24 - 8 * j)) >> 4);
@@ -52,21 +53,21 @@ template <unsigned width> static __device__ inline float level_of(uint32_t codes
 /* --- A tile */
 
 /* Tiles in shared memory that a warp keeps until the scale of its block is known: all of a block of
- * 2048. Of a longer block they have the last ones, and the residuals' array the others. */
+ * 2048. Of a longer block the last tiles are there, and the others in the array of residuals. */
 constexpr unsigned resident_tiles = 4, resident_elements = resident_tiles * tile_elements;
 
 /* A block whose values become levels. */
 struct level_run {
-  unsigned count, end; /* elements, and with those that fill the last word up */
+  unsigned count, end; /* the number of elements; the same in whole words */
   float *residual_out;
   uint32_t *fields;
-  float4 *tiles; /* the warp's, of resident_elements */
+  float4 *tiles; /* the warp's resident_elements */
 };
 
-/* Sums that are found on the way to the scale, by lane. */
+/* A lane's sums, from which the scale is computed. */
 struct level_sums {
   float squares;
-  uint32_t largest; /* as whole numbers, the bits of magnitudes are in the order of these */
+  uint32_t largest; /* bits of a magnitude: as integers they have the magnitudes' order */
 };
 
 static __device__ inline float4 *tile_at(const struct level_run &run, unsigned first) {
@@ -78,7 +79,7 @@ static __device__ inline bool is_resident(const struct level_run &run, unsigned 
   return first + resident_elements >= run.count;
 }
 
-/* A tile to where it is kept, and to the sums. */
+/* Stores a tile until the scale is known, and adds it to the sums. */
 template <bool whole>
 static __device__ inline void keep_tile(const struct level_run &run, unsigned first,
                                         const float (&value)[fours_a_tile][4],
@@ -113,15 +114,16 @@ static __device__ inline void quantise_tile(const struct level_run &run, unsigne
     if (!whole && at >= run.end)
       continue;
     if (!resident)
-      load_some<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
+      load_values<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
-      const uint32_t code = (uint32_t)ob_code_of(value[j] * inverse, width) & ((1u << width) - 1);
+      const uint32_t code =
+          (uint32_t)ob_encode_level(value[j] * inverse, width) & ((1u << width) - 1);
       const bool there = whole || at + j < run.count;
       value[j] = there ? value[j] - level_of<width>(code, 0) * scale : 0;
       codes |= (there ? code : 0) << j * width;
     }
-    store_some<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
+    store_values<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
     store_codes<width>(run.fields, at, codes);
   }
 }
@@ -134,12 +136,12 @@ static __device__ inline struct level_run level_run_of(const struct ob_cuda_resi
                                                        const struct ob_view &out, unsigned width,
                                                        float4 *tiles) {
   const unsigned count = (unsigned)location.block.count;
-  return {count, whole_words(count), values_of(residual, !now, location.block),
+  return {count, padded_count(count), values_of(residual, !now, location.block),
           out.words + location.word * width, tiles};
 }
 
-/* Sets the scale as quantise_block in blocks.c does, for all lanes. Beside an error that is stored
- * as it is the scale is 0. */
+/* Sets the scale as quantise_block in blocks.c does, for all lanes. The residual's scale is 0,
+ * since residuals are stored as exact errors. */
 static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, uint32_t now,
                                                bool server, const struct location &location,
                                                const struct ob_view &out, unsigned width,
@@ -151,7 +153,7 @@ static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, 
   if (lane_number() == 0) {
     if (ob_is_finite(sum))
       scale = ob_level_scale(sum, location.block.count, largest, plan.rule, width);
-    checked_scale(plan.state, ob_is_finite(sum) ? largest : sum, server);
+    note_scale(plan.state, ob_is_finite(sum) ? largest : sum, server);
     residual.scales[!now][location.number - residual.first] = 0;
     out.scales[location.index] = scale;
   }
@@ -159,7 +161,7 @@ static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, 
 }
 
 template <unsigned width>
-static __device__ inline void quantise(const struct level_run &run, float scale) {
+static __device__ inline void quantise_tiles(const struct level_run &run, float scale) {
   for (unsigned first = 0; first < run.count; first += tile_elements)
     if (first + tile_elements <= run.count)
       quantise_tile<width, true>(run, first, scale);

@@ -1,6 +1,7 @@
 /*
  * Finds the block that a warp works on, the messages and their parts, the pieces of the caller's
- * buffers; and handles a block's sum. As blocks.c and collectives/geometry.h have it.
+ * buffers; and turns a block's sum into its scale. It does what blocks.c and collectives/geometry.h
+ * do on the host.
  */
 #ifndef OB_CUDA_LOCATION_CUH
 #define OB_CUDA_LOCATION_CUH
@@ -9,7 +10,7 @@
 
 /* The plan as the launch of one chunk sees it: bounds and messages begin at this chunk's, so that
  * no thread divides by the number of slots. */
-static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chunk) {
+static inline struct ob_cuda_plan select_chunk(struct ob_cuda_plan plan, size_t chunk) {
   struct ob_geometry *geometry = &plan.geometry;
   const size_t slot = chunk % geometry->slots * geometry->stride;
   geometry->bounds += chunk;
@@ -27,7 +28,7 @@ struct location {
   size_t word;          /* where the message has its signs */
 };
 
-/* False when the message has no such block. */
+/* Finds the warp's block of a segment's message. False: the message has no such block. */
 static __device__ inline bool find_location(const struct ob_cuda_plan &plan, size_t segment,
                                             struct location *location) {
   const struct ob_geometry *geometry = &plan.geometry;
@@ -50,12 +51,12 @@ static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size
 /* --- Messages */
 
 /* Returns which copy holds the last call's results; the function below, the next call's. */
-static __device__ inline uint32_t last_of(const struct ob_cuda_plan &plan, uint32_t now) {
+static __device__ inline uint32_t last_copy(const struct ob_cuda_plan &plan, uint32_t now) {
   return plan.results_stay ? 0 : now;
 }
 
-static __device__ inline uint32_t next_of(const struct ob_cuda_plan &plan, uint32_t now) {
-  return !last_of(plan, now);
+static __device__ inline uint32_t next_copy(const struct ob_cuda_plan &plan, uint32_t now) {
+  return !last_copy(plan, now);
 }
 
 static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &plan, uint32_t copy,
@@ -64,9 +65,9 @@ static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &pla
 }
 
 /* Returns this rank's message to a member, or its one message to all. */
-static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
-                                                size_t member) {
-  return plan.geometry.whole ? result_of(plan, next_of(plan, now), plan.geometry.member)
+static __device__ inline unsigned char *message_to(const struct ob_cuda_plan &plan, uint32_t now,
+                                                   size_t member) {
+  return plan.geometry.whole ? result_of(plan, next_copy(plan, now), plan.geometry.member)
                              : plan.geometry.outgoing + member * plan.geometry.peer_stride;
 }
 
@@ -87,8 +88,9 @@ static __device__ inline struct senders senders_of(const struct ob_cuda_plan &pl
   return {own, own + plan.geometry.members * plan.geometry.peer_stride, own};
 }
 
-static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan,
-                                                const struct senders &senders, unsigned member) {
+static __device__ inline unsigned char *message_from(const struct ob_cuda_plan &plan,
+                                                     const struct senders &senders,
+                                                     unsigned member) {
   const unsigned own = (unsigned)plan.geometry.member;
   unsigned char *base = member == own ? senders.own : member < own ? senders.before : senders.after;
   return base + member * plan.geometry.peer_stride;
@@ -99,7 +101,7 @@ static __device__ inline struct ob_view view_of(unsigned char *message,
   return ob_message_view(message, &location.shape);
 }
 
-/* The magnitude that the sign bits stand for in this block. */
+/* Returns the magnitude that the block's sign bits stand for. */
 static __device__ inline float scale_of(const struct ob_view &view,
                                         const struct location &location) {
   return location.shape.one_scale ? view.header->scale : view.scales[location.index];
@@ -107,7 +109,7 @@ static __device__ inline float scale_of(const struct ob_view &view,
 
 /* --- Residuals */
 
-/* The block's values in an array that lies as residuals do. */
+/* Returns the block's values in an array with the layout of residuals. */
 template <typename T>
 static __device__ inline T *values_of(const struct ob_cuda_residual &residual, T *array,
                                       const struct ob_block &block) {
@@ -126,9 +128,11 @@ static __device__ inline float residual_scale(const struct ob_cuda_residual &res
 
 /* --- The caller's buffers */
 
-/* The block's address in its piece. A piece without elements need not lie anywhere. */
-static __device__ inline char *piece_of(const struct ob_cuda_pieces &pieces, size_t first_piece,
-                                        const struct ob_block &block, size_t element) {
+/* Returns the block's address in its piece, or NULL if the piece has none, which has no
+ * elements. */
+static __device__ inline char *block_address(const struct ob_cuda_pieces &pieces,
+                                             size_t first_piece, const struct ob_block &block,
+                                             size_t element) {
   const size_t piece = first_piece + block.piece;
   char *base = pieces.each ? (char *)pieces.each[piece] : pieces.base + piece * pieces.step;
   return base ? base + block.offset * element : NULL;
@@ -136,28 +140,29 @@ static __device__ inline char *piece_of(const struct ob_cuda_pieces &pieces, siz
 
 /* --- Scales */
 
-static __device__ inline void note(struct ob_cuda_state *state, uint32_t flags) {
+static __device__ inline void note_flags(struct ob_cuda_state *state, uint32_t flags) {
   if (flags)
     atomicOr(&state->flags, flags);
 }
 
-/* A scale that is not finite is never sent: the flag is. */
-static __device__ inline float checked_scale(struct ob_cuda_state *state, float scale,
-                                             bool server) {
+/* Notes the flags of a scale, and returns the scale to send: 0 with OB_FLAG_NOT_FINITE in place of
+ * one that is not finite. */
+static __device__ inline float note_scale(struct ob_cuda_state *state, float scale, bool server) {
   if (!ob_is_finite(scale)) {
-    note(state, OB_FLAG_NOT_FINITE);
+    note_flags(state, OB_FLAG_NOT_FINITE);
     return 0;
   }
   if (scale >= OB_LARGE_SCALE) {
-    note(state, OB_FLAG_LARGE);
+    note_flags(state, OB_FLAG_LARGE);
     if (server)
       atomicOr(&state->server_flags, (uint32_t)OB_FLAG_LARGE);
   }
   return scale;
 }
 
-/* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
- * waits for ob_cuda_finish. For one lane. */
+/* Computes a block's scale from the sum of its magnitudes, and stores it in the message and with
+ * the residuals. With one scale for all blocks it stores the sum for ob_cuda_finish. Called by one
+ * lane. */
 static __device__ inline void set_scale(const struct ob_cuda_plan &plan, uint32_t now, bool server,
                                         const struct location &location, const struct ob_view &out,
                                         float sum) {
@@ -168,8 +173,8 @@ static __device__ inline void set_scale(const struct ob_cuda_plan &plan, uint32_
   }
   const enum ob_serve_rule rule = residual.serving.rule;
   const float exact =
-      ob_scale((double)sum, location.block.count, ob_serve_measure(rule, plan.rule));
-  const float scale = checked_scale(plan.state, ob_round(exact, residual.result_dtype), server);
+      ob_scale((double)sum, location.block.count, ob_serve_scale_rule(rule, plan.rule));
+  const float scale = note_scale(plan.state, ob_round(exact, residual.result_dtype), server);
   residual.scales[!now][location.number - residual.first] = scale;
   out.scales[location.index] = ob_serve_scale(rule, scale);
 }
@@ -200,7 +205,8 @@ static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
                                          const struct location &location, const struct parts &parts,
                                          unsigned first) {
   const unsigned member = first + lane_number(), last = (unsigned)plan.geometry.members - 1;
-  const struct ob_view view = view_of(sent_by(plan, parts.senders, min(member, last)), location);
+  const struct ob_view view =
+      view_of(message_from(plan, parts.senders, min(member, last)), location);
   const float scale = scale_of(view, location) * parts.weight;
   __syncwarp();
   parts.known[lane_number()] = {view.words + location.word * width, member <= last ? scale : -0.0f};

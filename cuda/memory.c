@@ -1,7 +1,7 @@
 /*
- * The runtime and the driver of CUDA, as the library asks them: memory of a device and pinned
- * memory of the host, whose memory a pointer leads to, which device is current, and kernels that
- * are loaded before they are launched.
+ * The library's calls of CUDA's runtime and driver: memory of a device and pinned memory of the
+ * host, the owner of a pointer, the current device, and the loading of kernels before they are
+ * launched.
  */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
   return ob_error(status, "CUDA: %s (%s)", cudaGetErrorString(error), call);
 }
 
-/* count * size, or at least one byte, as ob_allocate has it; 0 when it overflows. */
+/* Returns count * size, at least 1, as ob_allocate allocates; 0 on overflow. */
 static size_t device_memory_bytes_of(size_t count, size_t size) {
   if (size && count > ((size_t)-1 >> 1) / size)
     return 0;
@@ -64,15 +64,15 @@ static void release_cuda(void *memory) {
   cudaFree(memory);
 }
 
-/* The default stream's work is complete at return, for every other stream too. */
+/* Waits until the default stream's work is complete, so that other streams find it done. */
 static onebit_status_t device_memory_finish(cudaError_t begun, const char *what) {
   cudaError_t error = begun == cudaSuccess ? cudaStreamSynchronize(NULL) : begun;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, what);
 }
 
 /* The copy runs after the program's work on the default stream, and is complete at return: a copy
- * from pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and
- * the streams that the library makes are not ordered after the default stream. */
+ * from pageable memory, or within the device, may still be running when cudaMemcpy returns, and the
+ * streams that the library makes are not ordered after the default stream. */
 static onebit_status_t device_memory_copy(void *to, const void *from, size_t bytes) {
   OB_ON_DEVICE(OB_CURRENT_DEVICE);
   return device_memory_finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
@@ -160,8 +160,7 @@ static bool has_context(int device) { return emulation_has_context(device); }
 
 #else
 
-/* The numbers of the driver's interface that are asked for here: CUpointer_attribute, CUmemorytype.
- */
+/* The numbers of the driver's interface that are used here: CUpointer_attribute, CUmemorytype. */
 #define ATTRIBUTE_MEMORY_TYPE    2
 #define ATTRIBUTE_IS_MANAGED     8
 #define ATTRIBUTE_DEVICE_ORDINAL 9
@@ -188,15 +187,15 @@ static void *open_driver(void) {
   return driver;
 }
 
-/* C has no cast from one kind of pointer to the other. */
+/* Finds a function of the driver. C has no cast from an object pointer to a function pointer. */
 static void device_memory_find(void *driver, const char *name, void *function) {
   void *symbol = dlsym(driver, name);
   memcpy(function, &symbol, sizeof symbol);
 }
 
-/* The runtime's own question would make a context on the device, for a program that may have no
- * business there. The driver is asked only if the program has loaded it already, and answers no
- * before it is initialised: then nothing is a device's memory. */
+/* cudaPointerGetAttributes would create a context on the device, also in a program that never uses
+ * it. So this asks the driver, and only if the program has loaded it. A driver that is not
+ * initialised returns an error, and then no memory is a device's. */
 bool ob_cuda_owns(const void *memory, int *device) {
   int (*ask)(void *answer, int attribute, unsigned long long pointer);
   void *driver = open_driver();

@@ -11,14 +11,14 @@
 /*
  * ---- The abort ----
  *
- * The abort of a communicator. NCCL's kernels end when ncclCommAbort begins, but it returns only
- * when no graph is left that has messages of the communicator in it, and a program may keep its
- * graphs: so it is called on a thread of its own.
+ * NCCL's kernels end when ncclCommAbort begins, but it returns only when no graph is left that has
+ * messages of the communicator, and a program may keep its graphs. So ncclCommAbort is called on a
+ * thread of its own.
  */
 
-/* Seconds that an abort waits for a thread which is in a call of NCCL, and then for NCCL. Calls
- * that look take microseconds; one that is there longer waits for the rank that is gone, and NCCL
- * lets it go when another thread aborts. */
+/* Seconds that an abort waits for a thread which is in a call of NCCL, and then for NCCL. A query
+ * takes microseconds; a call that takes longer waits for the lost rank, and ends when another
+ * thread aborts. */
 #define ABORT_SECONDS 1.0
 
 void ob_nccl_state_release(struct nccl_state *state) {
@@ -30,7 +30,7 @@ void ob_nccl_state_release(struct nccl_state *state) {
 
 static void *abort_nccl(void *context) {
   struct nccl_state *state = context;
-  cudaSetDevice(state->device); /* else NCCL would change to it, and back to one of no concern */
+  cudaSetDevice(state->device); /* otherwise NCCL would change the device and restore it */
   ncclCommAbort(state->comm);
   state->gone = true;
   ob_nccl_state_release(state);
@@ -66,13 +66,14 @@ void ob_nccl_abort(onebit_comm_t comm, const char *text) {
 /*
  * ---- Newer versions ----
  *
- * Functions of newer versions of NCCL, if it was compiled with one and has loaded one. From 2.27 on
- * windows: memory that is registered for messages, which NCCL moves without copies of its own.
+ * Functions of newer versions of NCCL, which are used if the library was compiled with such a
+ * version and the loaded one has them. From 2.27 on these are windows: memory that is registered
+ * for messages, which NCCL moves without copies of its own.
  */
 
 #if NCCL_VERSION_CODE >= 22700
 
-/* The version of the loaded NCCL; 0: unknown. */
+/* Returns the version of the loaded NCCL; 0: unknown. */
 static int nccl_version(void) {
   int version = 0;
   return ncclGetVersion(&version) == ncclSuccess ? version : 0;
@@ -83,8 +84,8 @@ struct nccl_window {
   ncclWindow_t handle; /* NULL: not registered, or NCCL could not use it */
 };
 
-/* ncclMemAlloc takes whole pages of the device, which have this size: a plan of fewer messages
- * would take more memory than it has use for. */
+/* ncclMemAlloc allocates whole pages of the device, which have this size: a plan with fewer bytes
+ * of messages would waste memory. */
 #define PAGE_BYTES ((size_t)2 << 20)
 
 static bool has_windows(void) {

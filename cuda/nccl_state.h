@@ -1,6 +1,6 @@
 /*
  * The state that the files of the transport over NCCL share. A caller of NCCL on `comm` holds the
- * lock, and looks at `aborted` first.
+ * lock, and checks `aborted` first.
  */
 #ifndef OB_CUDA_NCCL_STATE_H
 #define OB_CUDA_NCCL_STATE_H
@@ -18,13 +18,14 @@ struct nccl_state {
   cudaStream_t stream;   /* for messages of the host */
   cudaStream_t messages; /* for plans', beside their kernels */
   pthread_mutex_t lock;
-  atomic_bool aborted, gone; /* ncclCommAbort is called; it has returned */
+  atomic_bool aborted, gone; /* ncclCommAbort was called; it has returned */
   atomic_int users;          /* the communicator, and the thread that aborts it */
 };
 
 static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
 
-/* The transport's abort, and the last use of a state (nccl_state.c). */
+/* The transport's abort; and the release of one user of a state, the last of which frees it
+ * (nccl_state.c). */
 void ob_nccl_abort(onebit_comm_t comm, const char *text);
 void ob_nccl_state_release(struct nccl_state *state);
 

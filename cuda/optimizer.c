@@ -1,20 +1,21 @@
-/* Optimizers on a device: a bucket's state there, and how the host learns of its steps. */
+/* Optimizers on a device: a bucket's arrays there, and what the host reads of its steps. */
 #include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "cuda/bucket.h"
 
-/* --- Made and given back -----------------------------------------------------------------------*/
+/* --- Creation and destruction
+ * ------------------------------------------------------------------- */
 
 static onebit_status_t device_optimizer_out_of_memory(const struct ob_bucket_device *device) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
                   device->number);
 }
 
-/* A copy on the device. */
-static void *device_optimizer_copied(struct onebit_optimizer *optimizer, const void *values,
-                                     size_t count, size_t size) {
+/* Allocates an array on the device and copies the host's into it; NULL without memory. */
+static void *device_optimizer_copy_array(struct onebit_optimizer *optimizer, const void *values,
+                                         size_t count, size_t size) {
   void *memory = ob_memory_cuda.allocate(count, size);
   optimizer->own_bytes += count * size;
   if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
@@ -26,18 +27,20 @@ static void *device_optimizer_copied(struct onebit_optimizer *optimizer, const v
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t pieces = bucket->bits->geometry.layout.pieces;
-  device->parameters =
-      device_optimizer_copied(optimizer, bucket->parameters, pieces, sizeof *device->parameters);
+  device->parameters = device_optimizer_copy_array(optimizer, bucket->parameters, pieces,
+                                                   sizeof *device->parameters);
   device->copies =
-      device_optimizer_copied(optimizer, bucket->copies, pieces, sizeof *device->copies);
+      device_optimizer_copy_array(optimizer, bucket->copies, pieces, sizeof *device->copies);
   device->gradients =
-      device_optimizer_copied(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
-  device->means = device_optimizer_copied(optimizer, bucket->means, pieces, sizeof *device->means);
-  device->factors = device_optimizer_copied(optimizer, bucket->factors, pieces, sizeof(float));
+      device_optimizer_copy_array(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
+  device->means =
+      device_optimizer_copy_array(optimizer, bucket->means, pieces, sizeof *device->means);
+  device->factors = device_optimizer_copy_array(optimizer, bucket->factors, pieces, sizeof(float));
   device->weight_decays =
-      device_optimizer_copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
-  device->scalings = device_optimizer_copied(optimizer, bucket->scalings, pieces, sizeof(float));
-  device->floors = device_optimizer_copied(optimizer, bucket->floors, pieces, sizeof(float));
+      device_optimizer_copy_array(optimizer, bucket->weight_decays, pieces, sizeof(float));
+  device->scalings =
+      device_optimizer_copy_array(optimizer, bucket->scalings, pieces, sizeof(float));
+  device->floors = device_optimizer_copy_array(optimizer, bucket->floors, pieces, sizeof(float));
   device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
   for (int k = 0; k < 2; k++) {
     device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
@@ -93,13 +96,14 @@ static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_b
                                 .coefficients = first->coefficients,
                                 .factors = first->factors,
                                 .rate_factors = bucket->device->factors};
-  lamb->tensors = device_optimizer_copied(optimizer, list, count, sizeof *list);
+  lamb->tensors = device_optimizer_copy_array(optimizer, list, count, sizeof *list);
   lamb->learning_rates =
-      device_optimizer_copied(optimizer, bucket->learning_rates, pieces, sizeof(float));
+      device_optimizer_copy_array(optimizer, bucket->learning_rates, pieces, sizeof(float));
   if (makes) {
     lamb->coefficients =
-        device_optimizer_copied(optimizer, own->coefficients, own->count, sizeof(double));
-    lamb->factors = device_optimizer_copied(optimizer, own->factors, own->count, sizeof(double));
+        device_optimizer_copy_array(optimizer, own->coefficients, own->count, sizeof(double));
+    lamb->factors =
+        device_optimizer_copy_array(optimizer, own->factors, own->count, sizeof(double));
   }
   for (int k = 0; k < OB_SUMS; k++)
     lamb->sums[k] = bucket->sums[k];
@@ -120,7 +124,8 @@ static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob
   return status;
 }
 
-/* Once the last bucket is created, all states exist. */
+/* Lists the addresses of all plans' states on the device, when the last bucket is created: then all
+ * states exist. */
 static onebit_status_t list_states(struct onebit_optimizer *optimizer,
                                    const struct ob_bucket *last) {
   struct ob_bucket_device *first = optimizer->buckets[0].device;
@@ -136,7 +141,7 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer,
       states[2 * count + plain++] = states[u];
   }
   if (states)
-    first->states = device_optimizer_copied(optimizer, states, 3 * count, sizeof *states);
+    first->states = device_optimizer_copy_array(optimizer, states, 3 * count, sizeof *states);
   ob_release(states);
   return first->states ? ONEBIT_OK : device_optimizer_out_of_memory(first);
 }
@@ -176,7 +181,7 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
   if (!device)
     return;
   OB_ON_DEVICE(device->number);
-  if (bucket == device->optimizer->buckets) /* the first to go: all plans are still there */
+  if (bucket == device->optimizer->buckets) /* the first to be destroyed: all plans still exist */
     ob_cuda_step_await(device->optimizer);
   if (device->last)
     cudaEventDestroy(device->last);
@@ -233,7 +238,7 @@ static onebit_status_t copy_factors(struct onebit_optimizer *optimizer, struct o
 }
 
 /* Nothing is stored: each launch passes the value to the kernels. */
-static void device_optimizer_serve(struct ob_bucket *bucket) {
+static void update_serving(struct ob_bucket *bucket) {
   const struct onebit_plan *plan = bucket->bits;
   plan->device->kernel.server.serving = plan->state->server.serving;
   plan->device->host.host.server.serving = plan->state->server.serving;
@@ -265,8 +270,8 @@ static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
 
 /* Counts the steps in which a bucket's exchanges ended well. A bucket that exchanges in every step
  * is preferred, since nothing can stop a step without exchanges. */
-static void device_optimizer_count(const struct onebit_optimizer *optimizer, uint64_t *steps,
-                                   uint64_t *skipped) {
+static void count_device_steps(const struct onebit_optimizer *optimizer, uint64_t *steps,
+                               uint64_t *skipped) {
   const struct ob_bucket *bucket = &optimizer->buckets[0];
   for (size_t u = 1; u < optimizer->bucket_count && !bucket->uncompressed; u++)
     if (optimizer->buckets[u].uncompressed)
@@ -286,15 +291,16 @@ static void count_steps(const struct onebit_optimizer *optimizer, uint64_t *step
     bucket->device->calls[OB_DENSE] = bucket->dense->device->seen->outcome.calls;
     bucket->device->calls[OB_BITS] = bucket->bits->device->seen->outcome.calls;
   }
-  device_optimizer_count(optimizer, steps, skipped);
+  count_device_steps(optimizer, steps, skipped);
   *steps += optimizer->buckets[0].device->steps_before;
   *skipped += optimizer->buckets[0].device->skipped_before;
 }
 
-/* --- A checkpoint was loaded -------------------------------------------------------------------*/
+/* --- After a checkpoint was loaded
+ * ------------------------------------------------------------------- */
 
 /* The kernels use one number to choose the current copy, of residuals and of results. Where
- * messages are staged the device has results of its own. */
+ * messages are staged the device has its own copy of the results. */
 static onebit_status_t restore_results(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   size_t bytes = plan->geometry.members * plan->geometry.peer_stride;
@@ -308,7 +314,8 @@ static onebit_status_t restore_results(const struct onebit_plan *plan) {
                              plan->geometry.results[plan->state->result_now], bytes);
 }
 
-/* Restores a plan. `calls`: those that made the last results, or NULL: the results stay. */
+/* Restores a plan's state on the device. `calls`: the number of calls that ended well, or NULL to
+ * keep the device's. */
 static onebit_status_t restore_plan(const struct onebit_plan *plan, const uint64_t *calls) {
   struct ob_device *device = plan->device;
   struct ob_cuda_state state;
@@ -354,7 +361,7 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = device
                                                                  .lamb = ob_cuda_step_lamb,
                                                                  .repoint = mark_addresses_stale,
                                                                  .reweigh = copy_factors,
-                                                                 .serve = device_optimizer_serve,
+                                                                 .serve = update_serving,
                                                                  .counts = count_steps,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,

@@ -6,8 +6,8 @@
  *   the caller's   gradients of bucket 1 . gradients of bucket 0 .               : next
  *   the step's                            \ exchange 1            \ exchange 0, update /
  *
- * Each call puts what it adds behind what is on the caller's stream by then, and the last one puts
- * the caller's next work behind the step. Both are events, so that a capture takes them along.
+ * What a call adds waits for the work that is on the caller's stream by then, and the last call
+ * makes the caller's next work wait for the step. Events order both, so a capture includes them.
  */
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -25,7 +25,7 @@ onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStrea
   return ONEBIT_OK;
 }
 
-/* A step in a graph is there from its first call to its last. */
+/* Checks that a step is captured from its first call to its last, or not at all. */
 static onebit_status_t check_same_capture(struct onebit_optimizer *optimizer, cudaStream_t stream) {
   bool captured = optimizer->step.captured, capturing = ob_cuda_is_capturing(stream);
   if (captured == capturing)
@@ -89,7 +89,7 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
   onebit_status_t status =
       ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
   if (!ob_cuda_is_capturing(stream))
-    ob_metrics_step(optimizer, learning_rate, status);
+    ob_metrics_add_step(optimizer, learning_rate, status);
   return status;
 }
 

@@ -1,6 +1,6 @@
 /*
  * A step of an optimizer on a device: the description for its kernels, and its passes on the step's
- * stream. A step without a stream has one of each bucket's own, and the host waits for them.
+ * stream. A step without a stream uses a stream of each bucket, and the host waits for these.
  */
 #include <string.h>
 
@@ -13,8 +13,8 @@ static cudaStream_t device_step_stream_of(const struct onebit_optimizer *optimiz
 }
 
 /* Returns the plan that sends the bucket's gradients in this step; NULL: none does. */
-static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
-                                   const struct ob_bucket *bucket) {
+static struct onebit_plan *sending_plan_of(const struct onebit_optimizer *optimizer,
+                                           const struct ob_bucket *bucket) {
   enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
   return exchange == OB_EXCHANGE_NONE   ? NULL
          : exchange == OB_EXCHANGE_BITS ? bucket->bits
@@ -32,10 +32,10 @@ void ob_cuda_step_await(const struct onebit_optimizer *optimizer) {
   }
 }
 
-/* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
- * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
- * What is captured has no place in time yet. */
-static onebit_status_t device_step_follow(const struct onebit_optimizer *optimizer,
+/* Makes a step wait for the passes of the last step, which may be on another stream. They follow
+ * that step's exchange, so the event of its plan does not cover them; the device's count of steps
+ * waits for the plan too. Captured work has no order in time yet, so nothing waits for it. */
+static onebit_status_t wait_for_last_step(const struct onebit_optimizer *optimizer,
                                           const struct onebit_plan *plan) {
   cudaEvent_t last = optimizer->buckets[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
@@ -51,9 +51,9 @@ static onebit_status_t device_step_follow(const struct onebit_optimizer *optimiz
   return ONEBIT_OK;
 }
 
-/* A few numbers, while nothing is under way that reads them. */
-static onebit_status_t device_step_send(const struct ob_bucket_device *device, void *to,
-                                        const void *from, size_t bytes) {
+/* Copies a few numbers to the device, while no kernel reads them. */
+static onebit_status_t copy_to_device(const struct ob_bucket_device *device, void *to,
+                                      const void *from, size_t bytes) {
   cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device->own);
   if (error == cudaSuccess)
     error = cudaStreamSynchronize(device->own);
@@ -61,8 +61,9 @@ static onebit_status_t device_step_send(const struct ob_bucket_device *device, v
                               : ob_cuda_error(error, "copying a bucket's numbers to the device");
 }
 
-/* Sends the addresses of gradients that have moved, behind the steps before: the step before the
- * last has read its addresses when these are written. A graph keeps those of its capture. */
+/* Copies changed addresses of gradients to the device, behind the earlier steps. The host's two
+ * copies are used in turns, so the one that is overwritten was sent in the step before the last. A
+ * graph keeps the addresses of its capture. */
 static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
                                       struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
@@ -82,49 +83,49 @@ static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
   OB_TRY_CUDA(error);
   memcpy(next->memory, bucket->gradients, bytes);
   if (capturing)
-    return device_step_send(device, device->gradients, next->memory, bytes);
+    return copy_to_device(device, device->gradients, next->memory, bytes);
   OB_TRY_CUDA(
       cudaMemcpyAsync(device->gradients, next->memory, bytes, cudaMemcpyHostToDevice, stream));
   OB_TRY_CUDA(cudaEventRecord(next->sent, stream));
   return ONEBIT_OK;
 }
 
-/* They change only at the freeze and with a checkpoint, when no copy is in flight. */
+/* Copies changed scalings to the device. They change only at the freeze and with a checkpoint, when
+ * no copy is in flight. */
 static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t bytes = bucket->bits->geometry.layout.pieces * sizeof(float);
   if (memcmp(device->scalings_there, bucket->scalings, bytes) == 0)
     return ONEBIT_OK;
   memcpy(device->scalings_there, bucket->scalings, bytes);
-  return device_step_send(device, device->scalings, bucket->scalings, bytes);
+  return copy_to_device(device, device->scalings, bucket->scalings, bytes);
 }
 
-/* True if the device counts the steps, for the bias corrections: the host then does not know how
- * many were made. It knows where the next step's messages depend on the number. */
-static bool is_counted(const struct onebit_optimizer *optimizer) {
+/* True if the device counts the steps for the bias corrections, since the host does not know how
+ * many were made. The host knows it where the next step's messages depend on the number. */
+static bool device_counts_steps(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
-         !optimizer->method->exchange && !ob_optimizer_divides(optimizer);
+         !optimizer->method->exchange && !ob_optimizer_divides_gradients(optimizer);
 }
 
-/* Sends the number of steps that the host knows of, and the plan's calls since then. The sum of the
- * host's addition and of the calls that it knows of stays the same while the plan is the one that
- * steps use. */
+/* Sends the number of steps that the plan's own count of calls does not include, for the device to
+ * add. It stays the same while steps use the same plan. */
 static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
                                    struct ob_bucket *bucket, const struct onebit_plan *plan) {
   struct ob_bucket_device *device = bucket->device;
   int which = plan == bucket->bits ? OB_BITS : OB_DENSE;
   uint64_t before =
       optimizer->steps - optimizer->zero_steps - optimizer->unknown - device->calls[which];
-  if (!is_counted(optimizer) || before == device->before[which])
+  if (!device_counts_steps(optimizer) || before == device->before[which])
     return ONEBIT_OK;
   device->before[which] = before;
-  return device_step_send(device, &plan->device->kernel.state->before, &before, sizeof before);
+  return copy_to_device(device, &plan->device->kernel.state->before, &before, sizeof before);
 }
 
 static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct onebit_plan *plan) {
   const struct ob_moments *moments = &optimizer->moments;
-  bucket->device->counted = is_counted(optimizer);
+  bucket->device->counted = device_counts_steps(optimizer);
   if (!bucket->device->counted)
     return ONEBIT_OK;
   OB_TRY(send_before(optimizer, bucket, plan));
@@ -133,11 +134,12 @@ static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_
   return ONEBIT_OK;
 }
 
-/* The plan has a stream of its own, where the step has none. */
+/* Prepares a bucket's exchange. A step without a stream waits here, since the plan then uses a
+ * stream of its own. */
 static onebit_status_t device_step_prepare(struct onebit_optimizer *optimizer,
                                            struct ob_bucket *bucket) {
-  const struct onebit_plan *plan = plan_of(optimizer, bucket);
-  OB_TRY(device_step_follow(optimizer, plan));
+  const struct onebit_plan *plan = sending_plan_of(optimizer, bucket);
+  OB_TRY(wait_for_last_step(optimizer, plan));
   OB_TRY(send_addresses(optimizer, bucket));
   if (!optimizer->step.on_stream)
     OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
@@ -171,8 +173,8 @@ static size_t count_uncompressed(const struct onebit_optimizer *optimizer) {
   return count;
 }
 
-/* Nothing is applied in any bucket unless all that send something are well: where the host does not
- * know, the device sees to that. */
+/* Stops the step in all buckets if the exchange of one of them did not end well. On a stream the
+ * host does not know that, so the device does it. */
 onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
   struct ob_bucket *first = optimizer->buckets;
   size_t count = optimizer->bucket_count, from = 0;
@@ -190,7 +192,7 @@ onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Returns a sink with the device's arrays in place of those by piece. */
+/* Describes a sink for kernels, with the device's arrays in place of the host's arrays by piece. */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
   const struct ob_bucket_device *device = sink->device;
   struct ob_cuda_pass pass = {
@@ -227,11 +229,11 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
  * them serves. */
 static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer *optimizer,
                                                   const struct ob_bucket *bucket) {
-  const struct onebit_plan *plan = plan_of(optimizer, bucket);
+  const struct onebit_plan *plan = sending_plan_of(optimizer, bucket);
   if (!optimizer->deferred || !optimizer->step.on_stream)
     return NULL;
   for (size_t u = 0; !plan && u < optimizer->bucket_count; u++)
-    plan = plan_of(optimizer, &optimizer->buckets[u]);
+    plan = sending_plan_of(optimizer, &optimizer->buckets[u]);
   return plan ? plan->device->kernel.state : NULL;
 }
 
@@ -244,7 +246,7 @@ onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_
   struct ob_cuda_pass pass = ob_device_pass(sink);
   bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
   if (optimizer->step.started == 0)
-    OB_TRY(device_step_follow(optimizer, bucket->dense));
+    OB_TRY(wait_for_last_step(optimizer, bucket->dense));
   OB_TRY(send_addresses(optimizer, bucket));
   if (sink->kind == OB_PASS_LAMB_FREEZE)
     OB_TRY(send_scalings(bucket));
@@ -275,7 +277,7 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
                                  int which, size_t first, size_t end, double *sum) {
   OB_ON_DEVICE(bucket->device->number);
   onebit_status_t status = read_sums(optimizer, bucket, which);
-  *sum = status == ONEBIT_OK ? ob_total_of(which, bucket->device->sums + first, end - first) : 0;
+  *sum = status == ONEBIT_OK ? ob_sums_total(which, bucket->device->sums + first, end - first) : 0;
   return status;
 }
 
@@ -283,7 +285,7 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
  * plan's. */
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_bucket *bucket) {
-  bool staged = !optimizer->deferred && plan_of(optimizer, bucket) == bucket->bits;
+  bool staged = !optimizer->deferred && sending_plan_of(optimizer, bucket) == bucket->bits;
   return staged ? bucket->bits->device->staging.compute : device_step_stream_of(optimizer, bucket);
 }
 
@@ -304,17 +306,18 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Settles one bucket without a stream of the caller's: a step is over, or the host has learnt how
- * steps on streams ended. It waits anyway, and sends what the next stage needs. */
-static onebit_status_t device_step_settle(const struct onebit_optimizer *optimizer,
-                                          struct ob_bucket *bucket) {
+/* Ends a bucket's step without a stream of the caller's: waits for the device, and sends the
+ * numbers that the next stage needs. */
+static onebit_status_t end_bucket_step(const struct onebit_optimizer *optimizer,
+                                       struct ob_bucket *bucket) {
   bool bits = ob_optimizer_is_frozen(optimizer) && !bucket->uncompressed;
   bucket->bits->executor->settled(bucket->bits, true); /* a held call was applied after it ended */
   OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
   return send_before(optimizer, bucket, bits ? bucket->bits : bucket->dense);
 }
 
-/* Makes the caller's next work follow a step in parts, which is on another stream. */
+/* Records the end of a step. The caller's next work is made to wait for a step in parts, which is
+ * on another stream. */
 static onebit_status_t record_end(struct onebit_optimizer *optimizer) {
   const struct ob_bucket_device *first = optimizer->buckets[0].device;
   cudaStream_t stream = optimizer->step.stream;
@@ -330,7 +333,7 @@ onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; status == ONEBIT_OK && u < optimizer->bucket_count; u++) {
     OB_ON_DEVICE(first[u].device->number);
     if (!optimizer->step.on_stream)
-      status = device_step_settle(optimizer, &first[u]);
+      status = end_bucket_step(optimizer, &first[u]);
     else if (u == 0)
       status = record_end(optimizer);
   }

@@ -1,7 +1,8 @@
 /*
  * The outer step on a device: its passes are on the default stream, so that they are in order with
- * the kernels that a program puts there, and the host waits for them. It is told what a plan needs
- * to know, which is a checksum; and nothing is waited for in a step that exchanges nothing.
+ * the kernels that a program puts there, and the host waits for them. It copies to the host only
+ * checksums, sums of squares and whether a drift is finite. A step that exchanges nothing waits for
+ * nothing.
  */
 #include "optimizers/outer/outer.h"
 
@@ -11,8 +12,8 @@
 
 struct ob_outer_device {
   int number;
-  double *sums;    /* in memory of the device, and so are: */
-  uint32_t *found; /* whether a drift cannot be sent; the checksum */
+  double *sums;    /* in memory of the device */
+  uint32_t *found; /* there too: whether a drift cannot be sent; the checksum */
 };
 
 enum { UNSOUND, CHECKSUM, FOUND };
@@ -21,7 +22,8 @@ static int device_outer_enter(const struct onebit_outer *outer) {
   return ob_cuda_enter(outer->device->number);
 }
 
-/* --- Made and given back -----------------------------------------------------------------------*/
+/* --- Creation and destruction
+ * ------------------------------------------------------------------- */
 
 static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   struct ob_outer_device *device = ob_allocate(1, sizeof *device);
@@ -55,15 +57,15 @@ static onebit_status_t device_outer_check(const struct onebit_outer *outer, cons
 
 /* --- Passes ------------------------------------------------------------------------------------*/
 
-static struct ob_cuda_outer whole_elements(const struct ob_fragment *fragment) {
+static struct ob_cuda_outer describe_fragment(const struct ob_fragment *fragment) {
   return (struct ob_cuda_outer){.consensus = fragment->consensus,
                                 .momentum = fragment->momentum,
                                 .drift = fragment->drift,
                                 .count = fragment->count};
 }
 
-static struct ob_cuda_outer part_elements(const struct ob_fragment *fragment,
-                                          const struct ob_outer_piece *piece) {
+static struct ob_cuda_outer describe_piece(const struct ob_fragment *fragment,
+                                           const struct ob_outer_piece *piece) {
   const struct onebit_outer *outer = fragment->outer;
   char *parameters = outer->tensors[piece->tensor].parameter;
   return (struct ob_cuda_outer){
@@ -79,7 +81,7 @@ static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment,
   OB_ON_DEVICE(fragment->outer->device->number);
   uint32_t *found = fragment->outer->device->found + CHECKSUM;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
-  OB_TRY_CUDA(ob_cuda_outer_checksum(whole_elements(fragment), found, NULL));
+  OB_TRY_CUDA(ob_cuda_outer_checksum(describe_fragment(fragment), found, NULL));
   return ob_memory_cuda.copy(sum, found, sizeof *found);
 }
 
@@ -89,7 +91,7 @@ static onebit_status_t device_outer_drift(struct ob_fragment *fragment) {
   uint32_t *found = outer->device->found + UNSOUND, unsound;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
   for (size_t k = 0; k < fragment->pieces; k++)
-    OB_TRY_CUDA(ob_cuda_outer_drift(part_elements(fragment, &fragment->piece[k]),
+    OB_TRY_CUDA(ob_cuda_outer_drift(describe_piece(fragment, &fragment->piece[k]),
                                     outer->options.parameter_dtype, fragment->keeps, found, NULL));
   OB_TRY(device_outer_checksum(fragment, &fragment->checksum));
   OB_TRY(ob_memory_cuda.copy(&unsound, found, sizeof unsound));
@@ -102,7 +104,7 @@ static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const onebit_outer_options_t *options = &outer->options;
   const size_t runs = (fragment->count + OB_OUTER_RUN - 1) / OB_OUTER_RUN;
-  OB_TRY_CUDA(ob_cuda_outer_update(whole_elements(fragment), options->rule,
+  OB_TRY_CUDA(ob_cuda_outer_update(describe_fragment(fragment), options->rule,
                                    (float)options->learning_rate, (float)options->momentum,
                                    outer->device->sums, NULL));
   OB_TRY(ob_memory_cuda.copy(outer->sums, outer->device->sums, runs * sizeof *outer->sums));
@@ -113,14 +115,15 @@ static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
 static onebit_status_t device_outer_set(const struct ob_fragment *fragment, double mixing) {
   OB_ON_DEVICE(fragment->outer->device->number);
   for (size_t k = 0; k < fragment->pieces; k++)
-    OB_TRY_CUDA(ob_cuda_outer_set(part_elements(fragment, &fragment->piece[k]),
+    OB_TRY_CUDA(ob_cuda_outer_set(describe_piece(fragment, &fragment->piece[k]),
                                   fragment->outer->options.parameter_dtype, fragment->keeps,
                                   (float)mixing, NULL));
   OB_TRY_CUDA(cudaStreamSynchronize(NULL));
   return ONEBIT_OK;
 }
 
-static onebit_status_t export_worker(const struct onebit_plan *plan, void *const *pieces) {
+static onebit_status_t device_outer_export_worker(const struct onebit_plan *plan,
+                                                  void *const *pieces) {
   OB_ON_DEVICE(plan->device->number);
   const cudaError_t error =
       ob_cuda_outer_export(plan->device->kernel, plan->state->worker.now, pieces, NULL);
@@ -152,7 +155,8 @@ const struct ob_outer_executor ob_outer_executor_cuda = {.memory = &ob_memory_cu
                                                          .checksum = device_outer_checksum,
                                                          .update = device_outer_update,
                                                          .set = device_outer_set,
-                                                         .export_worker = export_worker,
+                                                         .export_worker =
+                                                             device_outer_export_worker,
                                                          .couple = device_outer_couple,
                                                          .join = device_outer_join,
                                                          .stream_of = device_outer_stream_of};

@@ -1,13 +1,13 @@
 /*
  * The passes of the outer step: loops around optimizers/outer/element.h.
  *
- * A warp takes a run of OB_OUTER_RUN elements, and lane l of it l, l + 32, ...: so its lanes are
- * those of the sum of squares, and it does not matter where in a buffer a piece begins. Eight words
- * of each array are loaded at once, as the optimizers' passes do it (passes.cu).
+ * A warp takes a run of OB_OUTER_RUN elements, and lane l its elements l, l + 32, ..., as the lanes
+ * of the sum of squares do. It does not matter where in a buffer a piece begins. Eight words of
+ * each array are loaded at once, as the optimizers' passes do it (passes.cu).
  *
  * Bytes an element of float32: drift 12, or 16 where a residual is left in the parameters; update
  * 12, or 20 with momentum; set 8, or 12 with a residual or a mixing; checksum 4; export 8. All of
- * it once in local_steps steps, of which each is 24 to 28 bytes of an inner optimizer.
+ * this happens once in local_steps steps, each of which takes an inner optimizer 24 to 28 bytes.
  */
 #include <type_traits>
 
@@ -27,10 +27,10 @@ static __device__ inline struct run run_of(size_t count) {
   return {first, left < OB_OUTER_RUN ? (unsigned)left : OB_OUTER_RUN};
 }
 
-/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in it. Of a
- * whole one no access has a condition. */
+/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in it. In a
+ * whole group no access has a condition. */
 template <typename Group>
-static __device__ inline void each_group(const struct run &run, const Group &group) {
+static __device__ inline void for_each_group(const struct run &run, const Group &group) {
   for (unsigned first = 0; first < run.count; first += group_elements)
     if (first + group_elements <= run.count)
       group(std::true_type(), first + lane_number());
@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   const char *parameters = (const char *)of.parameters + run.first * size_of<dtype>;
   float *drift = of.drift + run.first;
   bool sound = true;
-  each_group(run, [&](auto whole, unsigned at) {
+  for_each_group(run, [&](auto whole, unsigned at) {
     constexpr bool all = decltype(whole)::value;
     float x[words_at_once], p[words_at_once], d[words_at_once] = {};
     load_group<all, ONEBIT_FLOAT32>(consensus, at, run.count, x);
@@ -92,8 +92,8 @@ static cudaError_t launch_drift(const struct ob_cuda_outer &of, bool keeps, uint
                                 cudaStream_t stream) {
   const size_t runs = (of.count + OB_OUTER_RUN - 1) / OB_OUTER_RUN;
   if (keeps)
-    return launch(outer_drift_kernel<dtype, true>, runs, 1, stream, of, unsound);
-  return launch(outer_drift_kernel<dtype, false>, runs, 1, stream, of, unsound);
+    return launch_kernel(outer_drift_kernel<dtype, true>, runs, 1, stream, of, unsound);
+  return launch_kernel(outer_drift_kernel<dtype, false>, runs, 1, stream, of, unsound);
 }
 
 cudaError_t ob_cuda_outer_drift(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(threads_a_block)
 cudaError_t ob_cuda_outer_checksum(struct ob_cuda_outer of, uint32_t *checksum,
                                    cudaStream_t stream) {
   const size_t runs = (of.count + OB_CHECK_RUN - 1) / OB_CHECK_RUN;
-  return launch(outer_checksum_kernel, runs, 1, stream, of, checksum);
+  return launch_kernel(outer_checksum_kernel, runs, 1, stream, of, checksum);
 }
 
 /* --- After the exchange */
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   double squares = 0;
   if (run.count == 0)
     return;
-  each_group(run, [&](auto whole, unsigned at) {
+  for_each_group(run, [&](auto whole, unsigned at) {
     constexpr bool all = decltype(whole)::value;
     float x[words_at_once], d[words_at_once], m[words_at_once] = {};
     load_group<all, ONEBIT_FLOAT32>(consensus, at, run.count, x);
@@ -158,10 +158,10 @@ cudaError_t ob_cuda_outer_update(struct ob_cuda_outer of, onebit_outer_rule_t ru
   auto *kernel = rule == ONEBIT_OUTER_MEAN       ? outer_update_kernel<ONEBIT_OUTER_MEAN>
                  : rule == ONEBIT_OUTER_MOMENTUM ? outer_update_kernel<ONEBIT_OUTER_MOMENTUM>
                                                  : outer_update_kernel<ONEBIT_OUTER_NESTEROV>;
-  return launch(kernel, runs, 1, stream, of, rate, decay, sums);
+  return launch_kernel(kernel, runs, 1, stream, of, rate, decay, sums);
 }
 
-enum set_form { ALL_OF_IT, LESS_DRIFT, MIXED };
+enum set_form { CONSENSUS, LESS_DRIFT, MIXED };
 
 template <onebit_dtype_t dtype, enum set_form form>
 static __global__ void __launch_bounds__(threads_a_block)
@@ -169,7 +169,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   const struct run run = run_of(of.count);
   const float *consensus = of.consensus + run.first, *drift = of.drift + run.first;
   char *parameters = (char *)of.parameters + run.first * size_of<dtype>;
-  each_group(run, [&](auto whole, unsigned at) {
+  for_each_group(run, [&](auto whole, unsigned at) {
     constexpr bool all = decltype(whole)::value;
     float x[words_at_once], other[words_at_once] = {};
     load_group<all, ONEBIT_FLOAT32>(consensus, at, run.count, x);
@@ -190,8 +190,8 @@ static cudaError_t launch_set(const struct ob_cuda_outer &of, bool keeps, float 
                               cudaStream_t stream) {
   auto *kernel = keeps        ? outer_set_kernel<dtype, LESS_DRIFT>
                  : mixing < 1 ? outer_set_kernel<dtype, MIXED>
-                              : outer_set_kernel<dtype, ALL_OF_IT>;
-  return launch(kernel, (of.count + OB_OUTER_RUN - 1) / OB_OUTER_RUN, 1, stream, of, mixing);
+                              : outer_set_kernel<dtype, CONSENSUS>;
+  return launch_kernel(kernel, (of.count + OB_OUTER_RUN - 1) / OB_OUTER_RUN, 1, stream, of, mixing);
 }
 
 /* Sets parameters; with `keeps`, they are not mixed. */
@@ -200,7 +200,7 @@ cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, boo
   return KERNEL_OF(dtype, launch_set)(of, keeps, mixing, stream);
 }
 
-/* --- The residual, as ob_residual_export has it: a warp a block. */
+/* --- The export of the residual, as ob_residual_export does it, one warp a block */
 
 static __global__ void __launch_bounds__(threads_a_block)
     outer_export_kernel(const __grid_constant__ struct ob_cuda_plan plan, int copy,
@@ -220,5 +220,5 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const *pieces,
                                  cudaStream_t stream) {
-  return launch(outer_export_kernel, plan.worker.blocks, 1, stream, plan, copy, pieces);
+  return launch_kernel(outer_export_kernel, plan.worker.blocks, 1, stream, plan, copy, pieces);
 }

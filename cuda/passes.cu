@@ -5,13 +5,13 @@
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
  * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96
  * bytes in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs
- * (device.cuh). Where all of these words are there no load has a condition: a GPU has seven
- * predicates, and loads that want more wait for each other. An access of 4 bytes is an instruction
- * for 128 bytes, of which an H200 could issue nine times as many as its memory can serve; the
- * arithmetic of the largest pass, about 300 instructions for 3 KiB, fits beside.
+ * (device.cuh). Where all of these words exist no load has a condition: a GPU has seven predicates,
+ * and loads that need more wait for each other. An access of 4 bytes is an instruction for 128
+ * bytes, of which an H200 could issue nine times as many as its memory can serve; the arithmetic of
+ * the largest pass, about 300 instructions for 3 KiB, overlaps with the accesses.
  *
- * Gradients of 16 bits would be accesses of 2 bytes, half as much in flight. They are loaded 16
- * bytes at once, or 8, and dealt out to the lanes through shared memory.
+ * Single gradients of 16 bits would be accesses of 2 bytes, with half as much in flight. So they
+ * are loaded 16 bytes at once, or 8, and go to their lanes through shared memory.
  *
  * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
  * message.
@@ -25,23 +25,22 @@
  *   sgd                     20             lamb frozen  32      zero-one freeze  12
  *   sgd freeze              8                                   squares, power   4
  *
- * 0/1 Adam in profile deepspeed reads and writes what was moved, too. Where parameters have master
- * values, a pass that writes them writes 2 more. The ceiling is the
- * card's copy bandwidth over these.
+ * In profile deepspeed 0/1 Adam reads and writes OB_MOVED too. Where parameters have master values,
+ * a pass that writes them writes 2 more. The limit is the card's copy bandwidth.
  */
 #include <utility>
 
 #include "compression/pass_element.h"
 #include "cuda/location.cuh"
 
-/* Words of each array that are loaded at once: what fits in the registers. */
-constexpr unsigned count_at_once(enum ob_pass_kind kind) {
+/* Returns the number of words of each array that are loaded at once, as many as registers hold. */
+constexpr unsigned choose_group_length(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES: /* one array, and nothing is written */
   case OB_PASS_POWER:
   case OB_PASS_VARIANCES:
     return 16;
-  case OB_PASS_ADAM: /* four and more, messages among them */
+  case OB_PASS_ADAM: /* four arrays and more, messages included */
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
   case OB_PASS_DIVIDED:
@@ -56,10 +55,10 @@ constexpr unsigned count_at_once(enum ob_pass_kind kind) {
   }
 }
 
-template <enum ob_pass_kind kind> constexpr unsigned words_at_once = count_at_once(kind);
+template <enum ob_pass_kind kind> constexpr unsigned words_at_once = choose_group_length(kind);
 
-/* A warp's block: where its elements begin. There need not be OB_MOVED, which reads as zeros
- * then. */
+/* The addresses of a warp's block in the arrays. OB_MOVED may be missing, and then reads as
+ * zeros. */
 struct run {
   unsigned count;
   float *arrays[OB_PARAMETER + 1];
@@ -72,7 +71,7 @@ struct run {
   struct ob_pass_factors factors;
 };
 
-static __device__ inline bool has(float *const *arrays, int slot) {
+static __device__ inline bool has_array(float *const *arrays, int slot) {
   return slot != OB_MOVED || arrays[OB_MOVED];
 }
 
@@ -85,7 +84,7 @@ static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,
   const size_t at = (block.word - pass.first_word) * OB_LANES, piece = block.piece;
   OB_UNROLL
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (uses & OB_MASK(slot) && has(pass.arrays, slot))
+    if (uses & OB_MASK(slot) && has_array(pass.arrays, slot))
       run->arrays[slot] = pass.arrays[slot] + at;
   if (uses & OB_MASK(OB_PARAMETER) && pass.parameters[piece])
     run->arrays[OB_PARAMETER] = pass.parameters[piece] + block.offset;
@@ -118,20 +117,21 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
   }
 }
 
-/* The messages of a member about the block: of the call in flight, and of the last one. */
+/* Sets the addresses of a member's messages about the block: of the call in flight, and of the last
+ * one. */
 template <enum ob_pass_kind kind>
 static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
                                                 const struct ob_cuda_pass &pass,
                                                 const struct location &location, struct run *run) {
   const uint32_t now = plan.state->now;
-  const struct ob_view in = view_of(result_of(plan, next_of(plan, now), blockIdx.y), location);
+  const struct ob_view in = view_of(result_of(plan, next_copy(plan, now), blockIdx.y), location);
   run->message = in.words + location.word;
   run->message_scale = ob_pass_scale(kind, scale_of(in, location), &run->factors);
   if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)))
     return;
   if (pass.last_values && !(pass.only_at_first && plan.state->outcome.calls > 0))
     return;
-  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), location);
+  const struct ob_view last = view_of(result_of(plan, last_copy(plan, now), blockIdx.y), location);
   run->last = last.words + location.word;
   run->last_scale = scale_of(last, location) / run->factors.scaling * pass.last_decay;
 }
@@ -154,8 +154,9 @@ template <unsigned words> static __device__ inline uint16_t *tile_of_warp() {
   return (uint16_t *)tiles[threadIdx.x / OB_LANES];
 }
 
-/* Those of 16 bits are loaded 16 bytes at once, or 8 of few words, and a lane finds its elements in
- * shared memory. Where they lie at no multiple of that, it loads each. */
+/* Loads gradients. Those of 16 bits are loaded 16 bytes at once, or 8 where there are few words,
+ * and go to their lanes through shared memory. Gradients that are not aligned to that are loaded
+ * one by one. */
 template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void load_gradients(const struct run &run, unsigned word,
                                              struct ob_element (&e)[words]) {
@@ -168,11 +169,11 @@ static __device__ inline void load_gradients(const struct run &run, unsigned wor
     uint16_t *const tile = tile_of_warp<words>();
     OB_UNROLL
     for (unsigned k = 0; k < parts; k++)
-      put_raw(tile + part_at<width>(k), raw[k]);
+      store_raw_shared(tile + part_at<width>(k), raw[k]);
     __syncwarp();
     OB_UNROLL
     for (unsigned w = 0; w < words; w++)
-      e[w].at[OB_GRADIENT] = widened<dtype>(tile[element_at(w)]);
+      e[w].at[OB_GRADIENT] = widen_value<dtype>(tile[element_at(w)]);
     __syncwarp(); /* the next elements are stored in the same place */
     return;
   }
@@ -224,7 +225,7 @@ static __device__ inline void load_elements(const struct run &run, unsigned word
   const unsigned reads = ob_pass_reads(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (reads & OB_MASK(slot) && has(run.arrays, slot))
+    if (reads & OB_MASK(slot) && has_array(run.arrays, slot))
       load_array<whole>(run, run.arrays[slot], slot, word, e);
   if (reads & OB_MASK(OB_GRADIENT))
     load_gradients<whole>(run, word, e);
@@ -241,12 +242,12 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
                                             const struct ob_element &e) {
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (ob_pass_writes(kind) & OB_MASK(slot) && has(run.arrays, slot))
+    if (ob_pass_writes(kind) & OB_MASK(slot) && has_array(run.arrays, slot))
       __stcs(&run.arrays[slot][i], e.at[slot]);
 }
 
-/* Loads parameters in their own type, while the arrays hold the master values: 64 bytes a warp at
- * once are two whole sectors. */
+/* Stores parameters in their own type, where the arrays hold the master values. A warp stores 64
+ * bytes at once, which are two whole sectors. */
 template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void store_copies(const struct run &run, unsigned word,
                                            const struct ob_element (&e)[words]) {
@@ -322,10 +323,11 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
 
 /* --- Kernels */
 
-/* Finds the block of a message; or of the layout, where the pass takes none. False: there is no
- * such block. */
+/* Finds the warp's block of a message; or of the layout, where the pass reads no message. False:
+ * there is no such block. */
 template <enum ob_pass_kind kind>
-static __device__ inline bool find(const struct ob_cuda_plan &plan, struct location *location) {
+static __device__ inline bool find_block(const struct ob_cuda_plan &plan,
+                                         struct location *location) {
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
     return find_location(plan, segment_of(plan, blockIdx.y), location);
   size_t piece = 0;
@@ -343,16 +345,16 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
                 const __grid_constant__ struct ob_cuda_pass pass) {
   await_kernels_ahead();
   struct location location;
-  if ((plan.state && plan.state->stop) || !find<kind>(plan, &location))
+  if ((plan.state && plan.state->stop) || !find_block<kind>(plan, &location))
     return;
   struct run run = {};
   float sums[OB_SUMS];
   OB_UNROLL
   for (int k = 0; k < OB_SUMS; k++)
-    sums[k] = ob_sum_start(k);
+    sums[k] = ob_sum_initial_value(k);
   point_to_arrays<kind>(pass, location.block, &run);
   set_factors(plan, pass, location.block.piece, &run.factors);
-  if (ob_pass_divides(kind))
+  if (ob_pass_divides_gradients(kind))
     run.factors.floor =
         ob_divisor_floor(pass.variances[location.number], location.block.valid, &pass.factors);
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
@@ -386,11 +388,12 @@ static pass_function *kernel_of(enum ob_pass_kind kind) {
 
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream) {
-  return launch_early(kernel_of(pass.kind), plan.max_blocks, plan.geometry.members, stream,
-                      of_chunk(plan, chunk), pass);
+  return launch_early_kernel(kernel_of(pass.kind), plan.max_blocks, plan.geometry.members, stream,
+                             select_chunk(plan, chunk), pass);
 }
 
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
-  return launch_early(kernel_of(pass.kind), plan.geometry.layout.blocks, 1, stream, plan, pass);
+  return launch_early_kernel(kernel_of(pass.kind), plan.geometry.layout.blocks, 1, stream, plan,
+                             pass);
 }

@@ -1,15 +1,15 @@
 /*
  * A plan on a device over a transport of the host. The host walks the steps (collectives/steps.c);
- * kernels read and write messages in memory of the device, and what travels is a copy in pinned
- * memory, where the host stamps and checks headers.
+ * kernels read and write messages in memory of the device, and copies of these in pinned memory
+ * travel, where the host stamps and checks headers.
  *
  *   stream out       .        copy 0   copy 1 ...                        result 0
  *   stream compute   kernel 0 kernel 1 kernel 2 ...   .         reduce 0 .       ... apply 0 ...
  *   stream in        .                                incoming 0                     results 0
  *
  * Copies go on streams of their own, so that they overlap with kernels, and both with the network.
- * A message may leave when the event of its slot has come; with it comes the state of the device,
- * whose flags then become the plan's.
+ * A message may leave when the event of its slot is reached. The device's state is copied with it,
+ * and its flags then become the plan's.
  */
 #include <string.h>
 
@@ -24,7 +24,7 @@ void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status) {
     ob_steps_fail(plan, status);
 }
 
-static onebit_status_t staged_follow(const struct onebit_plan *plan) {
+static onebit_status_t wait_for_stream(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   cudaStream_t stream = plan->flight->call.stream;
   enum cudaStreamCaptureStatus capture;
@@ -38,7 +38,8 @@ static onebit_status_t staged_follow(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The call before may have left copies on their way from messages that now are received anew. */
+/* Begins a call. The last call may have left copies running from messages that are now received
+ * again, so it waits for these. */
 static onebit_status_t staged_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   struct ob_staging *staging = &plan->device->staging;
@@ -46,7 +47,7 @@ static onebit_status_t staged_begin(const struct onebit_plan *plan) {
   ob_staged_host_begin(plan);
   OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
   if (plan->flight->call.on_stream)
-    OB_TRY(staged_follow(plan));
+    OB_TRY(wait_for_stream(plan));
   OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
@@ -54,7 +55,7 @@ static onebit_status_t staged_begin(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t staged_lead(const struct onebit_plan *plan) {
+static onebit_status_t make_stream_wait(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(plan->flight->call.stream, staging->computed, 0));
@@ -65,7 +66,7 @@ static void staged_end(const struct onebit_plan *plan) {
   if (!plan->flight->call.on_stream || plan->flight->outcome.status != ONEBIT_OK)
     return;
   OB_ON_DEVICE(plan->device->number);
-  ob_staged_fail(plan, staged_lead(plan));
+  ob_staged_fail(plan, make_stream_wait(plan));
 }
 
 bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error) {
@@ -84,7 +85,7 @@ static bool staged_is_settled(const struct onebit_plan *plan, bool wait) {
 
 /* --- Results that the host reads ---------------------------------------------------------------*/
 
-void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen) {
+void ob_staged_read_flags(const struct onebit_plan *plan, const struct ob_cuda_state *seen) {
   if (seen->flags & OB_FLAG_NOT_FINITE)
     atomic_store_explicit(&plan->state->work.not_finite, true, memory_order_relaxed);
   if (seen->flags & OB_FLAG_LARGE)
@@ -96,11 +97,11 @@ static bool has_arrived(const struct onebit_plan *plan, size_t index, bool wait)
   cudaEvent_t event = staging->ready[index];
   if (!ob_staged_is_over(plan, ob_cuda_reach(event, wait)))
     return false;
-  ob_staged_hear(plan, &staging->seen[index]);
+  ob_staged_read_flags(plan, &staging->seen[index]);
   return true;
 }
 
-static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool wait) {
+static bool has_arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool wait) {
   const struct ob_cuda_state *last = &plan->device->staging.seen[plan->geometry.slots];
   if (!has_arrived(plan, slot, wait))
     return false;
@@ -113,15 +114,15 @@ static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool
   return true;
 }
 
-/* True if the latest computation of a chunk is among the host's messages. */
+/* True if the latest result of a chunk has been copied to the host's messages. */
 static bool is_ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
+  return has_arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* Sends a chunk that is ready. It was made of the host's inputs, which are no longer needed
- * then. */
+/* Sends a chunk that is ready. The inputs in the host's shared memory, of which it was made, are
+ * not needed any more. */
 static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!is_ready(plan, chunk, wait))
     return false;
@@ -170,7 +171,7 @@ static void clear_outgoing(const struct onebit_plan *plan, size_t chunk) {
       memset(ob_message_at(geometry, geometry->outgoing, member, chunk), 0, geometry->stride);
 }
 
-/* Copies that have begun may still write what is cleared. */
+/* Waits for copies to the host: they could overwrite messages that are cleared next. */
 static void finish_copies(const struct onebit_plan *plan) {
   ob_staged_is_over(plan, cudaStreamSynchronize(plan->device->staging.out));
 }
@@ -209,7 +210,7 @@ static bool staged_finish_server(const struct onebit_plan *plan, size_t chunk, b
 
 static onebit_status_t reduce_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  OB_TRY(ob_staging_bring_incoming(plan, chunk));
+  OB_TRY(ob_staging_load_incoming(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
   OB_TRY(ob_staging_mark_computed(staging));
   OB_TRY(ob_staging_send_result(plan, chunk));
@@ -230,7 +231,7 @@ static bool staged_reduce(const struct onebit_plan *plan, size_t chunk, bool wai
 /* Computes a mean that is sent to no other rank. */
 static onebit_status_t reduce_whole_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  OB_TRY(ob_staging_bring_results(plan, chunk));
+  OB_TRY(ob_staging_load_results(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
   OB_TRY(ob_staging_mark_computed(staging));
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
@@ -243,22 +244,24 @@ static bool staged_reduce_whole(const struct onebit_plan *plan, size_t chunk, bo
   return true;
 }
 
-/* Runs once the messages to apply have been copied to the device. */
+/* Launches the kernel that applies messages, which were copied to the device with the status
+ * `loaded`. */
 static void staged_apply_results(const struct onebit_plan *plan, size_t chunk,
-                                 onebit_status_t brought,
+                                 onebit_status_t loaded,
                                  cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
                                                        cudaStream_t stream)) {
   cudaError_t error = cudaSuccess;
-  if (brought == ONEBIT_OK)
+  if (loaded == ONEBIT_OK)
     error = launch(plan, chunk, plan->device->staging.compute);
-  ob_staged_fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
+  ob_staged_fail(plan, error == cudaSuccess ? loaded : ob_cuda_error(error, "launching a kernel"));
 }
 
-/* Results in memory that ranks share may be overwritten once they have been copied to this rank. */
+/* Applies a chunk. Results in memory that ranks share may be overwritten after this step, so it
+ * ends when they have been copied to the device. */
 static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
   if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
-    staged_apply_results(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
+    staged_apply_results(plan, chunk, ob_staging_load_results(plan, chunk), ob_device_apply);
   *applied = chunk + 1;
   return !plan->host.ranks || plan->flight->outcome.status != ONEBIT_OK ||
          ob_staged_is_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
@@ -269,7 +272,7 @@ static bool staged_apply_whole(const struct onebit_plan *plan, size_t chunk, boo
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     staged_apply_results(plan, chunk,
-                         plan->geometry.dense ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
+                         plan->geometry.dense ? ONEBIT_OK : ob_staging_load_results(plan, chunk),
                          ob_device_apply_sum);
   return true;
 }
@@ -277,7 +280,7 @@ static bool staged_apply_whole(const struct onebit_plan *plan, size_t chunk, boo
 static bool staged_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    staged_apply_results(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
+    staged_apply_results(plan, chunk, ob_staging_load_incoming(plan, chunk), ob_device_apply_sum);
   return true;
 }
 

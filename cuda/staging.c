@@ -8,7 +8,8 @@
 
 /* --- Copies ------------------------------------------------------------------------------------*/
 
-/* The bytes of one slot for all members lie peer_stride apart. */
+/* Returns the address of a chunk's slot for the first member; those for the others follow,
+ * peer_stride apart. */
 static unsigned char *staging_slot_of(const struct onebit_plan *plan, unsigned char *base,
                                       size_t chunk) {
   return base + chunk % plan->geometry.slots * plan->geometry.stride;
@@ -28,26 +29,28 @@ onebit_status_t ob_staging_mark_computed(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t staging_compute_follows(struct ob_staging *staging) {
+static onebit_status_t make_kernels_wait(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->copied_in, staging->in));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, staging->copied_in, 0));
   return ONEBIT_OK;
 }
 
-/* Brackets a copy from the host, on staging->in: it waits for earlier kernels that may still use
- * the memory that it writes, and later kernels wait for it. */
-static onebit_status_t staging_in_follows(struct ob_staging *staging) {
+/* Makes copies from the host, on staging->in, wait for earlier kernels, which may still use the
+ * memory that they write. */
+static onebit_status_t make_copies_wait(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
   return ONEBIT_OK;
 }
 
-/* The slot in the window may still be read by kernels of two chunks earlier. */
-static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
-  return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : staging_in_follows(staging);
+/* Makes copies wait for kernels only if slots are used again: kernels of an earlier chunk may still
+ * read them. */
+static onebit_status_t make_slot_copies_wait(const struct onebit_plan *plan,
+                                             struct ob_staging *staging) {
+  return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : make_copies_wait(staging);
 }
 
-/* Rows between the host and the device, at once where they are not too far apart for that. */
+/* Rows of memory to copy between the host and the device. */
 struct rows {
   unsigned char *memory;
   size_t pitch;
@@ -115,15 +118,17 @@ onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t ch
  *   stream out           inputs 0  inputs 1 ...                outgoing 0 ...
  *   stream in                          inputs 0 of the others  ...          results 0 ...
  *
- * So a rank's bus carries its inputs once, the others' inputs about its share, and bits. A counter
- * of a rank is set when the copy is over that it tells of.
+ * So a rank's bus carries its inputs once, the others' inputs about its share, and compressed
+ * messages. A rank sets its counter in shared memory when the copy that the counter announces is
+ * complete.
  */
 
 static struct ob_staged_host *staged_of(const struct onebit_plan *plan) {
   return &plan->device->host.staged;
 }
 
-/* --- Made and given back -----------------------------------------------------------------------*/
+/* --- Creation and destruction
+ * ------------------------------------------------------------------- */
 
 static onebit_status_t staged_host_create(struct onebit_plan *plan) {
   struct ob_staged_host *staged = staged_of(plan);
@@ -171,31 +176,32 @@ static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *th
   return staging_copy_rows(plan, down ? device : here, down ? here : device, bytes, count, down);
 }
 
-static onebit_status_t bring_inputs(const struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t load_inputs(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   size_t members = plan->geometry.members;
-  OB_TRY(staging_in_follows(&plan->device->staging)); /* two chunks ago they lay there too */
+  OB_TRY(make_copies_wait(
+      &plan->device->staging)); /* the chunk before the last used the same memory */
   for (size_t rank = 0; rank < plan->host.ranks; rank++)
     if (rank != plan->host.local_rank)
       OB_TRY_CUDA(copy_values(plan,
                               host->incoming + rank * members * host->window.geometry.peer_stride,
                               rank, plan->geometry.first_segment, members, chunk, true));
-  return staging_compute_follows(&plan->device->staging);
+  return make_kernels_wait(&plan->device->staging);
 }
 
-/* A chunk of everyone's results to the device. A rank's results lie next to each other, in its
- * block and on the device. */
-static onebit_status_t staged_host_bring_results(const struct onebit_plan *plan, size_t chunk) {
+/* Copies a chunk of all ranks' results to the device. A rank's results are next to each other, in
+ * its block and on the device. */
+static onebit_status_t load_host_results(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *all = &plan->device->host.results.geometry;
   struct ob_staging *staging = &plan->device->staging;
   int next = !plan->state->result_now;
-  OB_TRY(staging_in_follows(staging));
+  OB_TRY(make_copies_wait(staging));
   for (size_t segment = 0; segment < all->segments; segment += plan->geometry.members)
     OB_TRY_CUDA(staging_copy_rows(
         plan, (struct rows){ob_result_at(all, next, segment, chunk), all->peer_stride},
         (struct rows){ob_host_result(plan, next, segment, chunk), all->peer_stride}, all->stride,
         plan->geometry.members, true));
-  return staging_compute_follows(staging);
+  return make_kernels_wait(staging);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
@@ -210,7 +216,8 @@ static size_t staged_host_slot_of(const struct onebit_plan *plan, size_t chunk) 
   return chunk % plan->device->host.window.geometry.slots;
 }
 
-/* A slot of the window is free: before a chunk is put, that of two before is in shared memory. */
+/* Copies a chunk of inputs to shared memory. Its slot in the window is free, since the chunk before
+ * the last has left it. */
 static onebit_status_t staged_host_put(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   struct ob_staging *staging = &plan->device->staging;
@@ -240,46 +247,46 @@ bool ob_staged_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
   if (plan->flight->outcome.status == ONEBIT_OK) {
     if (!ob_staged_is_over(plan, ob_cuda_reach(staged->there[slot], wait)))
       return false;
-    ob_staged_hear(plan, &staged->seen[slot]);
+    ob_staged_read_flags(plan, &staged->seen[slot]);
   }
   ob_host_mark_loaded(plan, chunk);
   return ob_host_barrier(plan, chunk, wait);
 }
 
 onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t chunk) {
-  OB_TRY(bring_inputs(plan, chunk));
+  OB_TRY(load_inputs(plan, chunk));
   OB_TRY_CUDA(ob_device_host_compress(plan, chunk, plan->device->staging.compute));
   return ONEBIT_OK;
 }
 
 /* --- Copies from the host */
 
-onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staging_load_results(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   int next = !plan->state->result_now;
   if (plan->host.ranks)
-    return staged_host_bring_results(plan, chunk);
-  OB_TRY(in_follows(plan, staging));
+    return load_host_results(plan, chunk);
+  OB_TRY(make_slot_copies_wait(plan, staging));
   OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
                          plan->geometry.results[next], chunk, true));
-  return staging_compute_follows(staging);
+  return make_kernels_wait(staging);
 }
 
-/* This rank's own result never left the device; but with one scale its header, which holds the
- * scale, was stamped on the host. */
-onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk) {
+/* Copies the others' messages to the device. This rank's own message never left it; but with one
+ * scale its header, which holds the scale, was stamped on the host. */
+onebit_status_t ob_staging_load_incoming(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
-  OB_TRY(in_follows(plan, staging));
+  OB_TRY(make_slot_copies_wait(plan, staging));
   OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, true));
   if (plan->state->work.one_scale)
     OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
                              ob_message_at(host, host->outgoing, host->member, chunk),
                              sizeof(struct ob_header), true));
-  return staging_compute_follows(staging);
+  return make_kernels_wait(staging);
 }
 
-/* --- The staging, made and given back */
+/* --- Creation and destruction of the staging */
 
 static onebit_status_t staging_create_streams(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));

@@ -1,15 +1,17 @@
 /*
- * A call on the device: its headers, the decision on it, its beginning, scale and commit.
+ * Kernels for a call as a whole: its headers, the decision whether it ended well, its beginning,
+ * its scale and its commit.
  *
- * Finishing adds 8 bytes a run of 2048 elements, by one block: of 100 M elements a thread has 48,
- * eight at once, and its six loads one after the other take longest: about 6 us, where compress
- * takes 280.
+ * Finishing reads 8 bytes for each 2048 elements, with one thread block: with 100 M elements a
+ * thread reads 48 sums in six rounds of eight loads, which take about 6 us, while compressing takes
+ * 280.
  */
 #include "cuda/headers.cuh"
 
 /* --- Headers (cuda/headers.cuh), and the decision on a call */
 
-static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+static __global__ void seal_kernel(const struct ob_cuda_plan plan,
+                                   const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();
   struct ob_message_shape shape;
   unsigned char *message = sent_message(plan, stamp.kind, blockIdx.y, &shape);
@@ -18,11 +20,12 @@ static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda
     stamp_messages(plan, stamp);
 }
 
-/* Decides the call as steps.c does. A rank that could not take part has said so to its caller. For
+/* Decides the call as steps.c does. A rank that could not take part has told its caller. Called by
  * one lane. */
-static __device__ void decide(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp) {
+static __device__ void decide_call(const struct ob_cuda_plan &plan,
+                                   const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_state *state = plan.state;
-  note_own(plan);
+  note_own_flags(plan);
   const onebit_status_t status =
       ob_call_verdict((onebit_status_t)state->status, state->failed, state->not_finite);
   if (state->status == ONEBIT_OK && status != ONEBIT_OK)
@@ -32,33 +35,33 @@ static __device__ void decide(const struct ob_cuda_plan &plan, const struct ob_c
 }
 
 /* Opens messages: row y of the grid opens that of the member y + 1 places further. */
-static __global__ void open_messages(const struct ob_cuda_plan plan,
-                                     const struct ob_cuda_stamp stamp) {
+static __global__ void open_messages_kernel(const struct ob_cuda_plan plan,
+                                            const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();
-  open_run(plan, stamp.kind, 1 + blockIdx.y, warp_number());
+  check_message_run(plan, stamp.kind, 1 + blockIdx.y, warp_number());
   if (!is_last_warp(plan.checks))
     return;
-  hear_all(plan, stamp);
+  read_all_headers(plan, stamp);
   __syncwarp();
   if (stamp.decides && lane_number() == 0)
-    decide(plan, stamp);
+    decide_call(plan, stamp);
 }
 
-static __global__ void decide_alone(const struct ob_cuda_plan plan,
-                                    const struct ob_cuda_stamp stamp) {
+static __global__ void decide_alone_kernel(const struct ob_cuda_plan plan,
+                                           const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();
   if (lane_number() == 0)
-    decide(plan, stamp);
+    decide_call(plan, stamp);
 }
 
-/* Gives a call that would have succeeded the status of another one that it is held with and that
- * did not. */
-static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
+/* Stops all of the calls that are held together if one of them stopped, and gives them its
+ * status. */
+static __global__ void join_kernel(struct ob_cuda_state *const *states, size_t count) {
   const struct ob_cuda_state *first = NULL;
   if (lane_number() != 0)
     return;
   for (size_t i = 0; i < count; i++)
-    if (states[i]->stop && (!first || is_worse(states[i]->status, first->status)))
+    if (states[i]->stop && (!first || is_worse_status(states[i]->status, first->status)))
       first = states[i];
   for (size_t i = 0; first && i < count; i++) {
     states[i]->stop = 1;
@@ -68,20 +71,21 @@ static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   }
 }
 
-static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2,
-                                  double ranks) {
+static __global__ void adam_count_kernel(struct ob_cuda_state *state, double beta1, double beta2,
+                                         double ranks) {
   if (lane_number() != 0)
     return;
   const uint64_t step = state->before + state->outcome.calls + 1;
   state->momentum_factor = ob_adam_momentum_factor(beta1, step);
   state->variance_factor = ob_adam_variance_factor(beta2, step);
-  ob_moment_correct(&state->moment, beta2, ranks, step);
+  ob_moment_set_factors(&state->moment, beta2, ranks, step);
 }
 
 /* --- Launching */
 
-/* The code that runs there was compiled for compute capability 9.0 or newer, and so is the device:
- * with other code, nothing would wait. OB_CUDA_LATE: none is early, to see what that is worth. */
+/* True if the loaded code was compiled for compute capability 9.0 or newer: in other code
+ * await_kernels_ahead would not wait. OB_CUDA_LATE turns early launches off, to measure their
+ * effect. */
 bool ob_cuda_can_be_early(void) {
 #ifdef OB_CUDA_LATE
   const bool wanted = false;
@@ -89,13 +93,13 @@ bool ob_cuda_can_be_early(void) {
   const bool wanted = true;
 #endif
   cudaFuncAttributes code = {};
-  const cudaError_t error = cudaFuncGetAttributes(&code, decide_alone);
+  const cudaError_t error = cudaFuncGetAttributes(&code, decide_alone_kernel);
   return wanted && error == cudaSuccess && code.ptxVersion >= 90;
 }
 
 /* One thread block computes the checksum of a message, with four runs of 4 KiB in flight, which
- * take about 0.5 us to come from the second cache and to be added up. A launch takes about 2 us,
- * and may use all multiprocessors: so up to eight runs, 1 us, nothing is gained by one. */
+ * take about 0.5 us to come from the second cache and to be added up. A separate launch can use all
+ * multiprocessors, but takes about 2 us: up to eight runs, 1 us, it gains nothing. */
 constexpr size_t max_short_runs = 8;
 
 bool ob_cuda_is_short(const struct ob_cuda_plan *plan) {
@@ -108,30 +112,32 @@ bool ob_cuda_can_seal(const struct ob_cuda_plan *plan) {
 
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
-  return launch_early(seal, check_runs(plan.geometry), sent_count(plan, stamp.kind), stream,
-                      of_chunk(plan, chunk), stamp);
+  return launch_early_kernel(seal_kernel, check_runs(plan.geometry), sent_count(plan, stamp.kind),
+                             stream, select_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
   return plan.geometry.members == 1
              ? cudaSuccess
-             : launch_early(open_messages, check_runs(plan.geometry), plan.geometry.members - 1,
-                            stream, of_chunk(plan, chunk), stamp);
+             : launch_early_kernel(open_messages_kernel, check_runs(plan.geometry),
+                                   plan.geometry.members - 1, stream, select_chunk(plan, chunk),
+                                   stamp);
 }
 
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream) {
-  return launch_in(plan.early, decide_alone, dim3(1), OB_LANES, stream, plan, stamp);
+  return launch_with_overlap(plan.early, decide_alone_kernel, dim3(1), OB_LANES, stream, plan,
+                             stamp);
 }
 
 cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream) {
-  return launch_one_warp(join, stream, states, count);
+  return launch_one_warp(join_kernel, stream, states, count);
 }
 
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
                                cudaStream_t stream) {
-  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2,
+  return launch_one_warp(adam_count_kernel, stream, plan.state, beta1, beta2,
                          (double)plan.geometry.members);
 }
 
@@ -160,8 +166,8 @@ static __global__ void __launch_bounds__(threads)
   if (threadIdx.x != 0)
     return;
   const enum ob_serve_rule rule = residual.serving.rule;
-  const float exact = ob_buffer_scale(sum, residual.elements, ob_serve_measure(rule, plan.rule));
-  const float scale = checked_scale(plan.state, ob_round(exact, residual.result_dtype), server);
+  const float exact = ob_buffer_scale(sum, residual.elements, ob_serve_scale_rule(rule, plan.rule));
+  const float scale = note_scale(plan.state, ob_round(exact, residual.result_dtype), server);
   residual.scales[!plan.state->now][0] = scale;
   (server ? plan.state->server_scale : plan.state->worker_scale) = ob_serve_scale(rule, scale);
 }
@@ -180,7 +186,7 @@ cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t s
 
 /* --- Commit */
 
-static __device__ inline void commit(struct ob_cuda_state *state) {
+static __device__ inline void commit_residuals(struct ob_cuda_state *state) {
   if (state->stop)
     return;
   state->now = !state->now;
@@ -189,7 +195,7 @@ static __device__ inline void commit(struct ob_cuda_state *state) {
 
 static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_state *state) {
   if (lane_number() == 0)
-    commit(state);
+    commit_residuals(state);
 }
 
 /* Forgets residuals as ob_residual_reset does, a warp a block. */
@@ -203,7 +209,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   const struct ob_block block =
       ob_layout_block(&plan.geometry.layout, residual.first + warp_number(), &piece);
   float *values = values_of(residual, plan.state->now, block);
-  const unsigned end = whole_words((unsigned)block.count);
+  const unsigned end = padded_count((unsigned)block.count);
   for (unsigned i = lane_number(); i < end; i += OB_LANES)
     __stcs(&values[i], 0.0f);
   if (lane_number() == 0)
@@ -212,37 +218,38 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 /* Sets residuals to zero: with `even_if_stopped`, between calls, all of them as ob_residual_reset
  * does; after a call only errors, as ob_residual_forget does. */
-static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_stopped,
-                               cudaStream_t stream) {
+static cudaError_t forget_residuals(const struct ob_cuda_plan &plan, bool even_if_stopped,
+                                    cudaStream_t stream) {
   const bool server = even_if_stopped || plan.server.serving.rule == OB_SERVE_MEAN;
   cudaError_t error =
-      launch(forget_kernel, plan.worker.blocks, 1, stream, plan, false, even_if_stopped);
+      launch_kernel(forget_kernel, plan.worker.blocks, 1, stream, plan, false, even_if_stopped);
   if (error == cudaSuccess && server)
-    error = launch(forget_kernel, plan.server.blocks, 1, stream, plan, true, even_if_stopped);
+    error =
+        launch_kernel(forget_kernel, plan.server.blocks, 1, stream, plan, true, even_if_stopped);
   return error;
 }
 
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream) {
   cudaError_t error = launch_one_warp(commit_kernel, stream, plan.state);
-  return error == cudaSuccess && forget ? forget_both(plan, false, stream) : error;
+  return error == cudaSuccess && forget ? forget_residuals(plan, false, stream) : error;
 }
 
-/* Notes how the call ended, for later questions. Findings of kernels from here on belong to the
- * next call, which may begin after them. */
-static __device__ inline void conclude(struct ob_cuda_state *state,
-                                       const struct ob_cuda_stamp &stamp) {
+/* Adds the call's end to the outcome. Flags that kernels set from here on belong to the next call,
+ * which may begin after them. */
+static __device__ inline void conclude_call(struct ob_cuda_state *state,
+                                            const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_outcome *outcome = &state->outcome;
   state->flags = 0;
   outcome->calls += !state->stop;
   outcome->skipped += state->stop && !stamp.failed && state->status == ONEBIT_SKIPPED;
-  if (stamp.failed || !is_worse(state->status, outcome->status))
+  if (stamp.failed || !is_worse_status(state->status, outcome->status))
     return;
   outcome->status = state->status;
   outcome->origin = state->origin;
   outcome->agreed = state->agreed;
 }
 
-/* All threads copy the results in flight to where the last results are kept, unless state->stop,
+/* All threads copy the results in flight to the memory of the last results, unless state->stop,
  * which no thread changes; one thread does everything else. */
 static __global__ void __launch_bounds__(threads_a_block)
     conclude_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -253,9 +260,9 @@ static __global__ void __launch_bounds__(threads_a_block)
     ((uint4 *)plan.geometry.results[0])[i] = ((const uint4 *)plan.geometry.results[1])[i];
   if (i > 0)
     return;
-  conclude(plan.state, stamp);
+  conclude_call(plan.state, stamp);
   if (commits)
-    commit(plan.state);
+    commit_residuals(plan.state);
 }
 
 /* The number of 16-byte pieces to copy, where results stay; all messages are multiples of that. */
@@ -268,9 +275,9 @@ static size_t results_to_copy(const struct ob_cuda_plan &plan) {
 cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, bool commit,
                              bool forget, cudaStream_t stream) {
   const size_t count = commit ? results_to_copy(plan) : 0;
-  cudaError_t error =
-      launch_early(conclude_kernel, 1 + count / OB_LANES, 1, stream, plan, stamp, commit, count);
-  return error == cudaSuccess && commit && forget ? forget_both(plan, false, stream) : error;
+  cudaError_t error = launch_early_kernel(conclude_kernel, 1 + count / OB_LANES, 1, stream, plan,
+                                          stamp, commit, count);
+  return error == cudaSuccess && commit && forget ? forget_residuals(plan, false, stream) : error;
 }
 
 /* --- Between calls */
@@ -283,5 +290,5 @@ static __global__ void __launch_bounds__(OB_LANES)
 
 cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream) {
   cudaError_t error = launch_one_warp(forget_flags_kernel, stream, plan.state);
-  return error == cudaSuccess ? forget_both(plan, true, stream) : error;
+  return error == cudaSuccess ? forget_residuals(plan, true, stream) : error;
 }

@@ -1,9 +1,9 @@
 /*
- * Results to their places in outputs.
+ * Stores results in the outputs.
  *
  * Bytes an element, 2048 elements a block: 1/8 signs read, 4 written as float32 or 2 of 16 bits:
- * 4.13 or 2.13. The ceiling is the card's copy bandwidth over these; what is mostly writing, as
- * this is, may reach somewhat more or less than a copy does.
+ * 4.13 or 2.13. The limit is the card's copy bandwidth; a kernel that mostly writes may be somewhat
+ * faster or slower than a copy.
  */
 #include "cuda/location.cuh"
 
@@ -12,10 +12,10 @@
 template <onebit_dtype_t dtype> static __device__ inline uint32_t unsigned_word(float scale) {
   if (dtype == ONEBIT_FLOAT32)
     return ob_bits_of(scale);
-  return narrowed<dtype>(scale, scale);
+  return narrow_pair<dtype>(scale, scale);
 }
 
-/* Four elements at once. */
+/* Stores four elements at once, by adding signs to `word`. */
 template <onebit_dtype_t dtype>
 static __device__ inline void store_four(void *output, unsigned first, uint32_t four,
                                          uint32_t word) {
@@ -30,7 +30,7 @@ static __device__ inline void store_four(void *output, unsigned first, uint32_t 
   store_raw((char *)output + (size_t)first * size_of<dtype>, raw);
 }
 
-/* grid.y is the member whose result it is. What is past `valid` has no place in the caller's
+/* grid.y is the member whose result it is. Elements past `valid` have no place in the caller's
  * buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
@@ -41,12 +41,13 @@ static __global__ void __launch_bounds__(threads_a_block)
   if (plan.state->stop || !find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const struct ob_view in =
-      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), location);
+      view_of(result_of(plan, next_copy(plan, plan.state->now), blockIdx.y), location);
   const uint32_t *words = in.words + location.word;
   const float scale = ob_bound(scale_of(in, location), dtype);
   const uint32_t word = unsigned_word<dtype>(scale);
   const unsigned valid = (unsigned)location.block.valid;
-  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
+  void *output =
+      block_address(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     const uint32_t signs = load_signs(words, first, valid);
@@ -67,8 +68,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
                           cudaStream_t stream) {
   if (plan.geometry.width > 1)
     return ob_cuda_store_levels(plan, outputs, chunk, stream);
-  return launch_early(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks,
-                      plan.geometry.members, stream, of_chunk(plan, chunk), outputs);
+  return launch_early_kernel(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks,
+                             plan.geometry.members, stream, select_chunk(plan, chunk), outputs);
 }
 
 /*
@@ -88,8 +89,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 __attribute__((used)) static const char kernels[] = "onebit kernels: " TEXT(__CUDA_ARCH_LIST__);
 #endif
 
-/* A warp a tile. A quiet not-a-number is one in each of the types; a product that is too large for
- * float16 is infinity, as the sum would be that it stands for. */
+/* Scales a tile with each warp. The quiet NaN is one in each of the types; a product too large for
+ * float16 becomes infinity, as the dense sum would. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     scale_kernel(const struct ob_cuda_state *state, char *result, size_t count, float factor) {
@@ -110,6 +111,6 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
                           size_t count, float factor, cudaStream_t stream) {
-  return launch(KERNEL_OF(dtype, scale_kernel), (count + tile_elements - 1) / tile_elements, 1,
-                stream, state, (char *)result, count, factor);
+  return launch_kernel(KERNEL_OF(dtype, scale_kernel), (count + tile_elements - 1) / tile_elements,
+                       1, stream, state, (char *)result, count, factor);
 }

@@ -1,22 +1,23 @@
 /*
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
- * stream, kernels and messages, in the order of the plan's list (of several chunks the messages on
- * one beside it: device.h), and no host takes part: headers are stamped and judged on the device
- * (state.cu), which also decides whether the call ends well. So the host learns only afterwards,
- * from the last copy of the state.
+ * stream, kernels and messages, in the order of the plan's list (with several chunks, messages are
+ * on a second stream: device.h), and no host takes part: the device stamps and checks headers
+ * (state.cu), and decides whether the call ends well. So the host learns only afterwards, from the
+ * last copy of the state.
  *
- * Where the transport is the host's to drive (a CUDA-aware MPI), the host waits for the device at
- * each message that leaves, and for the transport at each that comes; nothing else differs.
+ * If the host drives the transport (a CUDA-aware MPI), the host waits for the device before a
+ * message leaves, and for the transport until one arrives; nothing else differs.
  *
- * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
- * stream that is wrong, a stream of the plan's own serves.
+ * A rank that cannot take part puts the same messages on the stream, with headers that say so. If
+ * the caller's stream is not usable, it takes a stream of the plan's own.
  */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
 #include "cuda/device.h"
 
-/* --- Made and given back -----------------------------------------------------------------------*/
+/* --- Creation and destruction
+ * ------------------------------------------------------------------- */
 
 static onebit_status_t stream_create(struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
@@ -58,10 +59,11 @@ static void stream_destroy(struct onebit_plan *plan) {
 
 /* --- Around a call -----------------------------------------------------------------------------*/
 
-static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
+static cudaStream_t call_stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
-/* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t stream_follow(const struct onebit_plan *plan) {
+/* Makes a call wait for the last one, which may be on another stream. Captured work has no order in
+ * time yet, so nothing waits for it. */
+static onebit_status_t wait_for_last_call(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->flight->call.on_stream ? plan->flight->call.stream : device->own;
   device->stream = device->own; /* until the other stream is known to work */
@@ -80,13 +82,13 @@ static onebit_status_t stream_follow(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* Makes the status of a call without a stream its own: the outcome of earlier calls is read
- * here. */
+/* Begins a call. A call without a stream reads the outcome of earlier calls first, so that its
+ * status is about itself only. */
 static onebit_status_t stream_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   if (!plan->flight->call.on_stream)
     ob_stream_is_settled(plan, true);
-  onebit_status_t status = stream_follow(plan);
+  onebit_status_t status = wait_for_last_call(plan);
   plan->device->has_sealed = false;
   plan->device->unopened = NULL;
   if (status == ONEBIT_OK)
@@ -97,9 +99,9 @@ static onebit_status_t stream_begin(const struct onebit_plan *plan) {
 static onebit_status_t stream_publish(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY_CUDA(cudaMemcpyAsync(device->seen, device->kernel.state, sizeof *device->seen,
-                              cudaMemcpyDeviceToHost, stream_of(plan)));
+                              cudaMemcpyDeviceToHost, call_stream_of(plan)));
   if (!device->capturing)
-    OB_TRY_CUDA(cudaEventRecord(device->last, stream_of(plan)));
+    OB_TRY_CUDA(cudaEventRecord(device->last, call_stream_of(plan)));
   return ONEBIT_OK;
 }
 
@@ -120,7 +122,7 @@ static struct ob_cuda_stamp stream_stamp(const struct onebit_plan *plan,
  * expect. */
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind) {
-  cudaStream_t stream = stream_of(plan);
+  cudaStream_t stream = call_stream_of(plan);
   if (messages->seals && plan->flight->outcome.status == ONEBIT_OK)
     return;
   cudaError_t error = ob_cuda_seal(*messages, stream_stamp(plan, kind), chunk, stream);
@@ -137,7 +139,7 @@ static onebit_status_t stream_open_messages(const struct onebit_plan *plan, bool
   struct ob_cuda_stamp stamp = stream_stamp(plan, device->unopened_kind);
   stamp.decides = decides;
   device->unopened = NULL;
-  OB_TRY_CUDA(ob_cuda_open(*messages, stamp, device->unopened_chunk, stream_of(plan)));
+  OB_TRY_CUDA(ob_cuda_open(*messages, stamp, device->unopened_chunk, call_stream_of(plan)));
   return ONEBIT_OK;
 }
 
@@ -155,7 +157,8 @@ void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda
   plan->device->unopened_chunk = chunk;
 }
 
-/* A transport that fails is the end of the plan: what else would be put waits for ever. */
+/* Ends a step of the transport. If the transport failed the plan is given up, since later messages
+ * would wait for ever. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_steps_give_up(plan);
@@ -165,7 +168,9 @@ bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status)
 }
 
 /* True if the host drives the transport. It then waits for the device before a message leaves. */
-static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
+static bool host_drives_transport(const struct onebit_plan *plan) {
+  return !plan->comm->transport->put;
+}
 
 /* Waits until the device has the messages ready; ONEBIT_IN_PROGRESS: it has not. The other ranks
  * wait for the messages even if the device has failed. */
@@ -182,9 +187,9 @@ static onebit_status_t wait_for_device(const struct onebit_plan *plan, bool wait
 static onebit_status_t stream_seal(const struct onebit_plan *plan, size_t chunk,
                                    enum ob_message_kind kind) {
   ob_stream_seal(plan, &plan->device->kernel, chunk, kind);
-  if (is_driven(plan))
-    OB_TRY_CUDA(cudaEventRecord(plan->device->reached, stream_of(plan)));
-  plan->device->sealed = is_driven(plan);
+  if (host_drives_transport(plan))
+    OB_TRY_CUDA(cudaEventRecord(plan->device->reached, call_stream_of(plan)));
+  plan->device->sealed = host_drives_transport(plan);
   return ONEBIT_OK;
 }
 
@@ -196,7 +201,7 @@ static onebit_status_t stream_send(const struct onebit_plan *plan, struct ob_bat
   onebit_status_t status = plan->device->sealed ? ONEBIT_OK : stream_seal(plan, chunk, kind);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
-  if (!is_driven(plan))
+  if (!host_drives_transport(plan))
     return ob_overlap_put(plan, batch, chunk);
   OB_TRY(wait_for_device(plan, wait));
   return ob_comm_begin(batch, plan->tag);
@@ -214,7 +219,7 @@ static bool stream_send_to_all(const struct onebit_plan *plan, size_t chunk, boo
 
 static onebit_status_t stream_receive(const struct onebit_plan *plan, struct ob_batch *batch,
                                       size_t chunk, enum ob_message_kind kind, bool wait) {
-  if (is_driven(plan))
+  if (host_drives_transport(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
   OB_TRY(ob_overlap_join(plan, chunk));
   ob_stream_note_arrival(plan, &plan->device->kernel, chunk, kind);
@@ -231,8 +236,8 @@ static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, b
   return ob_stream_end_batch(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-/* Doubling, which only transports use that the host drives: rounds pass on received messages, and
- * all are checked after the last round. */
+/* Begins a round of doubling, which is used only if the host drives the transport: rounds pass on
+ * received messages, and all are checked after the last round. */
 static bool stream_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
   return ob_stream_end_batch(plan, round > 0
@@ -259,36 +264,36 @@ static bool note_launch(const struct onebit_plan *plan, cudaError_t error) {
 #define LAUNCHED(plan, launch)                                                                     \
   ((plan)->flight->outcome.status != ONEBIT_OK || note_launch(plan, launch))
 
-/* Does the same for messages that are sealed by the kernels that make them. */
-static bool launched_sealing(const struct onebit_plan *plan, cudaError_t error) {
+/* Notes the outcome of a launch of kernels that make messages and may also seal them. */
+static bool note_sealing_launch(const struct onebit_plan *plan, cudaError_t error) {
   plan->device->has_sealed |= plan->device->kernel.seals && error == cudaSuccess;
   return note_launch(plan, error);
 }
 
-static bool compress_with(const struct onebit_plan *plan, size_t chunk,
-                          cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
-                                                cudaStream_t stream)) {
+static bool launch_compress(const struct onebit_plan *plan, size_t chunk,
+                            cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
+                                                  cudaStream_t stream)) {
   enum ob_message_kind kind = plan->geometry.whole ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER;
   ob_stream_open(plan);
   plan->device->kernel.opens = false;
   plan->device->kernel.stamp = stream_stamp(plan, kind);
   return plan->flight->outcome.status != ONEBIT_OK ||
-         launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
+         note_sealing_launch(plan, launch(plan, chunk, call_stream_of(plan)));
 }
 
 static bool stream_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return compress_with(plan, chunk, ob_device_compress);
+  return launch_compress(plan, chunk, ob_device_compress);
 }
 
 static bool stream_compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return compress_with(plan, chunk, ob_device_host_compress);
+  return launch_compress(plan, chunk, ob_device_host_compress);
 }
 
 static bool stream_finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
+  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, call_stream_of(plan)));
 }
 
 /* Reduces a chunk, and opens its messages in the same kernel: the sum does not depend on the
@@ -302,22 +307,22 @@ static bool stream_reduce(const struct onebit_plan *plan, size_t chunk, bool wai
     ob_stream_open(plan);
   device->unopened = NULL;
   device->kernel.stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
-  return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
+  return LAUNCHED(plan, ob_device_reduce(plan, chunk, call_stream_of(plan)));
 }
 
 static bool stream_finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, true, stream_of(plan)));
+  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, true, call_stream_of(plan)));
 }
 
 static bool stream_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return LAUNCHED(plan, ob_device_apply(plan, chunk, stream_of(plan)));
+  return LAUNCHED(plan, ob_device_apply(plan, chunk, call_stream_of(plan)));
 }
 
 static bool apply_sum(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return LAUNCHED(plan, ob_device_apply_sum(plan, chunk, stream_of(plan)));
+  return LAUNCHED(plan, ob_device_apply_sum(plan, chunk, call_stream_of(plan)));
 }
 
 static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -329,23 +334,24 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
   if (status < ONEBIT_OK)
     ob_steps_fail(plan, status);
   struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
-  return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
+  return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, call_stream_of(plan)));
 }
 
 /* Ends a call. A windowed call is applied before it is decided, and has no residual. If this launch
- * fails, the next call must not be taken for one that found what this call did. */
+ * fails the flags are cleared here, since the next call must not inherit them. */
 static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
   cudaError_t error = ob_cuda_conclude(*kernel, stamp, !plan->geometry.dense,
-                                       plan->options.no_error_feedback, stream_of(plan));
+                                       plan->options.no_error_feedback, call_stream_of(plan));
   if (error != cudaSuccess)
-    cudaMemsetAsync(&kernel->state->flags, 0, sizeof kernel->state->flags, stream_of(plan));
+    cudaMemsetAsync(&kernel->state->flags, 0, sizeof kernel->state->flags, call_stream_of(plan));
   OB_TRY_CUDA(error);
   return stream_publish(plan);
 }
 
-/* A held call is concluded when all that it is held with have been decided. */
+/* Ends a call, unless it is held: then it is ended when all calls that it is held with have been
+ * decided. */
 static bool stream_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   return plan->flight->call.hold || ob_stream_end_batch(plan, stream_conclude(plan));
@@ -358,8 +364,8 @@ static void stream_end(const struct onebit_plan *plan) {
   ob_outcome_add(&plan->state->outcome, stream_conclude(plan));
 }
 
-/* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
- * the state itself. Nothing is applied early, since no host knows of the others' flags. */
+/* In a graph no event is recorded: the caller waits for replayed calls, and the device's state has
+ * their outcome. Nothing is applied early, since the host does not know the other ranks' flags. */
 const struct ob_executor ob_executor_stream = {
     .codec = "cuda",
     .residuals = &ob_memory_cuda,

@@ -1,5 +1,5 @@
-/* Messages of calls on streams: beside the kernels (device.h has the picture), and inside a
- * host. */
+/* Messages of calls on streams: those that overlap with kernels (device.h has the picture), and
+ * those inside a host. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
@@ -7,7 +7,8 @@
 
 /* ---- Beside kernels ---- */
 
-/* Kernels wait for a batch before the next one of the same slot is put: an event a slot will do. */
+/* Creates an event for each slot. One is enough, since kernels wait for a batch before the next one
+ * of its slot is put. */
 static onebit_status_t create_events(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->computed, cudaEventDisableTiming));
@@ -45,7 +46,8 @@ static onebit_status_t overlap_follow_kernels(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The others wait for the messages: where they cannot go beside, they go behind the kernels. */
+/* Puts messages on the second stream. If that cannot wait for the kernels they go on the call's
+ * stream, since the other ranks wait for them. */
 onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
                                size_t chunk) {
   struct ob_overlap *overlap = &plan->device->overlap;
@@ -73,22 +75,23 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
 /*
  * ---- Inside a host ----
  *
- * The inside of a host in a hierarchical plan on a stream: what collectives/schedules/host.c has
- * shared memory for, in messages between its GPUs.
+ * The inside of a host in a hierarchical plan on a stream: its GPUs send messages where plans on
+ * the processor use shared memory (collectives/schedules/host.c).
  *
- * The inputs travel as dense messages, each share's to the rank that will send it on: what a
- * reduce-scatter moves; inputs of 16 bits as they are, half the bytes. They are added up here and
- * not by ncclReduceScatter, whose order is its own: in the order of the ranks the bits are those of
- * every other hierarchical plan. Results travel as they came from their servers, headers and all.
- * Every rank is a server, so each hears every other's word itself, and all come to the same end;
- * nobody speaks for its host.
+ * Inputs travel as dense messages, each share to the rank that sends it on to other hosts, as in a
+ * reduce-scatter; inputs of 16 bits travel in their own type. They are added up here in the order
+ * of the ranks, so results have the bits of every other hierarchical plan; ncclReduceScatter has an
+ * order of its own. Results travel as their servers sent them, with headers. Every rank is a
+ * server, so each rank reads the header of every other, and all make the same decision.
  *
- * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
- * Kernels follow each other on the stream, and messages each other beside it (device.h): nobody
- * waits until memory is free, since a step that reads a message comes before what overwrites it.
+ * All messages of a chunk of inputs are sealed together, so a rank's first message has the flags of
+ * all. Kernels are in order on one stream, and messages on another (device.h). No step waits until
+ * memory is free, since the kernel that reads a message comes before the message that overwrites
+ * it.
  */
 
-/* --- Made and given back -----------------------------------------------------------------------*/
+/* --- Creation and destruction
+ * ------------------------------------------------------------------- */
 
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan) {
   if (!plan->host.ranks)
@@ -105,7 +108,7 @@ void ob_stream_host_destroy(const struct onebit_plan *plan) {
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-/* The rank of this host at a place. */
+/* Returns the rank of this host at a location, its number among the host's ranks. */
 static int rank_at(const struct onebit_plan *plan, size_t location) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   return hosts->ranks[(size_t)(hosts->host * hosts->each) + location];
@@ -126,7 +129,7 @@ static size_t stream_host_message_bytes(const struct onebit_plan *plan, size_t s
   return ob_message_bytes(&shape);
 }
 
-/* The inputs' message about a segment, sent or received. */
+/* Returns the address of the message with inputs of a segment, in `base`: outgoing or incoming. */
 static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *base, size_t segment,
                                 size_t chunk) {
   const struct ob_geometry *window = &plan->device->host.window.geometry;

@@ -1,10 +1,10 @@
 /*
  * The transport over NCCL. Plans put their messages on streams, as one group of sends and receives
- * a batch. Messages of the host travel too, through memory of the device, but only while something
- * is made: that is how the ranks agree.
+ * a batch. Messages in memory of the host travel through memory of the device. Only calls that
+ * create something send them, to agree between the ranks.
  *
- * NCCL calls of one communicator must not be made by two threads at once, and none when it is
- * aborted, which frees it: a lock keeps them apart, and whoever has it looks at `aborted` first.
+ * Two threads must not call NCCL on one communicator at once, and no thread after an abort, which
+ * frees it. So a caller holds a lock, and checks `aborted` first.
  */
 #define _DEFAULT_SOURCE
 #include <sched.h>
@@ -21,9 +21,10 @@
 #include "collectives/watch.h"
 #include "cuda/nccl_state.h"
 
-/* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of
- * that. Copies are between it and `pinned`: in one from or to other memory the driver may wait for
- * messages that have not come, where nobody can look whether they ever will. */
+/* A batch of messages in memory of the host. `memory`, on the device, has the sent messages,
+ * followed by the received ones; it is copied from and to `pinned`. In a copy from or to other
+ * memory the driver may wait for messages that have not arrived, and such a wait has no time
+ * limit. */
 struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory, *pinned;
@@ -83,8 +84,8 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
   return ONEBIT_OK;
 }
 
-/* Kernels are to follow on the stream: NCCL, which connects the ranks first, must have put it
- * there. */
+/* Puts a group of messages on the stream, and waits until NCCL has done so, which may connect the
+ * ranks first: kernels follow the messages on the stream. */
 static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch *batch,
                                  cudaStream_t stream) {
   NCCL_TRY(state, ncclGroupStart());
@@ -133,15 +134,15 @@ static onebit_status_t nccl_health(onebit_comm_t comm) {
 
 /* --- Messages of the host ----------------------------------------------------------------------*/
 
-static size_t nccl_bytes_of(const struct ob_endpoint *endpoints, size_t count) {
+static size_t nccl_count_bytes(const struct ob_endpoint *endpoints, size_t count) {
   size_t bytes = 0;
   for (size_t i = 0; i < count; i++)
     bytes += endpoints[i].bytes;
   return bytes;
 }
 
-/* Kept from the first agreement on: a rank that lacked memory in a later one could not say so, and
- * the others would wait. */
+/* Allocates memory for messages of the host. It is kept from the first agreement on: a rank that
+ * lacked memory in a later one could not say so, and the others would wait. */
 static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   if (bytes <= own->capacity)
     return ONEBIT_OK;
@@ -173,7 +174,7 @@ static void place_endpoints(struct ob_endpoint *endpoints, size_t count, unsigne
 
 static void deliver_received(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
-  unsigned char *at = own->pinned + nccl_bytes_of(batch->send, batch->sends);
+  unsigned char *at = own->pinned + nccl_count_bytes(batch->send, batch->sends);
   if (own->is_there)
     stage_messages(batch->receive, batch->receives, &at, false);
   own->is_there = false;
@@ -184,8 +185,8 @@ static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   OB_ON_DEVICE(state_of(batch->comm)->device);
   struct nccl_batch *own = (struct nccl_batch *)batch;
   struct nccl_state *state = state_of(batch->comm);
-  size_t sent = nccl_bytes_of(batch->send, batch->sends);
-  size_t received = nccl_bytes_of(batch->receive, batch->receives);
+  size_t sent = nccl_count_bytes(batch->send, batch->sends);
+  size_t received = nccl_count_bytes(batch->receive, batch->receives);
   OB_TRY(allocate_groups(own, sent + received));
   unsigned char *at = own->pinned;
   stage_messages(batch->send, batch->sends, &at, true);
@@ -247,13 +248,13 @@ static void release_state(struct nccl_state *state) {
   ob_nccl_state_release(state);
 }
 
-/* The control batch goes with the communicator, and its memory with that. */
+/* Frees the state. The communicator destroys its control batch, with that batch's memory. */
 static void nccl_destroy(onebit_comm_t comm) { release_state(state_of(comm)); }
 
 const struct ob_transport ob_transport_nccl = {
     .name = "nccl",
     .batch_bytes = sizeof(struct nccl_batch),
-    .message_bytes = 2 * sizeof(struct ob_endpoint), /* those of what lies on the device */
+    .message_bytes = 2 * sizeof(struct ob_endpoint), /* endpoints of the messages on the device */
     .cancel = nccl_cancel,
     .begin = nccl_begin,
     .test = nccl_test,
@@ -295,9 +296,9 @@ static onebit_status_t nccl_find_hosts(onebit_comm_t comm, onebit_status_t statu
   return ob_agree_names(comm, getenv("NCCL_HOSTID"));
 }
 
-/* Messages have the highest priority: a kernel of NCCL is a few thread blocks, and would else wait
- * for the last of those of a kernel that fills the device. One stream serves all plans: the device
- * has few queues, and NCCL orders a communicator's messages anyway. */
+/* Messages have the highest priority: a kernel of NCCL is a few thread blocks, which would
+ * otherwise wait behind a kernel that fills the device. One stream serves all plans: the device has
+ * few queues, and NCCL orders a communicator's messages anyway. */
 static onebit_status_t nccl_create_streams(struct nccl_state *state) {
   int lowest, highest;
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));

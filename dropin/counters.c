@@ -1,4 +1,4 @@
-/* Records of calls, and their sum. */
+/* Counts calls in records, and sums the records. */
 #include "dropin/counters.h"
 
 #include <math.h>
@@ -41,8 +41,8 @@ struct ob_record *ob_counters_find(const struct ob_record_of *of) {
   return NULL;
 }
 
-static struct ob_record *counters_make(const struct ob_record_of *of, const char *communicator,
-                                       const char *type, size_t bytes) {
+static struct ob_record *allocate_record(const struct ob_record_of *of, const char *communicator,
+                                         const char *type, size_t bytes) {
   struct ob_record *record = ob_allocate(1, sizeof *record);
   if (!record)
     return NULL;
@@ -55,11 +55,11 @@ static struct ob_record *counters_make(const struct ob_record_of *of, const char
   return record;
 }
 
-/* The most records. A program whose counts change with every call would need ever more records:
- * above this number, or without memory, tensors share one. */
+/* The largest number of records, since a program whose counts change would need a new record for
+ * every call. Beyond this number, or without memory, calls share one record. */
 enum { MAX_RECORDS = 1024 };
 
-static struct ob_record *counters_shared_record(void) {
+static struct ob_record *get_shared_record(void) {
   static struct ob_record others = {
       .communicator = "tensors beyond those listed", .type = "elements", .of.call = "call"};
   static bool listed;
@@ -77,14 +77,14 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   OB_LOCKED(&making);
   struct ob_record *record = ob_counters_find(of);
   if (!record && made++ < MAX_RECORDS)
-    record = counters_make(of, communicator, type, bytes);
+    record = allocate_record(of, communicator, type, bytes);
   if (!record)
-    record = counters_shared_record();
+    record = get_shared_record();
   return record;
 }
 
-/* Adds without a read-modify-write, as ob_counters_pass does. */
-static void counters_add(_Atomic uint64_t *to, uint64_t more) {
+/* Adds without a read-modify-write, as ob_counters_count_dense does. */
+static void add_count(_Atomic uint64_t *to, uint64_t more) {
   atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
                         memory_order_relaxed);
 }
@@ -94,48 +94,48 @@ static void add_seconds(_Atomic double *to, double more) {
                         memory_order_relaxed);
 }
 
-void ob_record_time(struct ob_record *record, bool compressed, double seconds) {
+void ob_record_add_time(struct ob_record *record, bool compressed, double seconds) {
   if (seconds < 0)
     return;
   if (compressed) {
-    counters_add(&record->timed_compressed, 1);
+    add_count(&record->timed_compressed, 1);
     add_seconds(&record->seconds_compressed, seconds);
     return;
   }
   uint64_t index = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
   atomic_store(&record->dense_samples[index % OB_DENSE_SAMPLES], seconds);
-  counters_add(&record->timed_dense, 1);
+  add_count(&record->timed_dense, 1);
   add_seconds(&record->seconds_dense, seconds);
 }
 
-void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds) {
+void ob_record_count_dense(struct ob_record *record, enum ob_reason reason, double seconds) {
   if (!record) {
-    ob_counters_pass(reason);
+    ob_counters_count_dense(reason);
     return;
   }
   bool first = atomic_load_explicit(&record->calls, memory_order_relaxed) == 0;
-  counters_add(&record->calls, 1);
-  counters_add(&record->dense[reason], 1);
+  add_count(&record->calls, 1);
+  add_count(&record->dense[reason], 1);
   if (!first)
-    ob_record_time(record, reason == OB_REASON_WITHDRAWN, seconds);
+    ob_record_add_time(record, reason == OB_REASON_WITHDRAWN, seconds);
 }
 
 void ob_record_count_compressed(struct ob_record *record, double seconds) {
   if (!record)
     return;
-  counters_add(&record->calls, 1);
-  counters_add(&record->compressed, 1);
-  ob_record_time(record, true, seconds);
+  add_count(&record->calls, 1);
+  add_count(&record->compressed, 1);
+  ob_record_add_time(record, true, seconds);
 }
 
-void ob_record_residual(struct ob_record *record, double error, double mean) {
+void ob_record_note_residual(struct ob_record *record, double error, double mean) {
   double ratio = mean > 0 ? error / mean : 0;
   atomic_store(&record->residual_ratio, ratio);
   if (ratio > atomic_load(&record->max_residual_ratio))
     atomic_store(&record->max_residual_ratio, ratio);
 }
 
-static struct ob_record_shadow *shadow_of(struct ob_record *record, int tensor) {
+static struct ob_record_shadow *find_or_make_shadow(struct ob_record *record, int tensor) {
   struct ob_record_shadow *shadow = atomic_load(&record->shadows);
   while (shadow && shadow->tensor != tensor)
     shadow = shadow->next;
@@ -149,7 +149,7 @@ static struct ob_record_shadow *shadow_of(struct ob_record *record, int tensor) 
 
 void ob_record_count_shadow(struct ob_record *record, int tensor, double error, double norm,
                             bool refused) {
-  struct ob_record_shadow *shadow = record ? shadow_of(record, tensor) : NULL;
+  struct ob_record_shadow *shadow = record ? find_or_make_shadow(record, tensor) : NULL;
   if (!shadow)
     return;
   size_t at = shadow->samples++ % OB_SHADOW_SAMPLES;
@@ -171,7 +171,7 @@ double ob_record_difference(const struct ob_record_shadow *shadow) {
 
 void ob_record_count_skip(struct ob_record *record) {
   if (record)
-    counters_add(&record->skipped, 1);
+    add_count(&record->skipped, 1);
 }
 
 void ob_record_count_decision(struct ob_record *record, double seconds) {
@@ -179,17 +179,18 @@ void ob_record_count_decision(struct ob_record *record, double seconds) {
     add_seconds(&record->seconds_deciding, seconds);
 }
 
-void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense) {
+void ob_record_count_sent(struct ob_record *record, int bits, uint64_t bytes,
+                          uint64_t bytes_dense) {
   if (!record)
     return;
   atomic_store_explicit(&record->bits, bits, memory_order_relaxed);
-  counters_add(&record->bytes_sent, bytes);
-  counters_add(&record->bytes_dense, bytes_dense);
+  add_count(&record->bytes_sent, bytes);
+  add_count(&record->bytes_dense, bytes_dense);
 }
 
 void ob_record_count_moves(struct ob_record *record) {
   if (record)
-    counters_add(&record->moves, 1);
+    add_count(&record->moves, 1);
 }
 
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
@@ -198,7 +199,7 @@ uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
   return operation == ONEBIT_ALLREDUCE ? 2 * (size - 1) * part / size : (size - 1) * part;
 }
 
-static int by_size(const void *one, const void *other) {
+static int compare_doubles(const void *one, const void *other) {
   double a = *(const double *)one, b = *(const double *)other;
   return (a > b) - (a < b);
 }
@@ -209,7 +210,7 @@ double ob_record_dense_seconds(const struct ob_record *record) {
   size_t count = timed < OB_DENSE_SAMPLES ? (size_t)timed : OB_DENSE_SAMPLES;
   for (size_t i = 0; i < count; i++)
     samples[i] = atomic_load(&record->dense_samples[i]);
-  qsort(samples, count, sizeof samples[0], by_size);
+  qsort(samples, count, sizeof samples[0], compare_doubles);
   return count ? (samples[(count - 1) / 2] + samples[count / 2]) / 2 : 0;
 }
 

@@ -1,4 +1,4 @@
-/* Loops over elements, written so that compilers make vectors of them: choices without branches. */
+/* Loops over elements without branches, so that compilers vectorise them. */
 #include "dropin/elements.h"
 
 #include <float.h>
@@ -6,23 +6,23 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float float_of(uint32_t bits) {
+static inline float bits_to_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-static inline uint32_t elements_bits_of(float value) {
+static inline uint32_t float_to_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static inline float wide_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
+static inline float bfloat16_to_float(uint16_t half) { return bits_to_float((uint32_t)half << 16); }
 
 /* Rounds to nearest, ties to even; not-a-number stays quiet. */
-static inline uint16_t narrow_bfloat16(float value) {
-  uint32_t bits = elements_bits_of(value);
+static inline uint16_t float_to_bfloat16(float value) {
+  uint32_t bits = float_to_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   uint32_t quiet = bits >> 16 | 0x40;
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
@@ -30,20 +30,19 @@ static inline uint16_t narrow_bfloat16(float value) {
 
 /* Moves the exponent field to its place in a float; a product corrects the difference of the
  * biases, 127 - 15, and makes normal numbers of subnormal ones. Infinity gets its exponent back. */
-static inline float wide_float16(uint16_t half) {
+static inline float float16_to_float(uint16_t half) {
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
-  float value = float_of(magnitude) * 0x1p112f;
-  uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : elements_bits_of(value);
-  return float_of(bits | sign);
+  float value = bits_to_float(magnitude) * 0x1p112f;
+  uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : float_to_bits(value);
+  return bits_to_float(bits | sign);
 }
 
-/* Rounds to nearest, ties to even. A value that is subnormal as half is rounded by a sum whose last
- * bit has that weight, 2^-24: the sum with 0.5. */
-static inline uint16_t narrow_float16(float value) {
-  uint32_t sign = elements_bits_of(value) >> 16 & 0x8000,
-           bits = elements_bits_of(value) & 0x7fffffff;
+/* Rounds to nearest, ties to even. A value that is subnormal as half is rounded by adding 0.5: the
+ * last bit of the sum has the weight of the smallest half, 2^-24. */
+static inline uint16_t float_to_float16(float value) {
+  uint32_t sign = float_to_bits(value) >> 16 & 0x8000, bits = float_to_bits(value) & 0x7fffffff;
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
-  uint32_t small = elements_bits_of(float_of(bits) + 0.5f) - 0x3f000000;
+  uint32_t small = float_to_bits(bits_to_float(bits) + 0.5f) - 0x3f000000;
   uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
   uint32_t magnitude = bits < 0x38800000 ? small : bits < 0x477ff000 ? normal : large;
   return (uint16_t)(sign | magnitude);
@@ -55,7 +54,8 @@ size_t ob_elements_size(onebit_dtype_t dtype) {
                                    : sizeof(uint16_t);
 }
 
-/* A loop for each type: the values a (of `to`) and b (of `from`) as floats. */
+/* Runs a loop over elements of a type. The expression uses them as floats: a of `to`, b of
+ * `from`. */
 #define LOOP(type, wide, narrow, to, from, count, expression)                                      \
   do {                                                                                             \
     type *t = (to);                                                                                \
@@ -71,9 +71,9 @@ size_t ob_elements_size(onebit_dtype_t dtype) {
     if ((dtype) == ONEBIT_FLOAT32)                                                                 \
       LOOP(float, , , to, from, count, expression);                                                \
     else if ((dtype) == ONEBIT_BFLOAT16)                                                           \
-      LOOP(uint16_t, wide_bfloat16, narrow_bfloat16, to, from, count, expression);                 \
+      LOOP(uint16_t, bfloat16_to_float, float_to_bfloat16, to, from, count, expression);           \
     else                                                                                           \
-      LOOP(uint16_t, wide_float16, narrow_float16, to, from, count, expression);                   \
+      LOOP(uint16_t, float16_to_float, float_to_float16, to, from, count, expression);             \
   } while (0)
 
 void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t count) {
@@ -85,8 +85,8 @@ void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t 
   const double *wide = from;
   for (size_t i = 0; i < count; i++)
     to[i] = dtype == OB_DOUBLE         ? (float)wide[i]
-            : dtype == ONEBIT_BFLOAT16 ? wide_bfloat16(narrow[i])
-                                       : wide_float16(narrow[i]);
+            : dtype == ONEBIT_BFLOAT16 ? bfloat16_to_float(narrow[i])
+                                       : float16_to_float(narrow[i]);
 }
 
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,

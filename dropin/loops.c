@@ -8,16 +8,16 @@
 #include "base/memory.h"
 
 struct position {
-  uint64_t signature, exact; /* of the call; and with the calls before it */
+  uint64_t signature, exact; /* of the call; a hash of it and the small calls before it */
   int tensor;
 };
 
 struct loop {
   int first, length;
-  bool ambiguous; /* its signatures alone would be a shorter one */
+  bool ambiguous; /* its signatures repeat within it: buffers have shown its length */
 };
 
-/* A call that was made while nothing was followed. */
+/* A call that was made while no loop was followed. */
 struct seen {
   uint64_t signature, exact;
   const void *sendbuf, *recvbuf;
@@ -27,19 +27,19 @@ struct seen {
 #define MAX_LOOPS 16
 #define NO_LOOP   (-1)
 
-/* Learning: by signatures alone, and with the buffers of one side. */
+/* The ways to compare calls: by signatures alone, or also by send buffers or receive buffers. */
 enum { ALONE, SENT, RECEIVED, WAYS };
 
 struct ob_loops {
-  ob_loops_largest *largest;
+  ob_loops_allreduce_max *largest;
   void *context;
   size_t repeats;
-  size_t learned, next_look;            /* calls since learning began; when ranks agree next */
-  struct seen seen[OB_MAX_POSITIONS];   /* the latest, by their numbers */
-  unsigned run[WAYS][OB_MAX_POSITIONS]; /* latest calls equal to those one period before */
-  uint64_t before;                      /* the calls since the latest one that was examined */
-  bool is_started;      /* there was a call; of the first it is not known what lies before it */
-  int count, positions; /* loops; their calls together */
+  size_t learned, next_look; /* calls since learning began; the number at which ranks agree */
+  struct seen seen[OB_MAX_POSITIONS];   /* the latest calls, by their numbers */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by length: latest calls that repeat */
+  uint64_t before;      /* hash of the calls that were noted since the latest other call */
+  bool is_started;      /* there was a call; the calls before the first are not known */
+  int count, positions; /* the number of loops; the sum of their lengths */
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
   int current, phase, matched, missed; /* missed: inexact since `matched` was a whole loop */
@@ -53,7 +53,7 @@ static void start_learning(struct ob_loops *loops) {
   loops->next_look = loops->repeats;
 }
 
-onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, void *context,
+onebit_status_t ob_loops_create(unsigned repeats, ob_loops_allreduce_max *largest, void *context,
                                 struct ob_loops **result) {
   *result = NULL;
   if (repeats < 2)
@@ -73,7 +73,7 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
 
 void ob_loops_destroy(struct ob_loops *loops) { ob_release(loops); }
 
-static uint64_t loops_mix(uint64_t hash, uint64_t value) {
+static uint64_t loops_hash_value(uint64_t hash, uint64_t value) {
   return ob_hash(hash, &value, sizeof value);
 }
 
@@ -83,22 +83,22 @@ uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, 
 }
 
 void ob_loops_note(struct ob_loops *loops, uint64_t signature) {
-  loops->before = loops_mix(loops->before, signature);
+  loops->before = loops_hash_value(loops->before, signature);
 }
 
 /* ---- Learning ---- */
 
-static const struct seen *loops_call_before(const struct ob_loops *loops, size_t back) {
+static const struct seen *get_call_before(const struct ob_loops *loops, size_t back) {
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-/* After this many steps a program with many tensors has also repeated its calls. */
+/* After this many calls even a program with many tensors has repeated its calls. */
 #define LONG_STEPS 256
 
 /* Returns the smallest length that the latest calls have repeated `repeats` times and for at least
  * half of all calls since learning began, or very often: two equal calls within a longer loop do
  * not count. 0: none. */
-static size_t length_of(const struct ob_loops *loops, int way) {
+static size_t find_length(const struct ob_loops *loops, int way) {
   size_t all = loops->learned < 2 * LONG_STEPS ? loops->learned : 2 * LONG_STEPS;
   for (size_t length = 1; length < OB_MAX_POSITIONS && length < loops->learned; length++) {
     size_t run = loops->run[way][length];
@@ -108,11 +108,11 @@ static size_t length_of(const struct ob_loops *loops, int way) {
   return 0;
 }
 
-/* Learns a call. True where ranks, which all find the same loop of signatures, are to agree on its
- * length. */
+/* Learns a call. True if there is a loop of signatures, which all ranks find, and the ranks should
+ * agree on its length. */
 static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
-    const struct seen *then = loops_call_before(loops, back);
+    const struct seen *then = get_call_before(loops, back);
     bool same = then->exact ? then->exact == call->exact : then->signature == call->signature;
     const bool alike[WAYS] = {same, same && then->sendbuf == call->sendbuf,
                               same && then->recvbuf == call->recvbuf};
@@ -120,21 +120,21 @@ static bool learn_call(struct ob_loops *loops, const struct seen *call) {
       loops->run[way][back] = alike[way] ? loops->run[way][back] + 1 : 0;
   }
   loops->seen[loops->learned++ % OB_MAX_POSITIONS] = *call;
-  return loops->learned >= loops->next_look && length_of(loops, ALONE);
+  return loops->learned >= loops->next_look && find_length(loops, ALONE);
 }
 
-/* The number of calls to wait for where the buffers do not show the length of the loop: what looks
- * like a loop of a single call may be calls of several tensors. */
+/* Returns the number of calls to wait for if the buffers do not show the length of the loop: what
+ * looks like a loop of a single call may be calls of several tensors. */
 static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
 /* Returns the smallest length by signatures, which is the same on all ranks, or the multiple of it
- * that some rank's buffers need; 0: none yet. *alone: the former. */
+ * that some rank's buffers need; 0: none yet. *alone: the length by signatures. */
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
-    length[way] = length_of(loops, way);
+    length[way] = find_length(loops, way);
   size_t buffers = length[SENT] > length[RECEIVED] ? length[SENT] : length[RECEIVED];
   int64_t all[] = {(int64_t)length[ALONE], -(int64_t)length[ALONE], (int64_t)buffers,
                    !length[SENT] || !length[RECEIVED]};
@@ -146,25 +146,25 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
-/* Returns the call in a phase of a loop of this length that is about to be followed: the next call
- * is in phase 0. */
-static const struct seen *loops_call_in_phase(const struct ob_loops *loops, int length, int phase) {
-  return loops_call_before(loops, (size_t)(length - phase));
+/* Returns the call in a phase of the loop that will be followed next: the coming call has phase
+ * 0. */
+static const struct seen *get_call_in_phase(const struct ob_loops *loops, int length, int phase) {
+  return get_call_before(loops, (size_t)(length - phase));
 }
 
 /* True if the coming calls are those of a known loop, from its phase `turn` on. */
-static bool matches_from(const struct ob_loops *loops, const struct loop *loop, int turn) {
+static bool matches_loop(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
-        loops_call_in_phase(loops, loop->length, i)->exact)
+        get_call_in_phase(loops, loop->length, i)->exact)
       return false;
   return true;
 }
 
-static bool enter_known(struct ob_loops *loops, int length) {
+static bool enter_known_loop(struct ob_loops *loops, int length) {
   for (int l = 0; l < loops->count; l++)
     for (int turn = 0; turn < length && loops->loop[l].length == length; turn++)
-      if (!loops->loop[l].ambiguous && matches_from(loops, &loops->loop[l], turn)) {
+      if (!loops->loop[l].ambiguous && matches_loop(loops, &loops->loop[l], turn)) {
         loops->current = l;
         loops->phase = turn;
         return true;
@@ -172,13 +172,13 @@ static bool enter_known(struct ob_loops *loops, int length) {
   return false;
 }
 
-static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
+static bool enter_new_loop(struct ob_loops *loops, int length, bool ambiguous) {
   bool full = loops->count == MAX_LOOPS || loops->positions + length > OB_MAX_POSITIONS;
   if (full)
     loops->count = loops->positions = 0;
   loops->loop[loops->count] = (struct loop){loops->positions, length, ambiguous};
   for (int i = 0; i < length; i++) {
-    const struct seen *call = loops_call_in_phase(loops, length, i);
+    const struct seen *call = get_call_in_phase(loops, length, i);
     loops->position[loops->positions + i] =
         (struct position){call->signature, call->exact, call->tensor};
   }
@@ -188,14 +188,14 @@ static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
   return full;
 }
 
-bool ob_loops_look(struct ob_loops *loops) {
+bool ob_loops_find_loop(struct ob_loops *loops) {
   bool full = false;
   size_t alone = 0, length = agree_on_length(loops, &alone);
   loops->next_look = loops->learned + loops->learned / 2;
   if (!length)
     return false;
-  if (length != alone || !enter_known(loops, (int)length))
-    full = enter_new(loops, (int)length, length != alone);
+  if (length != alone || !enter_known_loop(loops, (int)length))
+    full = enter_new_loop(loops, (int)length, length != alone);
   loops->matched = (int)length;
   loops->missed = 0;
   loops->repeats = 2; /* the program is known to repeat its calls */
@@ -237,20 +237,20 @@ static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact)
   return loops->matched >= loop->length ? position : OB_NO_POSITION;
 }
 
-/* True if the call differs from the expected one only by small sums before it: it then keeps the
- * order once, without a position; a second such call before the loop is complete does not. */
-static bool may_miss_position(struct ob_loops *loops, uint64_t signature) {
+/* True if the call differs from the expected one only by the small sums before it. One such call
+ * continues the loop, without a position; a second one before the loop is complete does not. */
+static bool continues_without_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected_position(loops)->signature == signature &&
          !loops->missed && !loops->loop[loops->current].ambiguous;
 }
 
-/* Returns the call's position in the known loops; none where it is not certain. */
+/* Returns the call's position in the known loops, or OB_NO_POSITION if it is not certain. */
 static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   bool follows = loops->current != NO_LOOP && expected_position(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;
   if (follows || enter_loop(loops, exact))
     return loops_advance(loops, signature, true);
-  if (may_miss_position(loops, signature))
+  if (continues_without_position(loops, signature))
     return loops_advance(loops, signature, false);
   loops->current = NO_LOOP;
   return OB_NO_POSITION;
@@ -258,7 +258,7 @@ static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exac
 
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look) {
-  uint64_t exact = loops->is_started ? loops_mix(loops->before, signature) : 0;
+  uint64_t exact = loops->is_started ? loops_hash_value(loops->before, signature) : 0;
   const struct seen call = {signature, exact, sendbuf, recvbuf, 0};
   int position = follow_loop(loops, signature, exact);
   loops->before = 0;
@@ -275,12 +275,12 @@ int *ob_loops_tensor(struct ob_loops *loops, int position) {
   return &loops->position[position].tensor;
 }
 
-void ob_loops_set_last(struct ob_loops *loops, int tensor) {
+void ob_loops_set_last_tensor(struct ob_loops *loops, int tensor) {
   if (loops->learned)
     loops->seen[(loops->learned - 1) % OB_MAX_POSITIONS].tensor = tensor;
 }
 
-void ob_loops_drop(struct ob_loops *loops, int tensor) {
+void ob_loops_remove_tensor(struct ob_loops *loops, int tensor) {
   for (int i = 0; i < OB_MAX_POSITIONS; i++) {
     if (loops->position[i].tensor == tensor)
       loops->position[i].tensor = 0;
@@ -289,7 +289,7 @@ void ob_loops_drop(struct ob_loops *loops, int tensor) {
   }
 }
 
-void ob_loops_read_left(const struct ob_loops *loops, int *first, int *count) {
+void ob_loops_read_left_positions(const struct ob_loops *loops, int *first, int *count) {
   const struct loop *loop = loops->left == NO_LOOP ? NULL : &loops->loop[loops->left];
   *first = loop ? loop->first : 0;
   *count = loop ? loop->length : 0;
@@ -310,7 +310,7 @@ int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after) {
 
 #define STEADY_CALLS 8
 
-bool ob_buffers_move(struct ob_buffers *buffers, const void *sendbuf, const void *recvbuf) {
+bool ob_buffers_note(struct ob_buffers *buffers, const void *sendbuf, const void *recvbuf) {
   const bool same[2] = {buffers->sendbuf == sendbuf, buffers->recvbuf == recvbuf};
   bool moved = false;
   for (int side = 0; side < 2; side++) {

@@ -1,4 +1,4 @@
-/* Settings, and the end of the process. */
+/* Reads the settings, and judges the exit status at the end of the process. */
 #define _GNU_SOURCE /* on_exit */
 #include "dropin/preload.h"
 
@@ -18,7 +18,7 @@ onebit_status_t ob_preload_read_settings(void) {
   OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
   ob_preload.required = required;
   OB_TRY(ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules));
-  return ob_rules_settle(OB_SAFE_BITS, &ob_preload.rules);
+  return ob_rules_apply_environment(OB_SAFE_BITS, &ob_preload.rules);
 }
 
 uint64_t ob_preload_hash(void) {
@@ -47,12 +47,12 @@ void ob_preload_refuse(const char *why) {
 static bool (*judge)(void);
 static pid_t process;
 
-void ob_preload_judge_exit(bool (*went_well)(void)) {
-  judge = went_well;
+void ob_preload_judge_exit(bool (*has_succeeded)(void)) {
+  judge = has_succeeded;
   process = getpid();
 }
 
-static void at_exit(int status, void *nothing) {
+static void judge_exit(int status, void *nothing) {
   (void)nothing;
   if (!judge || process != getpid() || judge() || status != 0)
     return;
@@ -60,6 +60,6 @@ static void at_exit(int status, void *nothing) {
   _exit(EXIT_FAILURE);
 }
 
-/* Registers at_exit before the program's own handlers: the first that is registered is called
- * last. */
-__attribute__((constructor)) static void watch_exit(void) { on_exit(at_exit, NULL); }
+/* Registers judge_exit before the program's own handlers: the handler that is registered first is
+ * called last. */
+__attribute__((constructor)) static void watch_exit(void) { on_exit(judge_exit, NULL); }

@@ -27,8 +27,8 @@ const char *ob_report_operation(onebit_operation_t operation) {
                                          : "reduce-scatter";
 }
 
-/* "one bit", "8 bits"; for 32, "float32". */
-static const char *report_bits(int bits) {
+/* Returns a number of bits as text: "one bit", "8 bits"; "float32" for 32. */
+static const char *format_bits(int bits) {
   return bits == 1   ? "one bit"
          : bits == 2 ? "2 bits"
          : bits == 4 ? "4 bits"
@@ -36,18 +36,18 @@ static const char *report_bits(int bits) {
                      : "float32";
 }
 
-/* (elapsed + saved) / elapsed */
-static double report_factor(const struct ob_report *report) {
+/* Returns the estimated speed-up: (elapsed + saved) / elapsed. */
+static double report_speedup(const struct ob_report *report) {
   return report->seconds > 0 ? fmax(0, 1 + report->seconds_saved / report->seconds) : 1;
 }
 
-/* Counts a record's calls that were passed on, by reason. */
-static void report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]) {
+/* Reads how many of a record's calls were passed on for each reason. */
+static void read_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]) {
   for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
     passed[reason] = atomic_load(&record->dense[reason]);
 }
 
-/* ---- For a program: one JSON object, whose names are those of the text ---- */
+/* ---- The report as one JSON object, with the names of the text ---- */
 
 static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COUNT]) {
   ob_json_begin(json, "passed", '{');
@@ -73,7 +73,7 @@ static void put_shadows(struct ob_json *json, struct ob_record_shadow *shadow) {
 
 static void put_record(struct ob_json *json, const struct ob_record *record) {
   uint64_t passed[OB_REASON_COUNT];
-  report_passed(record, passed);
+  read_passed(record, passed);
   ob_json_begin(json, NULL, '{');
   ob_json_string(json, "operation", record->of.call);
   ob_json_string(json, "type", record->type);
@@ -117,7 +117,7 @@ static void report_json(FILE *file, const struct ob_report *report) {
   ob_json_integer(&json, "bytes_dense", report->bytes_dense);
   ob_json_real(&json, "seconds", report->seconds);
   ob_json_real(&json, "seconds_saved", report->seconds_saved);
-  ob_json_real(&json, "factor", report_factor(report));
+  ob_json_real(&json, "factor", report_speedup(report));
   ob_json_real(&json, "max_residual_ratio", report->max_residual_ratio);
   put_passed(&json, report->own.passed);
   ob_json_begin(&json, "tensors", '[');
@@ -128,13 +128,13 @@ static void report_json(FILE *file, const struct ob_report *report) {
   fputc('\n', file);
 }
 
-/* ---- For a person ---- */
+/* ---- The report as text ---- */
 
-enum { ROWS = 24 }; /* a program with more tensors has them in the JSON */
+enum { ROWS = 24 }; /* only the JSON object lists more tensors */
 
-static double megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
+static double to_megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
 
-static double report_text_mean(const _Atomic double *seconds, const _Atomic uint64_t *times) {
+static double get_mean_seconds(const _Atomic double *seconds, const _Atomic uint64_t *times) {
   uint64_t count = atomic_load(times);
   return count ? atomic_load(seconds) / (double)count : 0;
 }
@@ -152,8 +152,9 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
     fputc('\n', file);
 }
 
-/* The seconds that compressing would have saved, of those that were measured. */
-static double seconds_to_save(const struct ob_record *record, const struct ob_report *report) {
+/* Estimates the seconds that compression would have saved, of those that were measured. */
+static double estimate_saved_seconds(const struct ob_record *record,
+                                     const struct ob_report *report) {
   const struct ob_record_of *of = &record->of;
   int bits = ob_preload.rules.bits.max;
   if (!atomic_load(&record->dense[OB_REASON_WATCHED]) || of->dtype == OB_OTHER_TYPE)
@@ -166,11 +167,12 @@ static double seconds_to_save(const struct ob_record *record, const struct ob_re
 
 static void print_seconds(FILE *file, const struct ob_record *record,
                           const struct ob_report *report) {
-  double dense = atomic_load(&record->seconds_dense), saved = seconds_to_save(record, report);
+  double dense = atomic_load(&record->seconds_dense),
+         saved = estimate_saved_seconds(record, report);
   if (atomic_load(&record->timed_compressed))
     fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
             ob_record_dense_seconds(record),
-            report_text_mean(&record->seconds_compressed, &record->timed_compressed),
+            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed),
             ob_record_saved_seconds(record));
   else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
@@ -193,11 +195,11 @@ static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
 
 static void print_bits(FILE *file, const struct ob_record *record) {
   unsigned long long moves = (unsigned long long)atomic_load(&record->moves);
-  fprintf(file, " to %s", report_bits(atomic_load(&record->bits)));
+  fprintf(file, " to %s", format_bits(atomic_load(&record->bits)));
   if (moves)
     fprintf(file, " in the end (changes: %llu)", moves);
-  fprintf(file, "; %.2f MB instead of %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
-          megabytes(atomic_load(&record->bytes_dense)));
+  fprintf(file, "; %.2f MB instead of %.2f MB", to_megabytes(atomic_load(&record->bytes_sent)),
+          to_megabytes(atomic_load(&record->bytes_dense)));
 }
 
 static void print_record(FILE *file, const struct ob_record *record,
@@ -205,7 +207,7 @@ static void print_record(FILE *file, const struct ob_record *record,
   unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
   fprintf(file, "  %s of %zu %s, %s of %d: %llu calls of %.2f MB, %llu compressed", record->of.call,
           record->of.count, record->type, record->communicator, record->of.comm_size,
-          (unsigned long long)atomic_load(&record->calls), megabytes(record->bytes), compressed);
+          (unsigned long long)atomic_load(&record->calls), to_megabytes(record->bytes), compressed);
   if (compressed)
     print_bits(file, record);
   if (atomic_load(&record->max_residual_ratio) > 0)
@@ -217,16 +219,16 @@ static void print_record(FILE *file, const struct ob_record *record,
   fputc('\n', file);
   print_seconds(file, record, report);
   uint64_t passed[OB_REASON_COUNT];
-  report_passed(record, passed);
+  read_passed(record, passed);
   print_passed(file, "    passed on: ", passed);
   print_shadows(file, atomic_load(&record->shadows));
 }
 
-static void print_unseen(FILE *file, const struct ob_report *report) {
+static void print_other_calls(FILE *file, const struct ob_report *report) {
   uint64_t left[OB_REASON_COUNT], passed[OB_REASON_COUNT];
   memcpy(left, report->own.passed, sizeof left);
   for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
-    report_passed(record, passed);
+    read_passed(record, passed);
     for (size_t reason = 1; reason < OB_REASON_COUNT; reason++)
       left[reason] -= passed[reason];
   }
@@ -241,10 +243,10 @@ static void print_sum(FILE *file, const struct ob_report *report) {
     fprintf(file, "on %d ranks", report->ranks);
   if (report->bytes_sent)
     fprintf(file, "; %.3gx less traffic: %.2f MB instead of %.2f MB",
-            (double)report->bytes_dense / (double)report->bytes_sent, megabytes(report->bytes_sent),
-            megabytes(report->bytes_dense));
+            (double)report->bytes_dense / (double)report->bytes_sent,
+            to_megabytes(report->bytes_sent), to_megabytes(report->bytes_dense));
   fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)\n",
-          report_factor(report), report->calls, report->seconds, report->span,
+          report_speedup(report), report->calls, report->seconds, report->span,
           report->seconds + report->seconds_saved);
   if (report->compressed && report->seconds_saved < 0)
     fprintf(file, "  Compressing took longer than the network did: dense sums are faster here.\n");
@@ -255,7 +257,7 @@ static void print_advice(FILE *file, const struct ob_report *report) {
   double seconds = 0;
   uint64_t watched = report->own.passed[OB_REASON_WATCHED];
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    seconds += seconds_to_save(record, report);
+    seconds += estimate_saved_seconds(record, report);
   if (!watched) {
     fprintf(file,
             "  No sum was seen that could be compressed: an MPI_Allreduce of float or double "
@@ -272,9 +274,9 @@ static void print_advice(FILE *file, const struct ob_report *report) {
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
 }
 
-/* Prints the fewest bits of the compressed calls, and what they mean for the program's
- * optimizer. */
-static void print_width(FILE *file) {
+/* Prints the smallest number of bits of the compressed calls, and for which optimizers it is
+ * suitable. */
+static void print_bits_advice(FILE *file) {
   int bits = 32;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
     int own = atomic_load(&record->bits);
@@ -284,7 +286,7 @@ static void print_width(FILE *file) {
       file,
       "  The sums came back in %s an element with error feedback: one result is approximate, the "
       "running sum converges. %s\n",
-      report_bits(bits),
+      format_bits(bits),
       bits >= 8 ? "8 bits serve every optimizer (losses within 0.3 % of dense ones were measured); "
                   "where SGD with momentum gets the sums, ONEBIT_BITS=1 sends an eighth of the "
                   "bytes."
@@ -304,29 +306,30 @@ static void report_text(FILE *file, const struct ob_report *report) {
       print_record(file, record, report);
   if (rows > ROWS)
     fprintf(file, "  and %d more, which ONEBIT_REPORT=FILE.json has\n", rows - ROWS);
-  print_unseen(file, report);
+  print_other_calls(file, report);
   print_sum(file, report);
   if (report->compressed)
-    print_width(file);
-  else if (!ob_preload.refused && !ob_rules_ask(&ob_preload.rules))
+    print_bits_advice(file);
+  else if (!ob_preload.refused && !ob_rules_can_compress(&ob_preload.rules))
     print_advice(file, report);
 }
 
-/* ---- Printing, where ONEBIT_REPORT wants it ---- */
+/* ---- Printing, as ONEBIT_REPORT says ---- */
 
-static bool is_off(void) {
+static bool is_report_off(void) {
   const char *text = ob_knob_text(OB_KNOB_REPORT);
   return text && !strcmp(text, "0");
 }
 
 /* Returns the file for JSON, or NULL. */
-static const char *json_path(void) {
+static const char *get_json_path(void) {
   const char *text = ob_knob_text(OB_KNOB_REPORT);
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
-/* Tells why a file cannot be written, or 0. It is not opened: who reads a FIFO would see an end. */
-static int judge_path(const char *path) {
+/* Returns the error number that writing the file would give, or 0. Does not open the file: the
+ * reader of a FIFO would see its end. */
+static int find_path_error(const char *path) {
   const char *slash = strrchr(path, '/');
   struct stat about;
   if (stat(path, &about) == 0)
@@ -339,7 +342,7 @@ static int judge_path(const char *path) {
   return code;
 }
 
-static void print_no_file(const char *path, int code, const char *instead) {
+static void print_path_error(const char *path, int code, const char *instead) {
   char text[OB_INPUT_REASON];
   fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s; the report %s here\n", path,
           ob_input_reason(code, text), instead);
@@ -348,23 +351,23 @@ static void print_no_file(const char *path, int code, const char *instead) {
 static void print_plan(int size, const char *over, const char *sums) {
   const struct ob_rules *rules = &ob_preload.rules;
   fprintf(stderr, "onebit %s: preloaded, %d ranks over %s. ", onebit_version(), size, over);
-  if (!ob_rules_ask(rules))
+  if (!ob_rules_can_compress(rules))
     fprintf(stderr, "Watches the sums, and changes nothing");
   else if (rules->gradients)
     fprintf(stderr, "Compresses every %s from %zu KiB on, in %s%s (--gradients)", sums,
-            rules->min_bytes >> 10, report_bits(rules->bits.max),
+            rules->min_bytes >> 10, format_bits(rules->bits.max),
             rules->bits.min == rules->bits.max ? "" : " or fewer");
   if (rules->rules)
     fprintf(stderr, "%s %zu rules of ONEBIT_RULES",
-            !ob_rules_ask(rules) ? ", by"
-            : rules->gradients   ? ", but for"
-                                 : "Compresses what is named by",
+            !ob_rules_can_compress(rules) ? ", by"
+            : rules->gradients            ? ", but for"
+                                          : "Compresses what is named by",
             rules->rules);
   fprintf(stderr, ".\n");
 }
 
 void ob_report_print_unseen(const char *why) {
-  if (!is_off() || ob_preload.required)
+  if (!is_report_off() || ob_preload.required)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), why);
 }
 
@@ -372,11 +375,11 @@ void ob_report_print_unseen(const char *why) {
 void ob_report_start(int size, const char *over, const char *sums) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);
-  else if (!is_off() || ob_preload.required)
+  else if (!is_report_off() || ob_preload.required)
     print_plan(size, over, sums);
-  const int code = json_path() ? judge_path(json_path()) : 0;
+  const int code = get_json_path() ? find_path_error(get_json_path()) : 0;
   if (code != 0)
-    print_no_file(json_path(), code, "will be");
+    print_path_error(get_json_path(), code, "will be");
 }
 
 double ob_report_max_residual_ratio(void) {
@@ -397,14 +400,14 @@ static void write_json(const char *path, const struct ob_report *report) {
   }
   if (code == 0)
     return;
-  print_no_file(path, code, "is");
+  print_path_error(path, code, "is");
   report_text(stderr, report);
 }
 
 void ob_report_print(const struct ob_report *report) {
-  if (json_path())
-    write_json(json_path(), report);
-  else if (!is_off())
+  if (get_json_path())
+    write_json(get_json_path(), report);
+  else if (!is_report_off())
     report_text(stderr, report);
   if (ob_preload.required && !report->compressed)
     fprintf(stderr, "onebit: nothing was compressed, which is required by ONEBIT_REQUIRE=1: "

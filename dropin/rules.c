@@ -23,7 +23,8 @@ struct reader {
   struct ob_rules *rules;
 };
 
-/* The bytes of a wrong word that are shown; words may be anything that a file holds. */
+/* The number of bytes of a wrong word that a message shows: a file may contain words of any
+ * length. */
 enum { SHOWN = 40 };
 
 static onebit_status_t refuse_word(const struct reader *reader, struct word word, const char *why) {
@@ -36,21 +37,21 @@ static onebit_status_t refuse_word(const struct reader *reader, struct word word
 }
 
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
-static bool ends_line(char c) { return c == '\n' || c == ';' || c == '#'; }
+static bool is_line_end(char c) { return c == '\n' || c == ';' || c == '#'; }
 
-/* The next word of the line; false at its end, which is not passed. */
-static bool next_word(struct reader *reader, struct word *word) {
+/* Reads the next word of the line; false at the end of the line, which is not skipped. */
+static bool read_word(struct reader *reader, struct word *word) {
   while (reader->at < reader->end && is_blank(*reader->at))
     reader->at++;
   word->at = reader->at;
-  while (reader->at < reader->end && !is_blank(*reader->at) && !ends_line(*reader->at))
+  while (reader->at < reader->end && !is_blank(*reader->at) && !is_line_end(*reader->at))
     reader->at++;
   word->length = (size_t)(reader->at - word->at);
   return word->length > 0;
 }
 
-/* Goes to the beginning of the next line: a comment ends with the text's line. */
-static void rules_parse_next_line(struct reader *reader) {
+/* Skips the end of a line. ';' ends a line too, but a comment ends only at a newline. */
+static void skip_line_end(struct reader *reader) {
   if (reader->at < reader->end && *reader->at == '#')
     while (reader->at < reader->end && *reader->at != '\n')
       reader->at++;
@@ -58,12 +59,12 @@ static void rules_parse_next_line(struct reader *reader) {
     reader->line += *reader->at++ == '\n';
 }
 
-static bool word_is(struct word word, const char *text) {
+static bool word_equals(struct word word, const char *text) {
   return strlen(text) == word.length && !memcmp(text, word.at, word.length);
 }
 
-/* A whole number with K, M or G behind it, as powers of 1024. */
-static bool rules_parse_number_of(struct word word, uint64_t *number) {
+/* Parses an integer, after which K, M or G may stand for a power of 1024. */
+static bool parse_integer(struct word word, uint64_t *number) {
   static const char suffixes[] = "KMG";
   size_t digits = 0;
   *number = 0;
@@ -96,17 +97,18 @@ static const char number_message[] = "a sign (= != < <= > >=) needs a whole numb
                                      "may end in K, M or G";
 
 static void narrow_range(struct ob_rule_range *range, struct word sign, uint64_t number) {
-  if (word_is(sign, "!=")) {
+  if (word_equals(sign, "!=")) {
     range->except = number;
     range->excepts = true;
   }
-  bool none = (word_is(sign, "<") && number == 0) || (word_is(sign, ">") && number == UINT64_MAX);
-  uint64_t low = word_is(sign, ">=") || word_is(sign, "=") ? number
-                 : word_is(sign, ">")                      ? number + 1
-                                                           : 0;
-  uint64_t high = word_is(sign, "<=") || word_is(sign, "=") ? number
-                  : word_is(sign, "<")                      ? number - 1
-                                                            : UINT64_MAX;
+  bool none =
+      (word_equals(sign, "<") && number == 0) || (word_equals(sign, ">") && number == UINT64_MAX);
+  uint64_t low = word_equals(sign, ">=") || word_equals(sign, "=") ? number
+                 : word_equals(sign, ">")                          ? number + 1
+                                                                   : 0;
+  uint64_t high = word_equals(sign, "<=") || word_equals(sign, "=") ? number
+                  : word_equals(sign, "<")                          ? number - 1
+                                                                    : UINT64_MAX;
   if (none) {
     low = UINT64_MAX;
     high = 0;
@@ -116,8 +118,8 @@ static void narrow_range(struct ob_rule_range *range, struct word sign, uint64_t
 }
 
 static bool is_sign(struct word sign) {
-  return word_is(sign, "=") || word_is(sign, "!=") || word_is(sign, "<") || word_is(sign, "<=") ||
-         word_is(sign, ">") || word_is(sign, ">=");
+  return word_equals(sign, "=") || word_equals(sign, "!=") || word_equals(sign, "<") ||
+         word_equals(sign, "<=") || word_equals(sign, ">") || word_equals(sign, ">=");
 }
 
 static onebit_status_t parse_condition(const struct reader *reader, struct word word,
@@ -134,10 +136,10 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
     uint64_t number;
     if (!sign.length)
       break;
-    if (!is_sign(sign) || !rules_parse_number_of(digits, &number))
+    if (!is_sign(sign) || !parse_integer(digits, &number))
       return refuse_word(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
-    if (word_is(sign, "!=") && range->excepts)
+    if (word_equals(sign, "!=") && range->excepts)
       return refuse_word(reader, word, "a rule can leave out one value only; give another rule");
     narrow_range(range, sign, number);
     return ONEBIT_OK;
@@ -162,8 +164,8 @@ static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
                                      {"half", 1U << ONEBIT_FLOAT16},
                                      {"double", 1U << OB_DOUBLE}};
 
-/* The bits of a list of names; 0 where one is not in the table. */
-static unsigned rules_parse_bits_of(struct word list, const struct name *table, size_t rows) {
+/* Returns the bits of a list of names; 0 if one is not in the table. */
+static unsigned parse_names(struct word list, const struct name *table, size_t rows) {
   unsigned bits = 0;
   const char *end = list.at + list.length;
   for (const char *at = list.at; at <= end; at++) {
@@ -171,7 +173,7 @@ static unsigned rules_parse_bits_of(struct word list, const struct name *table, 
     struct word one = {at, (size_t)((comma ? comma : end) - at)};
     unsigned found = 0;
     for (size_t i = 0; i < rows; i++)
-      found |= word_is(one, table[i].name) ? table[i].bits : 0;
+      found |= word_equals(one, table[i].name) ? table[i].bits : 0;
     if (!found)
       return 0;
     bits |= found;
@@ -180,9 +182,10 @@ static unsigned rules_parse_bits_of(struct word list, const struct name *table, 
   return bits;
 }
 
-/* Parses a word that says how calls are compressed, and not which. *was: the word is one. */
-static onebit_status_t parse_way(const struct reader *reader, struct word word,
-                                 struct ob_rule *rule, bool *was) {
+/* Parses bits=, which says how the calls of a rule are compressed. *was: the word is of this
+ * kind. */
+static onebit_status_t parse_bits_condition(const struct reader *reader, struct word word,
+                                            struct ob_rule *rule, bool *was) {
   static const char prefix[] = "bits=";
   const size_t length = sizeof prefix - 1;
   *was = word.length > length && !memcmp(word.at, prefix, length);
@@ -202,15 +205,14 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
   struct ob_rule rule = {.compress = compress};
   for (size_t key = 0; key < OB_RULE_KEYS; key++)
     rule.range[key].high = UINT64_MAX;
-  for (struct word word; next_word(reader, &word);) {
-    unsigned operation =
-        rules_parse_bits_of(word, operations, sizeof operations / sizeof operations[0]);
-    unsigned dtype = rules_parse_bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
+  for (struct word word; read_word(reader, &word);) {
+    unsigned operation = parse_names(word, operations, sizeof operations / sizeof operations[0]);
+    unsigned dtype = parse_names(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
     rule.operations |= operation;
     rule.dtypes |= dtype;
     bool was = operation || dtype;
     if (!was)
-      OB_TRY(parse_way(reader, word, &rule, &was));
+      OB_TRY(parse_bits_condition(reader, word, &rule, &was));
     if (!was)
       OB_TRY(parse_condition(reader, word, &rule));
   }
@@ -228,43 +230,43 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
 static onebit_status_t parse_number(struct reader *reader, struct word first, uint64_t low,
                                     uint64_t high, const char *expected, uint64_t *number) {
   struct word word, more;
-  if (!next_word(reader, &word))
+  if (!read_word(reader, &word))
     return refuse_word(reader, first, "needs a number after it");
-  if (!rules_parse_number_of(word, number) || *number < low || *number > high)
+  if (!parse_integer(word, number) || *number < low || *number > high)
     return refuse_word(reader, word, expected);
-  if (next_word(reader, &more))
+  if (read_word(reader, &more))
     return refuse_word(reader, more, "takes one number only");
   return ONEBIT_OK;
 }
 
-/* The range of the warm-up. One step could not show a step's period. */
+/* The range of the warm-up: a step must come twice before its calls are known to repeat. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
   struct word word, more;
-  if (!next_word(reader, &word))
+  if (!read_word(reader, &word))
     return refuse_word(reader, first, "needs a number after it");
   if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
     return refuse_word(reader, word, bits_message);
-  return next_word(reader, &more) ? refuse_word(reader, more, "takes one word only") : ONEBIT_OK;
+  return read_word(reader, &more) ? refuse_word(reader, more, "takes one word only") : ONEBIT_OK;
 }
 
 static onebit_status_t parse_line(struct reader *reader, struct word first) {
   uint64_t number;
-  if (word_is(first, "compress") || word_is(first, "pass"))
-    return parse_rule(reader, first, word_is(first, "compress"));
-  if (word_is(first, "least")) {
+  if (word_equals(first, "compress") || word_equals(first, "pass"))
+    return parse_rule(reader, first, word_equals(first, "compress"));
+  if (word_equals(first, "least")) {
     OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, "expected an integer, e.g. 64K", &number));
     reader->rules->min_bytes = (size_t)number;
     return ONEBIT_OK;
   }
-  if (word_is(first, "warmup")) {
+  if (word_equals(first, "warmup")) {
     OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP,
                         "expected an integer from 2 to 1000000", &number));
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
-  if (word_is(first, "bits"))
+  if (word_equals(first, "bits"))
     return parse_bits(reader, first);
   return refuse_word(reader, first, "a line begins with compress, pass, bits, least or warmup");
 }
@@ -277,24 +279,24 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
   rules->warmup = OB_RULES_WARMUP;
   while (reader.at < reader.end) {
     struct word first;
-    if (next_word(&reader, &first))
+    if (read_word(&reader, &first))
       OB_TRY(parse_line(&reader, first));
-    rules_parse_next_line(&reader);
+    skip_line_end(&reader);
   }
   return ONEBIT_OK;
 }
 
-/* ---- Applying them to calls ---- */
+/* ---- Applying rules to calls ---- */
 
-/* Returns what `bytes` means in a rule: the bytes that a rank passes to such a call. */
-static uint64_t rules_bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
-                               int comm_size) {
+/* Returns the number of bytes that a rank passes to such a call, as `bytes` in a rule. */
+static uint64_t rules_call_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                                 int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
   return ranks * ob_elements_size(dtype) * count;
 }
 
-static bool rules_fits(const struct ob_rule *rule, onebit_operation_t operation,
-                       onebit_dtype_t dtype, const uint64_t values[OB_RULE_KEYS]) {
+static bool rule_fits(const struct ob_rule *rule, onebit_operation_t operation,
+                      onebit_dtype_t dtype, const uint64_t values[OB_RULE_KEYS]) {
   bool good = (rule->operations >> operation & 1U) && (rule->dtypes >> dtype & 1U);
   for (size_t key = 0; key < OB_RULE_KEYS && good; key++) {
     const struct ob_rule_range *range = &rule->range[key];
@@ -304,15 +306,15 @@ static bool rules_fits(const struct ob_rule *rule, onebit_operation_t operation,
   return good;
 }
 
-/* The first rule that fits, or NULL. */
+/* Returns the first rule that fits, or NULL. */
 static const struct ob_rule *rules_find(const struct ob_rules *rules, onebit_operation_t operation,
                                         onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
-                                             rules_bytes_of(operation, dtype, count, comm_size),
+                                             rules_call_bytes(operation, dtype, count, comm_size),
                                          [OB_RULE_COUNT] = count,
                                          [OB_RULE_COMM_SIZE] = (uint64_t)comm_size};
   for (size_t i = 0; i < rules->rules; i++)
-    if (rules_fits(&rules->rule[i], operation, dtype, values))
+    if (rule_fits(&rules->rule[i], operation, dtype, values))
       return &rules->rule[i];
   return NULL;
 }
@@ -322,12 +324,12 @@ enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t o
   const struct ob_rule *rule = rules_find(rules, operation, dtype, count, comm_size);
   if (rule || operation != ONEBIT_ALLREDUCE)
     return rule && rule->compress ? OB_REASON_NONE : OB_REASON_RULE;
-  if (rules_bytes_of(operation, dtype, count, comm_size) < rules->min_bytes)
+  if (rules_call_bytes(operation, dtype, count, comm_size) < rules->min_bytes)
     return OB_REASON_SMALL;
   return rules->gradients ? OB_REASON_NONE : OB_REASON_WATCHED;
 }
 
-bool ob_rules_ask(const struct ob_rules *rules) {
+bool ob_rules_can_compress(const struct ob_rules *rules) {
   bool asks = rules->gradients;
   for (size_t i = 0; i < rules->rules; i++)
     asks = asks || rules->rule[i].compress;
@@ -340,14 +342,14 @@ struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t op
   return rule && rule->bits.min ? rule->bits : rules->bits;
 }
 
-bool ob_rules_move(const struct ob_rules *rules) {
+bool ob_rules_have_bit_range(const struct ob_rules *rules) {
   bool moves = rules->bits.max > rules->bits.min;
   for (size_t i = 0; i < rules->rules; i++)
     moves = moves || rules->rule[i].bits.max > rules->rule[i].bits.min;
   return moves;
 }
 
-onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
+onebit_status_t ob_rules_apply_environment(int fallback, struct ob_rules *rules) {
   int gradients = 0;
   OB_TRY(ob_knob_number(OB_KNOB_GRADIENTS, 0, 1, 0, &gradients));
   rules->gradients = gradients;
@@ -357,20 +359,20 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* Returns the least number of elements that may have `bytes` bytes: elements of the widest type, on
- * the most ranks. */
-static uint64_t min_elements_of(uint64_t bytes, onebit_operation_t operation) {
+/* Returns the smallest number of elements that can have `bytes` bytes: with the widest type, and
+ * the largest number of ranks. */
+static uint64_t min_elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
 
 size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation) {
   uint64_t min =
-      operation == ONEBIT_ALLREDUCE ? min_elements_of(rules->min_bytes, operation) : SIZE_MAX;
+      operation == ONEBIT_ALLREDUCE ? min_elements(rules->min_bytes, operation) : SIZE_MAX;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     if (!rule->compress || !(rule->operations >> operation & 1U))
       continue;
-    uint64_t low = min_elements_of(rule->range[OB_RULE_BYTES].low, operation);
+    uint64_t low = min_elements(rule->range[OB_RULE_BYTES].low, operation);
     uint64_t count = rule->range[OB_RULE_COUNT].low;
     low = low > count ? low : count;
     min = low < min ? low : min;
@@ -378,33 +380,35 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
   return min > 0 ? (size_t)min : 1; /* a call without elements is not compressed */
 }
 
-/* Hashes field by field: a struct's padding is anything. */
-static uint64_t rules_mix(uint64_t hash, uint64_t value) {
+/* Adds a value to a hash. Structs are hashed field by field, since their padding is undefined. */
+static uint64_t rules_hash_value(uint64_t hash, uint64_t value) {
   return ob_hash(hash, &value, sizeof value);
 }
 
-static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {
-  return rules_mix(rules_mix(hash, (uint64_t)bits.min), (uint64_t)bits.max);
+static uint64_t rules_hash_bits(uint64_t hash, struct ob_bits bits) {
+  return rules_hash_value(rules_hash_value(hash, (uint64_t)bits.min), (uint64_t)bits.max);
 }
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
-  uint64_t hash = rules_mix(rules_mix(OB_HASH_START, rules->min_bytes), rules->warmup);
-  hash = ob_hash(mix_bits(hash, rules->bits), &rules->budget, sizeof rules->budget);
-  hash = rules->gradients ? rules_mix(hash, true) : hash;
+  uint64_t hash =
+      rules_hash_value(rules_hash_value(OB_HASH_START, rules->min_bytes), rules->warmup);
+  hash = ob_hash(rules_hash_bits(hash, rules->bits), &rules->budget, sizeof rules->budget);
+  hash = rules->gradients ? rules_hash_value(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
-    hash = rules_mix(rules_mix(rules_mix(hash, rule->compress), rule->operations), rule->dtypes);
-    hash = mix_bits(hash, rule->bits);
+    hash = rules_hash_value(
+        rules_hash_value(rules_hash_value(hash, rule->compress), rule->operations), rule->dtypes);
+    hash = rules_hash_bits(hash, rule->bits);
     for (size_t key = 0; key < OB_RULE_KEYS; key++) {
       const struct ob_rule_range *range = &rule->range[key];
-      hash = rules_mix(rules_mix(hash, range->low), range->high);
-      hash = range->excepts ? rules_mix(hash, range->except) : hash;
+      hash = rules_hash_value(rules_hash_value(hash, range->low), range->high);
+      hash = range->excepts ? rules_hash_value(hash, range->except) : hash;
     }
   }
   return hash;
 }
 
-/* A file of rules is read whole; one written by hand is shorter than this. */
+/* The largest file of rules, which is read as a whole. */
 enum { MAX_FILE_BYTES = 64 << 10 };
 
 static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
@@ -423,7 +427,7 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
   return ob_rules_parse(path, text, (size_t)input.bytes, rules);
 }
 
-static bool is_text(const char *value) {
+static bool is_rule_text(const char *value) {
   static const char *const keywords[] = {"compress", "pass", "least", "warmup", "bits"};
   size_t length = strcspn(value, " \t\n;");
   for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++)
@@ -433,7 +437,7 @@ static bool is_text(const char *value) {
 }
 
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules) {
-  if (!value || is_text(value))
+  if (!value || is_rule_text(value))
     return ob_rules_parse("ONEBIT_RULES", value ? value : "", value ? strlen(value) : 0, rules);
   return load_file(value, rules);
 }

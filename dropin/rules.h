@@ -10,9 +10,9 @@
  *   bits     4                                         # an element, where the rule has no bits=
  *                                                      # (or 1..8: as many as a tensor needs)
  *
- * What no rule fits is compressed where the user says that the sums are gradients
- * (ONEBIT_GRADIENTS=1). docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the
- * struct's.
+ * A call that no rule fits is compressed if the user says that the sums are gradients
+ * (ONEBIT_GRADIENTS=1). docs/preload.md explains every word. The module calls neither MPI nor
+ * malloc.
  */
 #ifndef OB_DROPIN_RULES_H
 #define OB_DROPIN_RULES_H
@@ -26,25 +26,25 @@
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
-/* The least bytes with ONEBIT_GRADIENTS=1. At 1 Gbit/s compressed calls are faster from 8 KiB on;
- * but most calls below 64 KiB carry numbers that a program needs exactly, and take little of its
- * time. */
+/* The default of `least`, with ONEBIT_GRADIENTS=1. At 1 Gbit/s compressed calls are faster from 8
+ * KiB on; but most calls below 64 KiB carry numbers that a program needs exactly, and take little
+ * of its time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
-/* The least rounds of a loop that are dense before the first compressed one. */
+/* The default of `warmup`: the rounds of a loop that stay dense before the first compressed one. */
 #define OB_RULES_WARMUP 2
 
 enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
 
-/* A rule's condition on a number: the bounds belong to it; `except` does not. */
+/* A rule's condition on a number: from `low` to `high`, both included, without `except`. */
 struct ob_rule_range {
   uint64_t low, high;
-  uint64_t except; /* only where excepts */
+  uint64_t except; /* only if `excepts` is true */
   bool excepts;
 };
 
 struct ob_rule {
   bool compress;
-  struct ob_bits bits;         /* an element; 0: the rules' */
+  struct ob_bits bits;         /* bits an element; 0: those of struct ob_rules */
   unsigned operations, dtypes; /* a bit for each onebit_operation_t and onebit_dtype_t */
   struct ob_rule_range range[OB_RULE_KEYS];
 };
@@ -54,7 +54,7 @@ struct ob_rule {
 struct ob_rules {
   struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
-  size_t min_bytes;    /* of allreduces that no rule matches; smaller ones are not examined */
+  size_t min_bytes;    /* the minimum of allreduces that no rule matches */
   unsigned warmup;     /* steps */
   struct ob_bits bits; /* bits where the matching rule gives none; 0: those of ONEBIT_BITS */
   double budget;       /* ONEBIT_BUDGET; 0: none */
@@ -74,9 +74,10 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
  * as above, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 
-/* Applies the environment: ONEBIT_GRADIENTS; ONEBIT_BITS, else `fallback`, for `bits` without a
- * line in the rules; and the budget, with which that is 1 to 8. Errors: ONEBIT_ERROR_ARGUMENT. */
-onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
+/* Applies the environment's variables to the rules: ONEBIT_GRADIENTS; ONEBIT_BUDGET, with which
+ * `bits` is 1 to 8; and ONEBIT_BITS, or `fallback`, if the rules have no line for `bits`. Errors:
+ * ONEBIT_ERROR_ARGUMENT. */
+onebit_status_t ob_rules_apply_environment(int fallback, struct ob_rules *rules);
 
 /* Returns a number that is equal where the rules are equal: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
@@ -86,17 +87,17 @@ enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t o
                               onebit_dtype_t dtype, size_t count, int comm_size);
 
 /* True if anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
-bool ob_rules_ask(const struct ob_rules *rules);
+bool ob_rules_can_compress(const struct ob_rules *rules);
 
 /* Returns the bits an element of a call that is compressed. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size);
 
 /* True if some call may have a range of bits. */
-bool ob_rules_move(const struct ob_rules *rules);
+bool ob_rules_have_bit_range(const struct ob_rules *rules);
 
-/* The smallest count with which a call of the operation can be compressed, whatever its type and
- * communicator; SIZE_MAX where none can. Decides quickly. */
+/* Returns the smallest count with which a call of the operation can be compressed, whatever its
+ * type and communicator; SIZE_MAX where none can. */
 size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation);
 
 #endif

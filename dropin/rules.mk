@@ -3,10 +3,10 @@
 
 PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/libonebit-nccl.so)
 
-# The library that is preloaded before MPI calls libonebit.so, beside which it is installed, by the name
-# of this release, as a filter, which the loader searches before the program's own. So a program that is
-# linked to onebit shares this library, also where its own is another release. The library itself
-# calls PMPI_ where a wrapper would catch its call.
+# libonebit-mpi.so, which is preloaded before MPI, is linked to the libonebit.so of this release that is
+# installed beside it, as a filter: the loader searches that before the program's own libonebit.so. So a
+# program that is linked to onebit uses this library, also where its own is another release. The library
+# itself calls PMPI_ functions, so that no wrapper catches its calls.
 $(BUILD)/release/libonebit.so: $(SHARED)
 	$(call say,LD)
 	$(Q)mkdir -p $(@D)
@@ -19,10 +19,10 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOAD_OBJECTS) dropin/mpi/preload.ma
 	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(NODELETE) \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o %.part,$^) -L$(BUILD)/release -lonebit -lm -ldl
 
-# Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
-# no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
-# three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions
-# that look NCCL up. What it would abort is the program's.
+# libonebit-nccl.so, which is preloaded before NCCL, contains the library once more, without MPI. It
+# is preloaded into processes that have no MPI, no CUDA and no NCCL, or load them later, as Python's
+# modules do. libonebit.so would load all three, and its calls of NCCL would reach the wrappers: here
+# they are renamed to functions that look NCCL up. The program's communicators are never aborted.
 NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError $(filter-out CommAbort, \
   $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/preload.h)))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))

@@ -29,9 +29,9 @@ onebit_status_t ob_check_common(const onebit_optimizer_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* Refuses a compressed warm-up that the method does not support. Profile deepspeed's is dense, and
- * shards have plans of their own; an optimizer whose variance is never frozen (0/1 Adam) has no
- * warm-up. */
+/* Refuses a compressed warm-up that the method does not support: in profile deepspeed the warm-up
+ * is dense, shards have plans of their own, and an optimizer whose variance is never frozen (0/1
+ * Adam) has no warm-up. */
 static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   const struct ob_method *method = recipe->method;
   int bits = recipe->common.warmup_bits;
@@ -59,8 +59,8 @@ static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
   const bool shards = recipe->method->plans, lamb = recipe->asked->lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not %s",
-                  shards ? "with shards" : "of 1-bit LAMB");
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not possible with %s",
+                  shards ? "shards" : "1-bit LAMB");
 }
 
 /* Refuses more than one bit where the method needs signs: trust ratios take a step's norm from
@@ -72,8 +72,8 @@ static onebit_status_t arguments_check_bits(const struct ob_recipe *recipe, int 
   if (max_bits == 1)
     return ONEBIT_OK;
   if (shards || ratios)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "bits is %d, max_bits is %d: not with %s", bits,
-                    max_bits, shards ? "shards" : "trust_ratio");
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "bits is %d, max_bits is %d: not possible with %s",
+                    bits, max_bits, shards ? "shards" : "trust_ratio");
   if (recipe->common.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
@@ -114,28 +114,29 @@ struct extent {
   size_t tensor;
 };
 
-static int by_address(const void *a, const void *b) {
+static int compare_addresses(const void *a, const void *b) {
   uintptr_t x = ((const struct extent *)a)->first, y = ((const struct extent *)b)->first;
   return (x > y) - (x < y);
 }
 
-static struct extent extent_of(const void *array, size_t count, onebit_dtype_t dtype,
-                               size_t tensor) {
+static struct extent array_extent(const void *array, size_t count, onebit_dtype_t dtype,
+                                  size_t tensor) {
   uintptr_t first = (uintptr_t)array;
   return (struct extent){first, array ? first + count * ob_dtype_size(dtype) : first, tensor};
 }
 
-static onebit_status_t check_apart(const onebit_optimizer_options_t *options,
-                                   const onebit_tensor_t *tensors, size_t count) {
+static onebit_status_t check_no_overlap(const onebit_optimizer_options_t *options,
+                                        const onebit_tensor_t *tensors, size_t count) {
   struct extent *extents = ob_allocate(2 * count, sizeof *extents);
   if (!extents)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %zu tensors", count);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to check %zu tensors", count);
   for (size_t k = 0; k < count; k++) {
-    extents[2 * k] = extent_of(tensors[k].parameter, tensors[k].count, options->parameter_dtype, k);
+    extents[2 * k] =
+        array_extent(tensors[k].parameter, tensors[k].count, options->parameter_dtype, k);
     extents[2 * k + 1] =
-        extent_of(tensors[k].gradient, tensors[k].count, options->gradient_dtype, k);
+        array_extent(tensors[k].gradient, tensors[k].count, options->gradient_dtype, k);
   }
-  qsort(extents, 2 * count, sizeof *extents, by_address);
+  qsort(extents, 2 * count, sizeof *extents, compare_addresses);
   onebit_status_t status = ONEBIT_OK;
   uintptr_t end = 0;
   for (size_t i = 0, last = 0; i < 2 * count && status == ONEBIT_OK; i++) {
@@ -175,5 +176,5 @@ onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
       return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                       "tensors[%zu].uncompressed is ONEBIT_TABLE: that is for Efficient-Adam", k);
   }
-  return check_apart(options, tensors, count);
+  return check_no_overlap(options, tensors, count);
 }

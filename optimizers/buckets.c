@@ -1,10 +1,11 @@
-/* Buckets: which tensors are exchanged together, their plans, and where their pieces lie. */
+/* Groups tensors into buckets, creates the buckets' plans, and sets the addresses of their
+ * pieces. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 
-/* In profile deepspeed each tensor is compressed separately, or all tensors together in one
- * buffer. */
+/* Returns true if each tensor is compressed separately: in profile deepspeed, unless all tensors
+ * are compressed in one buffer. */
 static bool compresses_separately(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
 }
@@ -19,10 +20,10 @@ bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_t
          tensor->count < optimizer->options.dense_below;
 }
 
-/* A bucket is filled from the last tensor down, since backward passes come to that one first, and
- * is closed when it is large enough; but tensors without elements open no other one. Tensors that
- * stay uncompressed are in one of their own. Numbers the buckets from the last one on, and says how
- * many there are. */
+/* Assigns tensors to buckets. A bucket is filled from the last tensor down, since a backward pass
+ * computes that gradient first, and is closed when it is large enough; tensors without elements
+ * open no new bucket. Uncompressed tensors share a bucket of their own. Buckets are numbered from
+ * the last tensor on; returns their number. */
 static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
                            size_t count) {
   size_t bucket_size = optimizer->options.bucket_size, bucket = 0, elements = 0, plain = 0;
@@ -69,21 +70,21 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
 
 /* --- Profile deepspeed's one buffer of several tensors
  *
- * They follow each other, then comes padding, and each rank serves an equal share of all. Pieces
- * end where a tensor or a share does. The padding is a piece of no tensor, or several: it takes
- * part in scales and has residuals. */
+ * Tensors follow each other, then comes padding, and each rank serves an equal share of the whole.
+ * Pieces end where a tensor or a share ends. The padding is one or more pieces without a tensor: it
+ * takes part in scales and has residuals. */
 
 struct fused {
   size_t total, pieces; /* elements without padding */
-  /* For each piece: its elements, those that are not padding, its tensor (tensor_count: none), and
-   * where in the tensor it begins. */
+  /* For each piece: the number of its elements, and of those that are not padding; its tensor
+   * (tensor_count: none), and its offset in the tensor. */
   size_t *counts, *real, *tensor, *offset;
   size_t *segment_pieces; /* as in struct ob_plan_shape */
 };
 
-/* Adds a tensor, or the padding, where the last one ended: element `at` of the buffer. */
-static void fused_add(struct fused *cut, size_t segment, size_t at, size_t tensor, size_t count,
-                      bool real) {
+/* Adds the pieces of a tensor, or of the padding, which begins at element `at` of the buffer. */
+static void fused_add_pieces(struct fused *cut, size_t segment, size_t at, size_t tensor,
+                             size_t count, bool real) {
   for (size_t done = 0; done < count;) {
     size_t capacity = segment - (at + done) % segment, left = count - done, k = cut->pieces++;
     cut->counts[k] = left < capacity ? left : capacity;
@@ -96,11 +97,12 @@ static void fused_add(struct fused *cut, size_t segment, size_t at, size_t tenso
   }
 }
 
-static bool is_in(const struct onebit_optimizer *optimizer, size_t tensor, size_t bucket) {
+static bool is_in_bucket(const struct onebit_optimizer *optimizer, size_t tensor, size_t bucket) {
   return optimizer->tensors[tensor].bucket == bucket;
 }
 
-/* Every piece ends a tensor, the padding or a share. */
+/* Allocates the lists for the largest number of pieces: every piece ends a tensor, the padding or a
+ * share. */
 static bool fused_allocate(struct fused *cut, size_t tensors, size_t ranks) {
   size_t max = tensors + 1 + ranks;
   cut->counts = ob_allocate(max, sizeof(size_t));
@@ -111,23 +113,23 @@ static bool fused_allocate(struct fused *cut, size_t tensors, size_t ranks) {
   return cut->counts && cut->real && cut->tensor && cut->offset && cut->segment_pieces;
 }
 
-/* The tensors of this bucket. After a failure the cut is safe to release. */
-static onebit_status_t fused_cut(const struct onebit_optimizer *optimizer, size_t bucket,
-                                 struct fused *cut) {
+/* Cuts the tensors of this bucket into pieces. After a failure `cut` is safe to release. */
+static onebit_status_t fused_cut_tensors(const struct onebit_optimizer *optimizer, size_t bucket,
+                                         struct fused *cut) {
   size_t ranks = (size_t)optimizer->comm->size, tensors = optimizer->tensor_count;
   *cut = (struct fused){0};
   if (!fused_allocate(cut, tensors, ranks))
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to cut %zu tensors", tensors);
   for (size_t t = 0; t < tensors; t++)
-    if (is_in(optimizer, t, bucket))
+    if (is_in_bucket(optimizer, t, bucket))
       cut->total += optimizer->tensors[t].count;
   size_t padded = ob_plan_pad_count(ranks, cut->total), segment = padded / ranks, at = 0;
   for (size_t t = 0; t < tensors; t++)
-    if (is_in(optimizer, t, bucket)) {
-      fused_add(cut, segment, at, t, optimizer->tensors[t].count, true);
+    if (is_in_bucket(optimizer, t, bucket)) {
+      fused_add_pieces(cut, segment, at, t, optimizer->tensors[t].count, true);
       at += optimizer->tensors[t].count;
     }
-  fused_add(cut, segment, at, tensors, padded - at, false);
+  fused_add_pieces(cut, segment, at, tensors, padded - at, false);
   return ONEBIT_OK;
 }
 
@@ -141,20 +143,20 @@ static void fused_release(struct fused *cut) {
 
 /* --- Addresses of pieces */
 
-static const void *gradient_at(const struct onebit_optimizer *optimizer, const void *gradient,
-                               size_t offset) {
+static const void *gradient_address(const struct onebit_optimizer *optimizer, const void *gradient,
+                                    size_t offset) {
   size_t bytes = offset * ob_dtype_size(optimizer->options.gradient_dtype);
   return gradient ? (const char *)gradient + bytes : NULL;
 }
 
-/* Sets the arrays of a piece that is not only padding. With sharded master values a piece has only
- * a part of them: passes know which. */
+/* Sets the addresses of a piece that is not only padding. With sharded state a rank has only a part
+ * of the master values, and passes use sink->masters. */
 static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                           const onebit_tensor_t *tensor, size_t offset) {
   size_t word = ob_plan_layout(bucket->bits)->piece[k].first_word;
   char *caller =
       (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
-  bucket->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
+  bucket->gradients[k] = gradient_address(optimizer, tensor->gradient, offset);
   if (bucket->masters || optimizer->method->sharded)
     bucket->copies[k] = caller;
   if (bucket->masters) {
@@ -164,7 +166,8 @@ static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *
   }
 }
 
-/* Sets the place of piece k of the bucket: it begins `offset` elements into tensor t. */
+/* Sets the addresses and constants of piece k of the bucket, which begins `offset` elements into
+ * tensor t. */
 static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                          const onebit_tensor_t *tensors, size_t t, size_t offset) {
   const struct ob_piece *piece = &ob_plan_layout(bucket->bits)->piece[k];
@@ -182,14 +185,14 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
   optimizer->tensors[t].end_block = piece[1].first_block;
 }
 
-/* Sets the arrays of padding that belongs to no tensor: its momentum does not change. */
+/* Sets the constants of padding without a tensor; its momentum does not change. */
 static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k) {
   bucket->factors[k] = 1;
   bucket->tensor_of[k] = optimizer->tensor_count;
 }
 
 /* Returns the offset of a piece in its tensor: pieces of a tensor follow each other. */
-static size_t offset_of(const struct ob_bucket *bucket, size_t piece) {
+static size_t piece_offset(const struct ob_bucket *bucket, size_t piece) {
   size_t offset = 0;
   for (size_t k = piece; k-- > 0 && bucket->tensor_of[k] == bucket->tensor_of[piece];)
     offset += ob_plan_layout(bucket->bits)->piece[k].count;
@@ -202,7 +205,7 @@ onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t ten
   for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++) {
     if (bucket->tensor_of[k] != tensor || !ob_plan_layout(bucket->bits)->piece[k].valid)
       continue;
-    bucket->gradients[k] = gradient_at(optimizer, gradient, offset_of(bucket, k));
+    bucket->gradients[k] = gradient_address(optimizer, gradient, piece_offset(bucket, k));
     if (optimizer->executor->repoint)
       OB_TRY(optimizer->executor->repoint(optimizer, bucket, k));
   }
@@ -222,22 +225,22 @@ onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t te
   return ONEBIT_OK;
 }
 
-/* Sets the servers' work by the current betas. */
 void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    ob_plan_residual(bucket->bits, true)->serving.lion = ob_lion_factors_of(optimizer);
+    ob_plan_residual(bucket->bits, true)->serving.lion = ob_make_lion_factors(optimizer);
     if (optimizer->executor->serve)
       optimizer->executor->serve(bucket);
   }
 }
 
-/* Chooses dense messages, or those of a compressed warm-up, which has no momentum to send yet. */
-static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
-                      struct ob_plan_shape *dense) {
+/* Sets the shape of the plan for the warm-up: dense messages, or compressed ones without momentum,
+ * which there is none of yet. */
+static void set_warmup_shape(const struct onebit_optimizer *optimizer,
+                             const struct ob_bucket *bucket, struct ob_plan_shape *dense) {
   int bits = bucket->uncompressed ? 0 : optimizer->options.warmup_bits;
   dense->windowed = !bits;
-  dense->from_servers = bits > 0; /* by a gather results would have other bits */
+  dense->from_servers = bits > 0; /* a gather would give results with other bits */
   dense->one_scale = dense->segment_a_piece = false;
   dense->segment_pieces = NULL;
   dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
@@ -247,8 +250,8 @@ static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_
   dense->options.profile = ONEBIT_PROFILE_DEFAULT;
 }
 
-/* The plans of a bucket: collective. `status` is how this rank fares so far. Messages that are
- * dense have other elements of the pieces. */
+/* Creates the plans of a bucket: collective. `status` is that of this rank so far. In dense
+ * messages pieces have dense_counts elements. */
 static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
                                             onebit_status_t status,
                                             const struct ob_plan_shape *shape,
@@ -262,11 +265,11 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
   if (bucket->uncompressed)
     bits.options.bits = bits.options.max_bits = 1, bits.options.residual_copies = 2;
   bits.serving =
-      (struct ob_serving){.rule = method->serve_rule, .lion = ob_lion_factors_of(optimizer)};
+      (struct ob_serving){.rule = method->serve_rule, .lion = ob_make_lion_factors(optimizer)};
   bits.refused = dense.refused = &optimizer->refused;
   dense.counts = dense_counts;
   bits.from_servers = true;
-  set_dense(optimizer, bucket, &dense);
+  set_warmup_shape(optimizer, bucket, &dense);
   bits.output_dtype = dense.output_dtype = ONEBIT_FLOAT32; /* momentum, mean gradient */
   if (method->plans) {
     OB_TRY(method->plans(optimizer, bucket, &bits, &dense, count));
@@ -280,14 +283,14 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
 }
 
 /* Completes a bucket once its pieces are placed. Collective. */
-static onebit_status_t buckets_complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
+static onebit_status_t complete_bucket(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
   if (status == ONEBIT_OK && optimizer->executor->create)
     status = optimizer->executor->create(optimizer, bucket);
   return ob_agree(optimizer->comm, status, NULL, 0);
 }
 
-/* A bucket, or the tensors that stay uncompressed. */
+/* Creates a bucket of consecutive or of uncompressed tensors. */
 static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
                                      const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
                                      size_t *counts) {
@@ -302,24 +305,24 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
   for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
     if (optimizer->tensors[t].bucket == u)
       locate_piece(optimizer, bucket, k++, tensors, t, 0);
-  return buckets_complete(optimizer, bucket);
+  return complete_bucket(optimizer, bucket);
 }
 
-/* A tensor, padded and cut as profile deepspeed has it. */
-static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
-                                     const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
-                                     size_t *counts) {
+/* Creates the bucket of one tensor, which is padded and cut as in profile deepspeed. */
+static onebit_status_t create_padded_bucket(onebit_optimizer_t optimizer, size_t t,
+                                            const onebit_tensor_t *tensors,
+                                            struct ob_plan_shape *shape, size_t *counts) {
   struct ob_bucket *bucket = &optimizer->buckets[t];
   size_t ranks = (size_t)optimizer->comm->size;
   ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
   OB_TRY(buckets_create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, tensors[t].count));
   for (size_t k = 0; k < shape->pieces; k++)
     locate_piece(optimizer, bucket, k, tensors, t, k * counts[0]);
-  return buckets_complete(optimizer, bucket);
+  return complete_bucket(optimizer, bucket);
 }
 
-static void locate_fused(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
-                         const onebit_tensor_t *tensors, const struct fused *cut) {
+static void locate_fused_pieces(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
+                                const onebit_tensor_t *tensors, const struct fused *cut) {
   for (size_t k = 0; k < cut->pieces; k++)
     if (cut->real[k])
       locate_piece(optimizer, bucket, k, tensors, cut->tensor[k], cut->offset[k]);
@@ -327,31 +330,31 @@ static void locate_fused(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
       locate_padding(optimizer, bucket, k);
 }
 
-/* Creates one bucket of all tensors in the same way. Dense messages omit the padding. */
-static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
-                                    const onebit_tensor_t *tensors,
-                                    const struct ob_plan_shape *shape) {
+/* Creates one bucket of all tensors, as in profile deepspeed. Dense messages omit the padding. */
+static onebit_status_t create_fused_bucket(onebit_optimizer_t optimizer, size_t u,
+                                           const onebit_tensor_t *tensors,
+                                           const struct ob_plan_shape *shape) {
   struct ob_bucket *bucket = &optimizer->buckets[u];
   struct ob_plan_shape own = *shape;
   struct fused cut;
-  onebit_status_t status = fused_cut(optimizer, u, &cut);
+  onebit_status_t status = fused_cut_tensors(optimizer, u, &cut);
   own.pieces = cut.pieces;
   own.counts = cut.counts;
   own.segment_pieces = cut.segment_pieces;
   status = buckets_create_plans(optimizer, bucket, status, &own, cut.real, cut.total);
   if (status == ONEBIT_OK)
-    locate_fused(optimizer, bucket, tensors, &cut);
+    locate_fused_pieces(optimizer, bucket, tensors, &cut);
   fused_release(&cut);
-  return status == ONEBIT_OK ? buckets_complete(optimizer, bucket) : status;
+  return status == ONEBIT_OK ? complete_bucket(optimizer, bucket) : status;
 }
 
 onebit_status_t ob_buckets_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
                                   struct ob_plan_shape *shape, size_t *counts) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (compresses_separately(optimizer))
-      OB_TRY(create_padded(optimizer, u, tensors, shape, counts));
+      OB_TRY(create_padded_bucket(optimizer, u, tensors, shape, counts));
     else if (is_fused(optimizer, &optimizer->buckets[u]))
-      OB_TRY(create_fused(optimizer, u, tensors, shape));
+      OB_TRY(create_fused_bucket(optimizer, u, tensors, shape));
     else
       OB_TRY(create_bucket(optimizer, u, tensors, shape, counts));
   return ONEBIT_OK;

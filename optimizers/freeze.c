@@ -10,11 +10,11 @@
  * is subtracted so that rounding of a quotient such as 1 / (1 - 0.999) does not add a step. */
 static size_t freeze_window(double beta2) { return (size_t)ceil(1 / (1 - beta2) - 1e-6); }
 
-static bool is_automatic(const struct onebit_optimizer *optimizer) {
+static bool freeze_is_automatic(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC;
 }
 
-bool ob_optimizer_divides(const struct onebit_optimizer *optimizer) {
+bool ob_optimizer_divides_gradients(const struct onebit_optimizer *optimizer) {
   return optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
 }
 
@@ -29,7 +29,7 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
   optimizer->began_frozen = optimizer->moments.no_warmup;
   if (optimizer->method->divides && !optimizer->began_frozen)
     return create_chunks(optimizer);
-  if (!is_automatic(optimizer))
+  if (!freeze_is_automatic(optimizer))
     return ONEBIT_OK;
   optimizer->window = freeze_window(optimizer->moments.beta2);
   optimizer->norms = ob_optimizer_allocate(optimizer, optimizer->window, sizeof(double));
@@ -38,7 +38,7 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* DeepSpeed counts a first call that makes no step. */
+/* The result is one less in profile deepspeed: DeepSpeed counts a first call that makes no step. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
   size_t wanted = optimizer->moments.freeze_step;
   if (optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && wanted != ONEBIT_FREEZE_NEVER)
@@ -46,7 +46,7 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
   return wanted;
 }
 
-onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum) {
+onebit_status_t ob_freeze_sum_variances(struct onebit_optimizer *optimizer, double *sum) {
   double of_bucket;
   *sum = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -58,22 +58,22 @@ onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum) {
   return ONEBIT_OK;
 }
 
-/* The variance's norm after the latest step, with its bias correction. */
-static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
-  double root = (double)ob_factors_of(optimizer, optimizer->steps).adam.variance_factor;
+/* Computes the norm of the variance after the latest step, with its bias correction. */
+static onebit_status_t compute_variance_norm(struct onebit_optimizer *optimizer, double *norm) {
+  double root = (double)ob_make_factors(optimizer, optimizer->steps).adam.variance_factor;
   if (optimizer->method->variance)
     *norm = optimizer->method->variance(optimizer);
   else
-    OB_TRY(ob_freeze_sum(optimizer, norm));
+    OB_TRY(ob_freeze_sum_variances(optimizer, norm));
   *norm *= root * root;
   return ONEBIT_OK;
 }
 
-/* Records the variance's norm, and returns whether the variance has settled: whether its norm
- * changed by less than the threshold in the last `window` steps. */
-static onebit_status_t freeze_settled(struct onebit_optimizer *optimizer, bool *yes) {
+/* Records the variance's norm. Sets *yes if the variance has settled: if its norm changed by less
+ * than the threshold in the last `window` steps. */
+static onebit_status_t check_settled(struct onebit_optimizer *optimizer, bool *yes) {
   double norm, threshold = optimizer->moments.freeze_threshold;
-  OB_TRY(variance_norm(optimizer, &norm));
+  OB_TRY(compute_variance_norm(optimizer, &norm));
   double *slot = &optimizer->norms[optimizer->steps % optimizer->window], before = *slot;
   *slot = norm;
   *yes = false;
@@ -84,70 +84,72 @@ static onebit_status_t freeze_settled(struct onebit_optimizer *optimizer, bool *
   return ONEBIT_OK;
 }
 
-/* The sum of the squares of the momentum. */
-static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double *power) {
+/* Computes the sum of the squares of the momentum. */
+static onebit_status_t compute_momentum_power(struct onebit_optimizer *optimizer, double *power) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    OB_TRY(ob_bucket_pass(optimizer, &optimizer->buckets[u], OB_PASS_POWER, optimizer->steps));
-  return ob_freeze_sum(optimizer, power);
+    OB_TRY(ob_bucket_run_pass(optimizer, &optimizer->buckets[u], OB_PASS_POWER, optimizer->steps));
+  return ob_freeze_sum_variances(optimizer, power);
 }
 
-static size_t freeze_elements_of(const struct onebit_optimizer *optimizer) {
+static size_t count_elements(const struct onebit_optimizer *optimizer) {
   size_t elements = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     elements += ob_plan_layout(optimizer->buckets[u].bits)->elements;
   return elements;
 }
 
-/* False for divided gradients, which wait in another way; for shards, whose sums say nothing of
- * other shards; for 0/1 Adam, whose schedule decides; and for DeepSpeed's profile, which does not
- * check. Without elements there is nothing to check either. */
-static bool can_lag(const struct onebit_optimizer *optimizer) {
+/* Returns true if the variance is checked for lagging. It is not for divided gradients, whose
+ * warm-up counts steps with gradients; for shards, which do not know other shards' sums; for 0/1
+ * Adam, whose schedule decides; in profile deepspeed, which does not check; and without
+ * elements. */
+static bool variance_can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
-  return freeze_elements_of(optimizer) && method->momentum &&
-         method->arrays & OB_MASK(OB_VARIANCE) && !method->divides && !method->sharded &&
+  return count_elements(optimizer) && method->momentum && method->arrays & OB_MASK(OB_VARIANCE) &&
+         !method->divides && !method->sharded &&
          optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Sets yes if the variance lags behind the gradients of the latest steps, of which the momentum is
- * made: the mean square of the momentum is more than four times the mean of the variance. The
+/* Sets *yes if the variance lags behind the gradients of the latest steps, which make up the
+ * momentum: the mean square of the momentum is more than four times the mean of the variance. The
  * gradients have then just begun, or grown, and a variance frozen now would stay wrong. */
-static onebit_status_t variance_lags(struct onebit_optimizer *optimizer, bool *yes) {
+static onebit_status_t check_lag(struct onebit_optimizer *optimizer, bool *yes) {
   double variance, power;
   *yes = false;
-  if (!can_lag(optimizer))
+  if (!variance_can_lag(optimizer))
     return ONEBIT_OK;
-  OB_TRY(variance_norm(optimizer, &variance));
-  OB_TRY(momentum_power(optimizer, &power));
-  double factor = (double)ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
+  OB_TRY(compute_variance_norm(optimizer, &variance));
+  OB_TRY(compute_momentum_power(optimizer, &power));
+  double factor = (double)ob_make_factors(optimizer, optimizer->steps).adam.momentum_factor;
   *yes = !(variance > 0) || power * factor * factor > 4 * variance;
   return ONEBIT_OK;
 }
 
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer) {
-  if (!is_automatic(optimizer))
+  if (!freeze_is_automatic(optimizer))
     return ob_freeze_last_step(optimizer);
   return ONEBIT_FREEZE_LATEST * (uint64_t)optimizer->window;
 }
 
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer) {
   const uint64_t latest = ob_freeze_latest_step(optimizer);
-  if (!can_lag(optimizer) || ob_optimizer_is_frozen(optimizer) || optimizer->steps < latest)
+  if (!variance_can_lag(optimizer) || ob_optimizer_is_frozen(optimizer) ||
+      optimizer->steps < latest)
     return false;
   return optimizer->steps - latest >= freeze_window(optimizer->moments.beta2);
 }
 
-/* *due: whether the latest step is the last of the warm-up. Beyond the last step: the variance
- * lagged, or a checkpoint was loaded. */
-static onebit_status_t freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
+/* Sets *due if the latest step is the last of the warm-up. It may be later than the planned last
+ * step, because the variance lagged or a checkpoint was loaded. */
+static onebit_status_t check_freeze_due(struct onebit_optimizer *optimizer, bool *due) {
   *due = false;
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
-  if (is_automatic(optimizer))
-    OB_TRY(freeze_settled(optimizer, due));
+  if (freeze_is_automatic(optimizer))
+    OB_TRY(check_settled(optimizer, due));
   *due |= optimizer->steps >= ob_freeze_latest_step(optimizer);
   bool behind = false;
   if (*due)
-    OB_TRY(variance_lags(optimizer, &behind));
+    OB_TRY(check_lag(optimizer, &behind));
   *due &= !behind;
   return ONEBIT_OK;
 }
@@ -179,7 +181,8 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
 
 /* Changes the loss scale by the number of steps. If the order of several steps is not known, a
  * skipped one is taken as the last. */
-void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
+void ob_optimizer_adjust_loss_scale(struct onebit_optimizer *optimizer, uint64_t made,
+                                    uint64_t skipped) {
   const onebit_optimizer_options_t *options = &optimizer->options;
   if (options->initial_loss_scale == 0)
     return;
@@ -194,7 +197,7 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 }
 
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
-  if (optimizer->method->exchange || ob_optimizer_divides(optimizer))
+  if (optimizer->method->exchange || ob_optimizer_divides_gradients(optimizer))
     return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
@@ -207,12 +210,12 @@ onebit_status_t ob_freeze_forget_residuals(struct onebit_optimizer *optimizer,
   return ob_plan_return_residual(bucket->dense);
 }
 
-static onebit_status_t freeze_advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t advance_stage(struct onebit_optimizer *optimizer) {
   bool due = false;
   if (optimizer->method->advance)
     return optimizer->method->advance(optimizer);
   if (optimizer->method->freeze)
-    OB_TRY(freeze_is_due(optimizer, &due));
+    OB_TRY(check_freeze_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
   OB_TRY(optimizer->method->freeze(optimizer));
@@ -222,41 +225,41 @@ static onebit_status_t freeze_advance(struct onebit_optimizer *optimizer) {
 
 onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
   const uint64_t before = optimizer->frozen_at;
-  OB_TRY(freeze_advance(optimizer));
+  OB_TRY(advance_stage(optimizer));
   if (optimizer->frozen_at == before)
     return ONEBIT_OK;
   ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
          (unsigned long long)optimizer->frozen_at);
-  OB_TRY(ob_buckets_each(optimizer, ob_freeze_forget_residuals));
+  OB_TRY(ob_buckets_for_each(optimizer, ob_freeze_forget_residuals));
   return ob_buckets_fit_arrays(optimizer, false);
 }
 
-/* True if the latest step, which all ranks count, was not made by this rank alone. */
-static bool stayed_alone(const struct onebit_optimizer *optimizer) {
+/* Returns true if only this rank skipped the latest step, which all ranks count. */
+static bool is_skipped_alone(const struct onebit_optimizer *optimizer) {
   return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
 }
 
-/* Sets `steps` to the number of steps that the device has made. All steps since the host last knew
- * have sent the same. */
-static onebit_status_t freeze_learn(onebit_optimizer_t optimizer) {
+/* Learns from the device how many steps it has made and skipped since the host last knew, and
+ * counts them. All of these steps had the same form of exchange. */
+static onebit_status_t learn_step_counts(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
-  uint64_t alone = stayed_alone(optimizer);
+  uint64_t alone = is_skipped_alone(optimizer);
   optimizer->executor->counts(optimizer, &optimizer->steps, &optimizer->skipped);
   optimizer->skipped += optimizer->skipped_by_norm;
   uint64_t made = optimizer->steps - known;
   if (made < optimizer->unknown)
     optimizer->exchanges[optimizer->step.exchange] -= optimizer->unknown - made;
   optimizer->unknown = 0;
-  if (!optimizer->step.open) /* the step is over, and its stream perhaps gone */
+  if (!optimizer->step.open) /* the step has ended, and its stream may not exist any more */
     optimizer->step.on_stream = false;
-  ob_optimizer_rescale(optimizer, made - alone, optimizer->skipped - skipped + alone);
+  ob_optimizer_adjust_loss_scale(optimizer, made - alone, optimizer->skipped - skipped + alone);
   if (optimizer->steps == known)
     return ONEBIT_OK;
   OB_TRY(ob_optimizer_advance(optimizer));
   return optimizer->executor->finish(optimizer);
 }
 
-/* A replayed graph makes steps that no call told of. */
+/* Asks the device also if no step is outstanding: a replayed graph makes steps without a call. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_check_held(optimizer));
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -269,7 +272,7 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   }
   if (optimizer->executor->wait)
     OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
-  return optimizer->deferred ? freeze_learn(optimizer) : ONEBIT_OK;
+  return optimizer->deferred ? learn_step_counts(optimizer) : ONEBIT_OK;
 }
 
 onebit_status_t ob_optimizer_check_idle(const struct onebit_optimizer *optimizer) {

@@ -1,8 +1,8 @@
 /*
- * The table of methods: a row says how an optimizer differs from the others, and is in the file of
- * that optimizer; and what its options become. Its arithmetic is in compression/pass_element.h, and
- * what servers do for it, where that is not the mean, in compression/numerics.h (enum
- * ob_serve_rule).
+ * The table of methods. A row has what an optimizer does not share with the others, and is in the
+ * file of that optimizer. This header also has the rows of options, and the values that options
+ * become. The arithmetic of optimizers is in compression/pass_element.h, and the rules of their
+ * servers, where these do not send the mean, in compression/numerics.h (enum ob_serve_rule).
  */
 #ifndef OB_OPTIMIZERS_METHOD_H
 #define OB_OPTIMIZERS_METHOD_H
@@ -23,9 +23,9 @@ struct ob_bucket;
 /* The form in which a step sends gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
 
-/* --- Options, as rows of a table: what one is called, where it is in the caller's struct and where
- * its number goes, the default for which zero stands, and what it may be. Defaults, checks and what
- * all ranks must have given alike are walks over the rows. */
+/* --- Options, as rows of a table. A row has the name of an option, its position in the caller's
+ * struct and in that of the result, the default that a zero stands for, and its range. Defaults,
+ * checks and the agreement of all ranks are loops over the rows. */
 
 enum ob_option_kind {
   OB_OPTION_REAL,     /* double, checked by the method */
@@ -33,21 +33,22 @@ enum ob_option_kind {
   OB_OPTION_POSITIVE, /* double that is positive as a float; 0 only without a default */
   OB_OPTION_COUNT,    /* size_t */
   OB_OPTION_FLAG,     /* int: zero or not */
-  OB_OPTION_CHOICE    /* an enum, from 0 to `most`; most 0: checked where plans are made */
+  OB_OPTION_CHOICE    /* an enum, from 0 to `max`; max 0: checked where plans are made */
 };
 
 struct ob_option {
-  const char *name,
-      *term; /* term: the name in an agreement, which says that the bits of a double are compared */
+  /* term: the name in an agreement, which says that the bits of a double are compared. */
+  const char *name, *term;
   enum ob_option_kind kind;
-  size_t from, to; /* bytes: in the caller's struct, in struct ob_moments; the types are the same */
+  /* Offsets in the caller's struct and in struct ob_moments; both have the same type. */
+  size_t from, to;
   double fallback;
   int max;
-  const char *type; /* of a choice */
+  const char *type; /* the type of a choice */
 };
 
-/* Rows of the struct OPTIONS, which the including file defines: its field, and the field of struct
- * ob_moments that it sets. */
+/* Macros for rows of options. The including file defines OPTIONS, the caller's struct; `field` is a
+ * field of it, and `to` the field of struct ob_moments that it sets. */
 /* clang-format off */
 #define OB_DEVICES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
@@ -69,28 +70,29 @@ struct ob_option {
   OB_FLAG(no_bias_correction)
 /* clang-format on */
 
-/* Reads options from a struct, or NULL for all defaults; a wrong one is ONEBIT_ERROR_ARGUMENT with
- * the option's name and value. */
+/* Reads options from a struct, or if `from` is NULL sets all defaults. For a wrong option it
+ * returns ONEBIT_ERROR_ARGUMENT, with the option's name and value. */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
                                 void *to);
 /* The options that all optimizers have, except threads and device. */
 enum { OB_COMMON_OPTIONS = 19 };
 extern const struct ob_option ob_common_options[];
-/* The terms on which all ranks must agree. */
-void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
-                      struct ob_term *terms);
+/* Lists the options' values as terms, on which all ranks must agree. */
+void ob_options_list_terms(const struct ob_option *rows, size_t count, const void *to,
+                           struct ob_term *terms);
 
-/* Single checks, and the default of a number. */
+/* Check a single option: a number between 0 and 1, and one that is positive as a float. */
 onebit_status_t ob_check_fraction(const char *name, double value);
 onebit_status_t ob_check_positive(const char *name, double value);
 /* Fails unless 0 < min <= max. */
 onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
-double ob_given_or(double value, double fallback);
+/* Returns the value, or the default if the value is 0. */
+double ob_value_or_default(double value, double fallback);
 
 /* --- Methods */
 
-/* Numbers of a method's own that a checkpoint must contain: `count` of 8 bytes each. A loaded value
- * must lie in least .. most. */
+/* Numbers of a method that a checkpoint must contain: `count` numbers of 8 bytes each. A loaded
+ * number must lie in min .. max. */
 enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
 
 struct ob_numbers {
@@ -107,40 +109,43 @@ enum { OB_MAX_NUMBERS = 16 };
 struct ob_moments {
   double beta1, beta2, epsilon;
   int no_bias_correction;
-  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
+  bool no_dampening;  /* a gradient is added to the momentum without the factor 1 - beta1 */
   bool no_warmup;     /* the first step is compressed; freeze_step is ONEBIT_FREEZE_NEVER */
   size_t freeze_step; /* as in onebit_adam_options_t */
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
-  size_t warmup_steps; /* momentum SGD's; freeze_step follows from it */
-  double gain;         /* Efficient-Adam: of normalised gradients */
+  size_t warmup_steps; /* sets freeze_step in momentum SGD and Efficient-Adam */
+  double gain;         /* Efficient-Adam: the factor of normalised gradients */
   int trust_ratio;
-  double server_beta; /* of momentum that servers keep, where beta2 is of the ranks' moments */
+  /* The beta of the servers' momentum, where beta2 is that of the ranks' moments. */
+  double server_beta;
   struct ob_lamb_limits limits;
-  /* 0/1 Adam's, as in its options. */
+  /* Options of 0/1 Adam. */
   size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
 };
 
-/* The table of methods: what the optimizers do not have in common. */
+/* A row of the table of methods: what optimizers do not have in common. */
 struct ob_method {
   const char *name;
-  /* Its options: the rows; the caller's struct, which contains the common options; the initialiser
-   * macro. And fields that all optimizers of the method set. */
+  /* The options of the method: their rows, the size of the caller's struct, the offset of the
+   * common options in it, and the name of the initialiser macro. And `initial`: fields that all
+   * optimizers of the method set. */
   const struct ob_option *options;
   size_t option_count, options_size, common_at;
   const char *options_init;
   struct ob_moments initial;
-  /* Another optimizer to take where this one's default options end with a higher loss than its
-   * dense form, or NULL; and with which models that is so; NULL: with most. */
+  /* The optimizer to use instead, if this one with its default options ends with a higher loss than
+   * its dense form, else NULL; and the models of which that is true (NULL: most). */
   const char *recommended, *not_where;
-  const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
-  /* Options are read: what follows from them, and checks of several; it may choose another row, and
-   * make recipe->own. NULL: nothing. */
+  /* The name in the error message if DeepSpeed has no such optimizer; else NULL. */
+  const char *not_deepspeeds;
+  /* Called when options have been read: sets what follows from them, and checks combinations. It
+   * may choose another row, and make recipe->own. NULL: there is nothing to do. */
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
-  /* True: each exchanged value builds on the last exchange's result. */
+  /* True if each exchanged value depends on the result of the last exchange. */
   bool momentum;
-  bool begins_frozen; /* its state may be frozen at step 0, also where options ask for a warm-up */
+  bool begins_frozen; /* a checkpoint may be frozen at step 0, even if options ask for a warm-up */
   bool fused;         /* profile deepspeed compresses all tensors in one buffer */
   bool lamb;          /* optimizer->own is a struct ob_lamb */
   bool sharded;       /* a bucket has only the state of this rank's shard (adam.c) */
@@ -153,7 +158,8 @@ struct ob_method {
   /* Creates further objects of the optimizer after the buckets: collective. NULL: there are
    * none. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
-  /* The plans of a bucket, from the shapes of the usual two: collective. NULL: these. */
+  /* Creates the plans of a bucket from the shapes of the usual two: collective. NULL: the usual two
+   * are created. */
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
@@ -162,12 +168,12 @@ struct ob_method {
    * variances. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
-  /* The whole step on mean gradients, of uncompressed tensors: a function, or a pass. Neither:
-   * update has done it. */
+  /* Make the whole step of uncompressed tensors from mean gradients, by a function or a pass. If
+   * there is neither, `update` makes that step. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   enum ob_pass_kind dense_pass;
-  /* The form of the next step's exchange, which depends on how the steps before ended, in all
-   * stages. NULL: ob_optimizer_exchange has it. */
+  /* Returns the form of the next step's exchange, which must only depend on how earlier steps
+   * ended. NULL: ob_optimizer_exchange determines it. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
   /* Prepares the values that a compressed bucket is about to send. NULL: they need no
    * preparation. */
@@ -175,17 +181,19 @@ struct ob_method {
   /* Completes a call of a compressed bucket in the warm-up. NULL: it is complete. */
   void (*call_dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                      struct ob_call *call);
-  /* Source, sink and hold of a call that sends bits. */
+  /* Sets source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
   /* Called when the exchanges of a step have ended on all ranks, before held ones are applied.
    * NULL: they are only applied. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
-  /* The freeze, after the last step of the warm-up (freeze.c). NULL: the stage never changes. */
+  /* Freezes the state after the last step of the warm-up (freeze.c). NULL: the stage never
+   * changes. */
   onebit_status_t (*freeze)(struct onebit_optimizer *optimizer);
   /* Called instead of `freeze` when a step is made and counted: changes the stage if that is
    * due. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
-  void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+  /* Releases optimizer->own. NULL: there is none. */
+  void (*destroy)(struct onebit_optimizer *optimizer);
   /* Adds the method's statistics of a tensor besides norms. NULL: none. */
   onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
                           onebit_tensor_statistics_t *statistics);
@@ -195,14 +203,14 @@ struct ob_method {
   /* Returns the numbers by which the tensors' momentum is multiplied in messages, one for each
    * tensor. NULL: 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
-  /* True if parameters and momentum differ between ranks now. NULL: never. */
+  /* Returns true if parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
-  /* True if learning rates add up now, for a step on their sum: factors and weight decays that are
-   * set wait until that is made. NULL: never. */
+  /* Returns true if learning rates are being summed for a later step on their sum; new factors and
+   * weight decays take effect after that step. NULL: never. */
   bool (*adds_rates)(const struct onebit_optimizer *optimizer);
 };
 
-/* The rows: their names, and a list that ends with NULL. */
+/* The rows: their names, and a list of the rows that ends with NULL. */
 #define OB_METHODS(row)                                                                            \
   row(efficient_adam) row(adam) row(lamb) row(zero_one_adam) row(momentum) row(lion)
 #define OB_METHOD_DECLARED(name) extern const struct ob_method ob_method_##name;
@@ -212,19 +220,19 @@ OB_METHODS(OB_METHOD_DECLARED)
 enum { OB_METHOD_COUNT = OB_METHODS(OB_METHOD_COUNTED) };
 #undef OB_METHOD_COUNTED
 /* Returns a method's index among the rows; OB_METHOD_COUNT: no method has that name. */
-size_t ob_method_number(const char *name);
+size_t ob_method_index(const char *name);
 #define OB_METHOD_LISTED(name) &ob_method_##name,
 static const struct ob_method *const ob_methods[] = {OB_METHODS(OB_METHOD_LISTED) NULL};
 #undef OB_METHOD_LISTED
 
-/* The findings of a create call before anything is made. */
+/* The result of reading and checking the arguments of a create call, before anything is made. */
 struct ob_recipe {
-  onebit_status_t status;         /* how this rank fares so far, with the latest error message */
-  const struct ob_method *asked;  /* whose options these are */
-  const struct ob_method *method; /* this, or another row that they ask for */
+  onebit_status_t status;         /* the status of this rank so far, with its error message */
+  const struct ob_method *asked;  /* the row whose options were given */
+  const struct ob_method *method; /* that row, or another one that the options choose */
   struct ob_moments moments;
-  onebit_optimizer_options_t common; /* with the defaults */
-  void *own;                         /* becomes the optimizer's, or is released; plain memory */
+  onebit_optimizer_options_t common; /* with defaults filled in */
+  void *own;                         /* becomes optimizer->own, or is released; plain memory */
 };
 
 /* Defines the public function that creates an optimizer of a row. */
@@ -236,7 +244,7 @@ struct ob_recipe {
     return ob_optimizer_create(comm, &ob_method_##name, options, tensors, ntensors, optimizer);    \
   }
 
-/* Describes a row's options: OPTIONS is their struct. */
+/* Sets the members of a row that describe its options; OPTIONS is their struct. */
 #define OB_OPTIONS(init, rows)                                                                     \
   .options = (rows), .option_count = sizeof(rows) / sizeof((rows)[0]),                             \
   .options_size = sizeof(OPTIONS), .common_at = offsetof(OPTIONS, common), .options_init = (init)

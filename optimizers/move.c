@@ -1,15 +1,15 @@
 /*
- * An optimizer on another communicator: after a rank was lost, or with ranks that have come.
+ * Moves an optimizer to another communicator, after a rank was lost or when ranks have joined:
  *
  *   agree       the optimizers are of one kind
- *   merge       what the ranks have becomes one part in memory, as a checkpoint has it
- *   strip       the buckets on the old communicator are given back
- *   build       and made on the new one
- *   restore     from the part
- *   agree
+ *   merge       the ranks' states become one part of a checkpoint, in memory
+ *   strip       the buckets on the old communicator are destroyed
+ *   build       buckets are created on the new one
+ *   restore     the state is loaded from the part
+ *   agree       all ranks have succeeded
  *
- * Up to the merge nothing changes. From then on the part is the state: what fails later leaves it
- * with the optimizer (`held`), and the next call begins from there.
+ * Up to the merge nothing changes. From then on the part is the state: after a later failure the
+ * optimizer keeps it (`held`), and the next call begins with it.
  */
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -40,7 +40,8 @@ bool ob_moving_destroy(struct ob_moving *moving) {
   return ob_batch_destroy(moving->batch);
 }
 
-onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status, uint64_t number) {
+onebit_status_t ob_moving_gather_numbers(struct ob_moving *moving, onebit_status_t status,
+                                         uint64_t number) {
   OB_TRY(ob_agree_noting(moving->comm, status, NULL, 0, number));
   for (int rank = 0; rank < moving->comm->size; rank++)
     moving->noted[rank] = ob_agree_note(moving->comm, rank);
@@ -93,7 +94,7 @@ onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *da
 /* --- An optimizer moved ------------------------------------------------------------------------*/
 
 /* Makes the checks of this rank that need no message. */
-static onebit_status_t move_check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
+static onebit_status_t check_move(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -115,13 +116,13 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   struct ob_part *part;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  ob_step_revoke(optimizer); /* of a step that was open */
+  ob_step_revoke(optimizer); /* results of a step that was open */
   ob_optimizer_abandon_plans(optimizer);
   ob_comm_keep(comm);
   if (optimizer->latest)
     ob_comm_drop(optimizer->latest);
   optimizer->latest = comm;
-  OB_TRY(ob_optimizer_agree(optimizer, comm, move_check(optimizer, comm)));
+  OB_TRY(ob_optimizer_agree(optimizer, comm, check_move(optimizer, comm)));
   const struct ob_term interval = {"the interval of onebit_optimizer_set_compare_interval",
                                    optimizer->compare_interval};
   OB_TRY(ob_agree(comm, ONEBIT_OK, &interval, 1));
@@ -139,16 +140,16 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   }
   ob_part_release(optimizer->held);
   optimizer->held = NULL;
-  optimizer->constants = 0; /* the lists are equal, and in force */
+  optimizer->constants = 0; /* the ranks' constants are equal and in effect */
   optimizer->constants_wait = false;
   optimizer->tag = 0;
-  optimizer->compared = true; /* they are equal now; and all ranks count from here */
+  optimizer->compared = true; /* parameters are equal now; all ranks count from here */
   optimizer->calls = 0;
   return ONEBIT_OK;
 }
 
-/* True if the error can come from a rank that was lost meanwhile. */
-static bool may_be_loss(onebit_status_t status) {
+/* Returns true if the loss of another rank can cause this error. */
+static bool may_be_lost_rank(onebit_status_t status) {
   return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
          status == ONEBIT_ERROR_MESSAGE;
 }
@@ -165,7 +166,7 @@ onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
     onebit_comm_destroy(*survivors);
     *survivors = from = next;
     status = move(object, next);
-  } while (may_be_loss(status) && fewer);
+  } while (may_be_lost_rank(status) && fewer);
   return status;
 }
 
@@ -173,8 +174,8 @@ static onebit_status_t move_optimizer(void *optimizer, onebit_comm_t comm) {
   return onebit_optimizer_move(optimizer, comm);
 }
 
-/* A rank whose move succeeded while it failed on others shrinks the same communicator as these: the
- * latest one. */
+/* A rank whose move succeeded while it failed on others shrinks the same communicator as they do:
+ * the one of the latest move. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;
   if (survivors)

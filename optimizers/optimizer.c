@@ -13,7 +13,7 @@
 
 /* --- Options -----------------------------------------------------------------------------------*/
 
-/* The method's own options, and what follows from them. */
+/* Reads the options, and sets what follows from them. */
 static onebit_status_t read_options(struct ob_recipe *recipe, const void *options,
                                     size_t ntensors) {
   const struct ob_method *method = recipe->asked;
@@ -36,9 +36,9 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
   return method->resolve ? method->resolve(recipe, ntensors) : ONEBIT_OK;
 }
 
-/* The plan options of a bucket, checked as plans check them. */
-static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
-                                    struct ob_plan_shape *shape) {
+/* Sets the plan options of a bucket, and checks them as plans do. */
+static onebit_status_t resolve_plan_options(const onebit_optimizer_options_t *options,
+                                            struct ob_plan_shape *shape) {
   onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
   plan.dtype = options->gradient_dtype;
   plan.profile = options->profile;
@@ -55,9 +55,9 @@ static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
   return ob_plan_resolve(&plan, shape);
 }
 
-/* Adds the tensors' properties that must be the same on all ranks. */
-static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
-                        uint64_t *constants) {
+/* Hashes the tensors' properties that must be the same on all ranks. */
+static void hash_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
+                         uint64_t *constants) {
   for (size_t k = 0; k < ntensors; k++) {
     uint64_t count = tensors[k].count;
     bool table = tensors[k].uncompressed == ONEBIT_TABLE;
@@ -75,33 +75,31 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
   static const onebit_optimizer_options_t none;
   uint64_t counts = OB_HASH_START, constants = counts;
   if (status == ONEBIT_OK)
-    add_tensors(tensors, ntensors, &counts, &constants);
+    hash_tensors(tensors, ntensors, &counts, &constants);
   struct ob_term terms[3 + OB_COMMON_OPTIONS] = {
       {"ntensors", ntensors},
       {"the list of tensor counts (its fingerprint)", counts},
       {"a weight decay, learning rate factor or uncompressed (their fingerprint)", constants},
   };
-  ob_options_terms(ob_common_options, OB_COMMON_OPTIONS, optimizer ? &optimizer->options : &none,
-                   terms + 3);
+  ob_options_list_terms(ob_common_options, OB_COMMON_OPTIONS,
+                        optimizer ? &optimizer->options : &none, terms + 3);
   return ob_agree(comm, status, terms, 3 + OB_COMMON_OPTIONS);
 }
 
-static uint64_t optimizer_name_of(const char *name) {
-  return ob_hash(OB_HASH_START, name, strlen(name));
-}
+static uint64_t hash_name(const char *name) { return ob_hash(OB_HASH_START, name, strlen(name)); }
 
 /* Ranks first agree on the kind of optimizer and the profile, then on its options, which depend on
  * these. */
-static onebit_status_t optimizer_agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
-                                       const struct ob_recipe *recipe, onebit_status_t status,
-                                       const onebit_tensor_t *tensors, size_t ntensors) {
+static onebit_status_t agree_on_terms(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
+                                      const struct ob_recipe *recipe, onebit_status_t status,
+                                      const onebit_tensor_t *tensors, size_t ntensors) {
   const struct ob_term kind[] = {
-      {"the kind of optimizer (its fingerprint)", optimizer_name_of(recipe->method->name)},
+      {"the kind of optimizer (its fingerprint)", hash_name(recipe->method->name)},
       {"profile", (uint64_t)recipe->common.profile}};
   OB_TRY(ob_agree(comm, status, kind, 2));
   struct ob_term terms[OB_TERMS];
   size_t count = recipe->asked->option_count;
-  ob_options_terms(recipe->asked->options, count, &recipe->moments, terms);
+  ob_options_list_terms(recipe->asked->options, count, &recipe->moments, terms);
   OB_TRY(ob_agree(comm, status, terms, count));
   return agree_on_options(optimizer, comm, status, tensors, ntensors);
 }
@@ -111,7 +109,7 @@ onebit_status_t ob_optimizer_agree(onebit_optimizer_t optimizer, onebit_comm_t c
   struct ob_recipe recipe = {
       .asked = optimizer->asked, .method = optimizer->method, .moments = optimizer->moments};
   recipe.moments.beta1 = optimizer->beta1;
-  return optimizer_agree(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
+  return agree_on_terms(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
 }
 
 static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
@@ -128,8 +126,8 @@ static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
 #endif
 }
 
-static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
-                                 size_t count) {
+static onebit_status_t copy_tensors(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
+                                    size_t count) {
   optimizer->list = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->list);
   optimizer->hashes = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->hashes);
   if (optimizer->options.max_bits > optimizer->options.bits)
@@ -147,30 +145,31 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
 }
 
 /* Makes the checks and allocations that need no other rank. */
-static onebit_status_t optimizer_prepare(onebit_optimizer_t optimizer,
-                                         const struct ob_recipe *recipe,
-                                         const onebit_tensor_t *tensors, size_t ntensors) {
+static onebit_status_t check_and_allocate(onebit_optimizer_t optimizer,
+                                          const struct ob_recipe *recipe,
+                                          const onebit_tensor_t *tensors, size_t ntensors) {
   struct ob_plan_shape shape;
   OB_TRY(recipe->status);
   optimizer->options = recipe->common;
   OB_TRY(ob_check_common(&optimizer->options));
-  OB_TRY(resolve_plan(&optimizer->options, &shape));
+  OB_TRY(resolve_plan_options(&optimizer->options, &shape));
   optimizer->options.bits = shape.options.bits;
   optimizer->options.max_bits = shape.options.max_bits;
   optimizer->options.residual_copies = shape.options.residual_copies;
   OB_TRY(ob_check_recipe(recipe, shape.options.bits, shape.options.max_bits));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(ob_check_tensors(optimizer, tensors, ntensors));
-  OB_TRY(keep_list(optimizer, tensors, ntensors));
+  OB_TRY(copy_tensors(optimizer, tensors, ntensors));
   OB_TRY(ob_freeze_create(optimizer));
-  optimizer->loss_scale = ob_given_or(optimizer->options.initial_loss_scale, 1);
+  optimizer->loss_scale = ob_value_or_default(optimizer->options.initial_loss_scale, 1);
   return ob_metrics_open(optimizer);
 }
 
 /* --- Settings that depend on the communicator */
 
-/* Ranks that are left of some hosts have perhaps no hierarchical schedule any more. */
-static onebit_schedule_t optimizer_schedule_of(const struct onebit_optimizer *optimizer) {
+/* Returns the schedule. After a move, hosts may have different numbers of ranks, for which there is
+ * no hierarchical schedule. */
+static onebit_schedule_t choose_schedule(const struct onebit_optimizer *optimizer) {
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   bool possible = hosts->count > 1 && hosts->each > 1;
   if (optimizer->held && optimizer->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && !possible)
@@ -178,13 +177,13 @@ static onebit_schedule_t optimizer_schedule_of(const struct onebit_optimizer *op
   return optimizer->options.schedule;
 }
 
-/* `counts` is scratch of the buckets. */
-static onebit_status_t group(onebit_optimizer_t optimizer, struct ob_plan_shape *shape,
-                             size_t **counts) {
+/* Groups the tensors into buckets, and allocates *counts, which is scratch for creating them. */
+static onebit_status_t group_tensors(onebit_optimizer_t optimizer, struct ob_plan_shape *shape,
+                                     size_t **counts) {
   size_t count = optimizer->list_count, ranks = (size_t)optimizer->comm->size;
   onebit_optimizer_options_t options = optimizer->options;
-  options.schedule = optimizer_schedule_of(optimizer);
-  OB_TRY(resolve_plan(&options, shape));
+  options.schedule = choose_schedule(optimizer);
+  OB_TRY(resolve_plan_options(&options, shape));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(ob_buckets_group(optimizer, optimizer->list, count));
   optimizer->deferred &= optimizer->bucket_count > 0; /* else no device counts steps */
@@ -199,21 +198,21 @@ onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t
   size_t *counts = NULL;
   optimizer->constant_bytes = optimizer->own_bytes;
   if (status == ONEBIT_OK)
-    status = group(optimizer, &shape, &counts);
+    status = group_tensors(optimizer, &shape, &counts);
   status = ob_agree(optimizer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
     status = ob_buckets_create(optimizer, optimizer->list, &shape, counts);
   if (status == ONEBIT_OK)
-    status = ob_weigh_create(optimizer);
+    status = ob_clipping_create(optimizer);
   if (status == ONEBIT_OK && optimizer->method->create)
     status = optimizer->method->create(optimizer);
   ob_release(counts);
   return status;
 }
 
-/* Ends a call in flight at once: nobody waits for its messages any more. It waits for the call's
- * work on a stream, and ignores its outcome. */
-static void optimizer_abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+/* Ends a call in flight without waiting for messages. It waits for the work of the call on a
+ * stream, and ignores its outcome. */
+static void abandon_plan(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
   if (!plan)
     return;
   ob_plan_abandon(plan);
@@ -223,13 +222,13 @@ static void optimizer_abandon(const struct onebit_optimizer *optimizer, onebit_p
 
 void ob_optimizer_abandon_plans(onebit_optimizer_t optimizer) {
   const struct ob_method *method = optimizer->method;
-  optimizer_abandon(optimizer, optimizer->squares);
-  optimizer_abandon(optimizer, method->sums && optimizer->own ? method->sums(optimizer) : NULL);
+  abandon_plan(optimizer, optimizer->squares);
+  abandon_plan(optimizer, method->sums && optimizer->own ? method->sums(optimizer) : NULL);
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    optimizer_abandon(optimizer, optimizer->buckets[u].bits);
-    optimizer_abandon(optimizer, optimizer->buckets[u].dense);
-    optimizer_abandon(optimizer, optimizer->buckets[u].steps_back);
-    optimizer_abandon(optimizer, optimizer->buckets[u].parameters_back);
+    abandon_plan(optimizer, optimizer->buckets[u].bits);
+    abandon_plan(optimizer, optimizer->buckets[u].dense);
+    abandon_plan(optimizer, optimizer->buckets[u].steps_back);
+    abandon_plan(optimizer, optimizer->buckets[u].parameters_back);
   }
   optimizer->step.open = false;
 }
@@ -237,7 +236,7 @@ void ob_optimizer_abandon_plans(onebit_optimizer_t optimizer) {
 void ob_optimizer_strip(onebit_optimizer_t optimizer) {
   ob_optimizer_abandon_plans(optimizer);
   ob_buckets_destroy(optimizer);
-  ob_weigh_destroy(optimizer);
+  ob_clipping_destroy(optimizer);
   if (optimizer->method->destroy) {
     optimizer->method->destroy(optimizer);
     ob_release(optimizer->own);
@@ -246,7 +245,7 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
   optimizer->own_bytes = optimizer->constant_bytes;
 }
 
-static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_recipe *recipe) {
+static onebit_optimizer_t allocate_optimizer(onebit_comm_t comm, const struct ob_recipe *recipe) {
   onebit_optimizer_t optimizer = ob_handle_create(OB_HANDLE_OPTIMIZER, sizeof *optimizer);
   if (!optimizer) {
     ob_release(recipe->own);
@@ -262,18 +261,19 @@ static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_re
   return optimizer;
 }
 
-/* A dense form has a warm-up without an end, or uncompressed tensors alone. */
+/* Returns true for the dense form of an optimizer: its warm-up has no end, or all tensors are
+ * uncompressed. */
 static bool optimizer_is_dense_form(const struct onebit_optimizer *optimizer) {
   const struct ob_moments *moments = &optimizer->moments;
   return (moments->freeze_step == ONEBIT_FREEZE_NEVER && !moments->no_warmup) ||
          optimizer->options.dense_below == SIZE_MAX;
 }
 
-/* Once for each kind of optimizer and process. */
+/* Warns once for each kind of optimizer in a process. */
 static void warn_not_recommended(const struct onebit_optimizer *optimizer) {
   static atomic_uint told;
   const struct ob_method *method = optimizer->method;
-  const unsigned kind = 1u << ob_method_number(optimizer->asked->name);
+  const unsigned kind = 1u << ob_method_index(optimizer->asked->name);
   if (!method->recommended || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
       optimizer_is_dense_form(optimizer) || optimizer->comm->rank != 0 ||
       atomic_fetch_or(&told, kind) & kind)
@@ -297,14 +297,14 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     ob_release(recipe->own);
     return status;
   }
-  onebit_optimizer_t optimizer = optimizer_begin(comm, recipe);
+  onebit_optimizer_t optimizer = allocate_optimizer(comm, recipe);
   if (!result)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   else if (!optimizer)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   else
-    status = optimizer_prepare(optimizer, recipe, tensors, ntensors);
-  status = optimizer_agree(optimizer, comm, recipe, status, tensors, ntensors);
+    status = check_and_allocate(optimizer, recipe, tensors, ntensors);
+  status = agree_on_terms(optimizer, comm, recipe, status, tensors, ntensors);
   if (status == ONEBIT_OK)
     status = ob_optimizer_build(optimizer, status);
   if (status != ONEBIT_OK) {

@@ -1,10 +1,10 @@
 /*
- * An optimizer: its state, shared by the files that create it and step it.
+ * The state of an optimizer, which the files that create it and step it share.
  *
- * What is compressed together is a bucket: consecutive tensors, or in profile deepspeed what
- * DeepSpeed compresses together. A bucket's arrays lie as its plan's residuals do
- * (compression/message.h). Those of 1-bit Adam, LAMB and momentum SGD change their meaning at the
- * freeze:
+ * A bucket is a group of tensors that are compressed together: consecutive ones, or in profile
+ * deepspeed those that DeepSpeed compresses together. A bucket's arrays have the order of its
+ * plan's residuals (compression/message.h). The arrays of 1-bit Adam, LAMB and momentum SGD change
+ * their meaning at the freeze:
  *
  *                    warm-up              compressed
  *   residuals now  momentum m           compensated momentum c
@@ -12,8 +12,8 @@
  *   variance         v                    1 / (sqrt(v^) + epsilon)
  *   momentum         -                    the last message: signs and scales
  *
- * What the optimizers do not have in common is a row of the table of methods; the arithmetic is
- * compression/passes.h's.
+ * A row of the table of methods has what optimizers do not have in common; the arithmetic is in
+ * compression/pass_element.h.
  */
 #ifndef OB_OPTIMIZERS_OPTIMIZER_H
 #define OB_OPTIMIZERS_OPTIMIZER_H
@@ -29,23 +29,23 @@
 
 struct ob_bucket {
   onebit_plan_t bits, dense;
-  /* Sharded: these two are reduce-scatters, and allgathers bring back what the servers of the
-   * shares have made of the gradients, steps in bits (or NULL) and parameters. Else NULL. */
+  /* With sharded state `bits` and `dense` are reduce-scatters, and these are the allgathers of the
+   * servers' results: steps in bits (or NULL), and parameters. Else both are NULL. */
   onebit_plan_t steps_back, parameters_back;
-  struct ob_bucket_device *device; /* the executor's own, where it is a device */
+  struct ob_bucket_device *device; /* the executor's part, on a device */
   bool uncompressed;               /* exchanged dense in every step */
-  /* The part of the layout that arrays and master values cover: all of it, or if sharded the part
-   * that this rank serves. They begin at its first word. */
+  /* The part of the layout that arrays and master values cover, from their first element on: all of
+   * it, or with sharded state the part that this rank serves. */
   size_t first_block, blocks, first_word, words;
-  /* By slot; NULL if the method has no such array. Without arrays of their own, momentum and
-   * scratch use the two copies of the residuals, which are not needed until bits are sent. */
+  /* The arrays by slot; NULL if the method has no such array. Momentum and scratch without arrays
+   * of their own use the two copies of the residual, which are not needed until bits are sent. */
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
-  double *sums[OB_SUMS]; /* of a pass, one a block */
-  /* By piece of the plan: where its parameters (the master values), the caller's in their own type
-   * where these are not the same (else NULL), its gradients and mean gradients lie, and its
-   * constants. Sharded it has no master values and no mean gradients, which are the share's, and
-   * always the caller's parameters. */
+  double *sums[OB_SUMS]; /* the sums of a pass, one a block */
+  /* By piece of the plan: its parameters (the master values, if there are any); the caller's
+   * parameters in their own type, or NULL if they are float32; its gradients and mean gradients;
+   * its factor and weight decay. With sharded state `parameters` and `means` are NULL where the
+   * share has them, and `copies` are always the caller's parameters. */
   float **parameters;
   void **copies;
   const void **gradients;
@@ -53,41 +53,41 @@ struct ob_bucket {
   float *factors, *weight_decays;
   float *learning_rates; /* factor * the step's learning rate */
   float *scalings;       /* as in struct ob_source */
-  float *floors;         /* likewise: 0 except for tables */
-  bool has_tables;       /* true if one of them is not 0 */
-  size_t *tensor_of;     /* which tensor it is of; tensor_count: of none */
+  float *floors;         /* as in struct ob_source: 0 except for tables */
+  bool has_tables;       /* true if one of the floors is not 0 */
+  size_t *tensor_of;     /* the tensor of each piece; tensor_count: none */
   struct ob_pass_sink sink;
   size_t filled;  /* tensors that have elements */
   size_t waiting; /* tensors of the bucket that are not ready in this step */
-  bool started;   /* its exchange, in this step; and that it has ended, or is on a stream */
-  bool ended;
+  bool started;   /* the bucket's exchange in this step has started */
+  bool ended;     /* the exchange has ended, or is on a stream */
 };
 
 struct ob_tensor {
   size_t bucket, count;
   uint64_t first;                /* elements of the tensors before it */
-  size_t first_block, end_block; /* of its bucket's layout */
-  bool ready;                    /* in this step */
+  size_t first_block, end_block; /* its blocks in the layout of its bucket */
+  bool ready;                    /* the gradient is ready in this step */
 };
 
 /* A step being made. */
 struct ob_step_state {
   bool open;     /* between begin and step */
-  bool streamed; /* then: all of its calls name a stream */
+  bool streamed; /* all calls of the open step name a stream */
   float learning_rate;
   enum ob_exchange exchange;
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
-  size_t senders, started; /* buckets that exchange something; those whose exchange has begun */
-  /* Seconds in onebit_optimizer_ready, and in the method's preparation of what it sends. */
+  size_t senders, started; /* buckets with an exchange; buckets whose exchange has begun */
+  /* Seconds in onebit_optimizer_ready, and in the method's `prepare`. */
   double ready, prepare;
   bool on_stream;
   void *stream;
-  /* The caller's latest stream in an open step, which is on a stream of the executor's; and whether
-   * it is captured. */
+  /* If the open step runs on a stream of the executor: the caller's latest stream, and whether it
+   * is being captured. */
   void *caller;
   bool captured;
-  /* This rank's errors and, when the exchanges have ended, their outcome. */
+  /* This rank's errors; after the exchanges, the outcome of the step. */
   struct ob_outcome outcome;
 };
 
@@ -99,15 +99,15 @@ struct ob_times {
 
 struct ob_part; /* checkpoint/checkpoint.h */
 
-/* The table of places: where the arrays are, and who makes the local passes. All rows have check,
- * pass and sum; any other member is NULL where there is nothing to do. */
+/* The table of executors: in which memory arrays are, and who runs the passes. All rows have check,
+ * pass and sum; another member is NULL if there is nothing to do. */
 struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
   /* Creates the device's part of one bucket, after all other parts. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   void (*destroy)(struct ob_bucket *bucket);
-  /* In an open step on streams: puts further work of the step behind the caller's stream, and
-   * finish makes the caller's stream wait for the step. NULL: the executor has no streams. */
+  /* In an open step on streams: orders further work of the step after the caller's stream; `finish`
+   * makes the caller's stream wait for the step. NULL: the executor has no streams. */
   onebit_status_t (*follow)(struct onebit_optimizer *optimizer, void *stream);
   /* Adds the executor's part to the call that is about to start. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -115,16 +115,16 @@ struct ob_optimizer_executor {
   /* Called when all buckets' exchanges have ended, or are on the stream, before anything is
    * applied. */
   onebit_status_t (*join)(struct onebit_optimizer *optimizer);
-  /* A pass over the bucket's arrays. */
+  /* Runs a pass over the bucket's arrays. */
   onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           const struct ob_pass_sink *sink);
   /* Returns sum number `which` of the latest pass, over the blocks first .. end - 1, in their
    * order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, int which,
                          size_t first, size_t end, double *sum);
-  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
-   * numbers of the bucket's tensors, and to the learning rates of what follows. A deferred executor
-   * does it behind that pass. NULL: the host does it. */
+  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): computes the numbers of the bucket's tensors
+   * from the sums of the latest pass, and from these the learning rates of the next passes. A
+   * deferred executor orders this after that pass. NULL: the host does it. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           enum ob_lamb_stage stage);
   /* Called when the address of a piece's gradient has changed in bucket->gradients. */
@@ -135,33 +135,35 @@ struct ob_optimizer_executor {
                              size_t piece);
   /* Called when the factors of the bucket's servers have changed. */
   void (*serve)(struct ob_bucket *bucket);
-  /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
+  /* Returns the numbers of steps that were made and skipped; only a deferred executor has it, after
+   * all plans have settled. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
-  /* Called when all of a step is on its stream; a step without a stream is over when this
+  /* Called when all work of a step is on its stream. A step without a stream has ended when this
    * returns. */
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
   /* Makes the host wait for passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
   /* Called after a checkpoint was loaded, which replaces arrays, steps and skipped. NULL: the
-   * executor has no copies. */
+   * executor has no copies of these. */
   onebit_status_t (*restored)(struct onebit_optimizer *optimizer);
 };
 
 extern const struct ob_optimizer_executor ob_optimizer_executor_host;
 
-/* 1-bit LAMB and other optimizers with trust ratios (lamb.c), for which optimizer->own is a struct
- * ob_lamb: runs a stage in the executor, or on the host. */
+/* ob_lamb_run runs a stage of 1-bit LAMB or of another optimizer with trust ratios (lamb.c) in the
+ * executor, ob_lamb_on_host on the host. optimizer->own is a struct ob_lamb. */
 onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_lamb_stage stage);
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage);
-/* A step of dense LAMB on mean gradients. */
-onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
-/* Makes recipe->own, with the recipe's limits. */
+/* Makes a step of dense LAMB from mean gradients. */
+onebit_status_t ob_lamb_make_dense_step(struct onebit_optimizer *optimizer,
+                                        struct ob_bucket *bucket);
+/* Makes recipe->own with the limits of the recipe. */
 onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
-/* Members of a method. */
-onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
-                             onebit_tensor_statistics_t *statistics);
+/* Two members of rows with a struct ob_lamb. */
+onebit_status_t ob_lamb_fill_statistics(const struct onebit_optimizer *optimizer, size_t tensor,
+                                        onebit_tensor_statistics_t *statistics);
 size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
 
 #ifdef ONEBIT_HAVE_CUDA
@@ -170,31 +172,32 @@ extern const struct ob_optimizer_executor ob_optimizer_executor_cuda;
 
 struct onebit_optimizer {
   onebit_comm_t comm;
-  onebit_comm_t latest; /* to which it was to be moved last, or NULL */
+  onebit_comm_t latest; /* the communicator of the latest move, also if that failed; or NULL */
   const struct ob_optimizer_executor *executor;
-  const struct ob_method *method, *asked; /* asked: the row that has its options */
-  void *own;                              /* the method's */
-  /* The caller's, with the gradients, factors and weight decays of now: buckets are made from it.
-   */
+  const struct ob_method *method, *asked; /* asked: the row of its options */
+  void *own;                              /* belongs to the method */
+  /* The caller's list of tensors, with the current gradients, factors and weight decays; buckets
+   * are made from it. */
   onebit_tensor_t *list;
   size_t list_count;
-  /* After a move that failed half-way: the state, since there are no buckets. Else NULL. */
+  /* The state after a move that failed half-way and left no buckets, else NULL. */
   struct ob_part *held;
   /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
   bool deferred;
-  uint64_t unknown;          /* steps since it asked last */
-  struct ob_outcome outcome; /* of steps on streams */
+  uint64_t unknown;          /* steps since the host asked last */
+  struct ob_outcome outcome; /* the outcome of steps on streams */
   struct ob_moments moments;
   onebit_optimizer_options_t options; /* defaults filled in */
   struct ob_bucket *buckets;          /* in the order of their tensors */
   struct ob_tensor *tensors;
   size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
-  bool began_frozen;   /* without a warm-up: frozen_at is 0 */
-  uint64_t zero_steps; /* before the first gradient, which a warm-up that divides does not count */
-  float *chunks;       /* scratch of such a warm-up's end: two chunks of moments */
+  bool began_frozen; /* there was no warm-up: frozen_at is 0 */
+  /* Steps before the first gradient; a warm-up that divides does not count them. */
+  uint64_t zero_steps;
+  float *chunks;         /* scratch for the end of such a warm-up: two chunks of moments */
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
-  uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
+  uint64_t sent[2];      /* bytes of the calls of this host, likewise */
   struct ob_times times;
   struct ob_step_state step;
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
@@ -202,50 +205,52 @@ struct onebit_optimizer {
   size_t window;
   double loss_scale;   /* 1 without loss scaling */
   uint64_t good_steps; /* since the scale changed */
-  /* Clipping: the exchange of the sums of squares, or NULL; this rank's sum; and the mean over all
-   * ranks. */
+  /* Clipping: the plan that exchanges sums of squares, or NULL; this rank's sum and the mean over
+   * all ranks; the norm. */
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
-  /* The hash of factors, weight decays, beta1 and tag that were set since the ranks agreed on them:
-   * 0 if none was. Whether some wait for a synchronisation. The latest beta1, which that of moments
-   * follows when it may. */
+  /* constants: the hash of the factors, weight decays, beta1 and tag that were set since the ranks
+   * last agreed on them, or 0. constants_wait: some take effect at the next synchronisation. beta1:
+   * the latest one; moments.beta1 follows it when it may. */
   uint32_t constants;
   double beta1;
   uint64_t tag;
   bool constants_wait;
-  /* Scratch of checkpoints, one a tensor; NULL where buckets do not move between widths. */
+  /* Scratch of checkpoints, one a tensor; NULL if buckets do not change their width. */
   struct ob_ladder_state *ladders;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
-  /* In device memory: the learning rate of steps, which the host then does not know, and passes as
-   * 0 to calls. NULL: calls have the rate. */
+  /* The learning rate in device memory, which the host does not know: calls then pass 0. NULL:
+   * calls have the rate. */
   const float *rate;
-  /* Parameters were compared at least once; the calls of step since then, the same number on all
-   * ranks. */
+  /* compared: parameters were compared at least once. calls: the calls of step since then, the same
+   * number on all ranks. */
   bool compared;
   uint64_t calls, compare_interval;
   uint64_t *hashes; /* scratch: one a tensor */
-  /* Deferred: steps skipped because of the norm, before the exchange of buckets, whose skips the
-   * executor counts. */
+  /* With a deferred executor: steps that were skipped because of the norm, before buckets were
+   * exchanged. The executor counts other skipped steps. */
   uint64_t skipped_by_norm;
   struct ob_metrics *metrics; /* NULL: this rank writes none */
   uint64_t own_bytes;
-  uint64_t constant_bytes; /* of what does not depend on the communicator */
+  uint64_t constant_bytes; /* the part of own_bytes that does not depend on the communicator */
 };
 
 /* --- Making one (optimizer.c) */
 
-/* Collective: an optimizer of the method, of its options or NULL. What is wrong with them on one
- * rank is agreed on all the same. */
+/* Creates an optimizer of the method with its options, or with defaults if `options` is NULL:
+ * collective. If they are wrong on one rank, creating fails on all ranks. */
 onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,
                                     const void *options, const onebit_tensor_t *tensors,
                                     size_t ntensors, onebit_optimizer_t *optimizer);
 
-/* Buckets, plans and what else depends on the communicator, from the list: collective. `status` is
- * how this rank fares so far. And gives all of that back, which is local, whatever is in flight. */
+/* ob_optimizer_build creates the buckets, the plans and all else that depends on the communicator,
+ * from the list: collective; `status` is that of this rank so far. ob_optimizer_strip destroys them
+ * without messages, even if calls are in flight; ob_optimizer_abandon_plans, its first part, ends
+ * those calls. */
 onebit_status_t ob_optimizer_build(struct onebit_optimizer *optimizer, onebit_status_t status);
 void ob_optimizer_strip(struct onebit_optimizer *optimizer);
-void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer); /* the first of that */
+void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer);
 
 /* Collective: fails on all ranks of comm unless their optimizers are of the same kind, with the
  * same options and tensors. */
@@ -270,26 +275,28 @@ static inline void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, si
   return ob_allocate(count, size);
 }
 
-/* Arguments (arguments.c), each ONEBIT_OK or a status with its error message: the options that all
- * optimizers have; whether this method can be compressed as its options ask, in so many bits. */
+/* Checks of arguments (arguments.c); each returns ONEBIT_OK, or a status with its error message.
+ * ob_check_common checks the options that all optimizers have; ob_check_recipe, whether the method
+ * supports the options and these bits. */
 onebit_status_t ob_check_common(const onebit_optimizer_options_t *options);
 onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits);
-/* An array of a tensor: `name` is "parameter" or "gradient"; and all tensors, whose arrays may not
- * overlap. ONEBIT_ERROR_MEMORY too. */
+/* ob_check_array checks an array of a tensor; `name` is "parameter" or "gradient". ob_check_tensors
+ * checks all tensors, whose arrays must not overlap; it may return ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_check_array(const struct ob_optimizer_executor *executor, const char *name,
                                size_t tensor, const void *array, onebit_dtype_t dtype);
 onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
                                  const onebit_tensor_t *tensors, size_t count);
 
-/* Allocates everything of a bucket except its plans, which exist already (bucket.c); sets the
- * master values from the parameters. ONEBIT_ERROR_MEMORY: some of it may be allocated. */
+/* ob_bucket_allocate allocates everything of a bucket except its plans, which exist already
+ * (bucket.c). After ONEBIT_ERROR_MEMORY some of it may be allocated. ob_bucket_make_masters sets
+ * the master values from the parameters. */
 onebit_status_t ob_bucket_allocate(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
 void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket);
 
-/* Buckets (buckets.c): groups the tensors, which makes room for them; makes each bucket and its
- * plans, which is collective; gives them back. */
+/* Buckets (buckets.c). ob_buckets_group assigns tensors to buckets, and allocates the lists of
+ * both. ob_buckets_create creates each bucket and its plans: collective. */
 onebit_status_t ob_buckets_group(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
                                  size_t count);
 onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
@@ -297,20 +304,22 @@ onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
                                   size_t *counts);
 void ob_buckets_destroy(struct onebit_optimizer *optimizer);
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
-/* Arrays that only dense steps want are there while there are such, or `warm`, and else not: of one
- * copy of the residuals that of the mean gradient; and variances of divided gradients. Errors:
- * ONEBIT_ERROR_MEMORY, of wanting one. */
+/* Allocates the arrays that only dense steps need, if such steps may come or `warm` is set, else
+ * releases them: the mean gradient, if the residual has one copy, and the variances of divided
+ * gradients. Returns ONEBIT_ERROR_MEMORY if allocating fails. */
 onebit_status_t ob_buckets_fit_arrays(struct onebit_optimizer *optimizer, bool warm);
 
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);
 /* Applies the list's new factor and weight decay of the tensor. */
 onebit_status_t ob_buckets_set_constants(struct onebit_optimizer *optimizer, size_t tensor);
-void ob_buckets_set_serving(struct onebit_optimizer *optimizer); /* beta1 of now */
+/* Sets the factors of servers from the current betas. */
+void ob_buckets_set_serving(struct onebit_optimizer *optimizer);
 
 /* --- A step (step.c) */
 
-/* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
+/* Returns false for a single rank in profile deepspeed, which does not compress, though it freezes
+ * the variance. */
 static inline bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
@@ -331,81 +340,88 @@ static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *opt
   return ob_outcome_tell(&optimizer->step.outcome);
 }
 
-/* True if ranks exchange nothing in the step being made. */
+/* Returns true if ranks exchange nothing in the step being made. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
-/* Factors, weight decays, beta1 and tag (terms.c): what waits comes into force, where it may.
- * What the ranks must agree on in a call of the step being made: a rate, of that name and those. */
+/* Factors, weight decays, beta1 and tag (terms.c). ob_constants_apply makes those that wait take
+ * effect if they may. ob_constants_agree sets in a call the value on which ranks must agree: the
+ * rate, which has this name, with the constants. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);
 
-/* Steps in parts, with a stream or without: opens one; a tensor is ready. Notes a mistake unless
- * all calls of the open step are of one form. */
+/* Steps in parts, with a stream or without. ob_optimizer_begin_on opens a step;
+ * ob_optimizer_ready_on says that a tensor's gradient is ready; ob_step_check_form notes an error
+ * unless all calls of the open step have a stream, or none has. */
 onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learning_rate,
                                       bool streamed);
 onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tensor, bool streamed,
                                       void *stream);
 onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed);
 
-/* Counts a step that was made; the stage follows. */
+/* Counts a step that was made, and changes the stage if that is due. */
 onebit_status_t ob_optimizer_advance(struct onebit_optimizer *optimizer);
 
-/* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
- * the next one may be beyond it. */
+/* Returns true if the host must wait for a deferred executor before the next step, because it has
+ * to know the stage: in the warm-up, as soon as the next step may be beyond it. */
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer);
 
 /* Makes a step on a stream of the device, or without one. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
                                      bool on_stream, void *stream);
 
-/* Waits for steps on streams; then steps, skipped and the stage are known. How the steps ended is
- * kept, as is what ob_optimizer_note is given, until ob_optimizer_end_outcome. */
+/* Waits for steps on streams; then steps, skipped and the stage are known. The outcome of these
+ * steps, and the statuses that ob_optimizer_note adds, are kept until ob_optimizer_end_outcome
+ * returns them. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer);
 static inline onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer,
                                                 onebit_status_t status) {
   return ob_outcome_add(&optimizer->outcome, status);
 }
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
-/* Fail while a step is open. reach_idle: waits for those on streams. */
+/* Both fail while a step is open. ob_optimizer_reach_idle also waits for steps on streams. */
 onebit_status_t ob_optimizer_check_idle(const struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_reach_idle(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
-/* Drops results of the step that are held, without applying them. */
+/* Discards results of the step that are held. */
 void ob_step_revoke(struct onebit_optimizer *optimizer);
 
 /* Sets step.gradient_factor, by which gradients of the step are multiplied (terms.c). Collective if
  * there is clipping, and then `status` is this rank's status so far, with the latest error
  * message. */
-onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
+onebit_status_t ob_optimizer_set_gradient_factor(struct onebit_optimizer *optimizer,
+                                                 onebit_status_t status);
 
-/* Collective over the survivors of `from`, to which the object is moved; where ranks are lost
- * meanwhile, again without these. *survivors: NULL, then the communicator that they have. */
+/* Moves the object to the survivors of `from`: collective over these. If further ranks are lost
+ * meanwhile, it starts again without them. *survivors is NULL at first, then the communicator of
+ * the survivors. */
 onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
                                    onebit_status_t (*move)(void *object, onebit_comm_t comm),
                                    void *object);
 
-/* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
+/* Called when a checkpoint was loaded, after which ranks have the same state: calls ob_plan_accept
+ * of all plans. */
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
 
-/* compares: true if the step being made compares the ranks' parameters: the first one does, and
- * steps at the interval that was set. compare: compares them, collectively; `status` is this rank's
- * status so far. */
-bool ob_optimizer_compares(struct onebit_optimizer *optimizer);
+/* ob_optimizer_must_compare returns true if the step being made compares the ranks' parameters: the
+ * first one does, and steps at the interval that was set. ob_optimizer_compare compares them:
+ * collective; `status` is this rank's status so far. */
+bool ob_optimizer_must_compare(struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_status_t status);
 
-/* Creates the memory of clipping, once the buckets are made. Collective. */
-onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
-void ob_weigh_destroy(struct onebit_optimizer *optimizer);
+/* Creates the plan and the memory of clipping, once the buckets are made: collective. */
+onebit_status_t ob_clipping_create(struct onebit_optimizer *optimizer);
+void ob_clipping_destroy(struct onebit_optimizer *optimizer);
 
-/* Limits the loss scale: gradients of float16 overflow long before, and float32 and bfloat16 have
- * enough exponents without one. */
+/* The largest loss scale: gradients of float16 overflow long before, and float32 and bfloat16 need
+ * none. */
 #define OB_MAX_LOSS_SCALE 0x1p64
 
-/* Changes the loss scale after a step, made or skipped. */
-void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
+/* Changes the loss scale after steps that were made or skipped. */
+void ob_optimizer_adjust_loss_scale(struct onebit_optimizer *optimizer, uint64_t made,
+                                    uint64_t skipped);
 
 /* --- Metrics of a training (report.c): where ONEBIT_METRICS names a file, a row each
  * ONEBIT_METRICS_EVERY steps */
@@ -415,75 +431,76 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
 /* Called when a step has ended with that status: writes a row if one is due. A failed call is no
  * step, and its error message is kept. If writing fails, this warns once, and writes no more. */
-void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
+void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
 void ob_metrics_close(onebit_optimizer_t optimizer);
 
 /* --- Functions that methods share (bucket.c) */
 
 /* Returns the factors of step number `step` (from 1), except those that differ by piece. */
-struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
+struct ob_pass_factors ob_make_factors(const struct onebit_optimizer *optimizer, uint64_t step);
 
-/* Lion's, which are the same for all steps. */
-struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimizer);
+/* Returns the factors of Lion, which are the same for all steps. */
+struct ob_lion_factors ob_make_lion_factors(const struct onebit_optimizer *optimizer);
 
-/* The bound of the steps on bits whose variance is not their own (ONEBIT_STEP_BOUND). */
+/* Returns the bound of steps on bits whose variance is frozen (ONEBIT_STEP_BOUND), or infinity. */
 float ob_step_bound(const struct onebit_optimizer *optimizer);
 
-/* A pass of that step on the bucket: all that any pass needs. Steps are not bounded. */
-struct ob_pass_sink ob_bucket_sink(const struct onebit_optimizer *optimizer,
-                                   const struct ob_bucket *bucket, enum ob_pass_kind kind,
-                                   uint64_t step);
+/* Returns the operands of a pass on the bucket in that step. Steps are not bounded. */
+struct ob_pass_sink ob_bucket_make_sink(const struct onebit_optimizer *optimizer,
+                                        const struct ob_bucket *bucket, enum ob_pass_kind kind,
+                                        uint64_t step);
 
-/* Run one pass over one bucket; over all compressed buckets. */
-onebit_status_t ob_bucket_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                               enum ob_pass_kind kind, uint64_t step);
-onebit_status_t ob_buckets_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
-                                uint64_t step);
-/* Whatever is to be done for each of the latter. */
-onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
-                                onebit_status_t (*of)(struct onebit_optimizer *optimizer,
-                                                      struct ob_bucket *bucket));
+/* Run a pass over one bucket, and over all compressed buckets. */
+onebit_status_t ob_bucket_run_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                   enum ob_pass_kind kind, uint64_t step);
+onebit_status_t ob_buckets_run_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                                    uint64_t step);
+/* Calls `body` for each compressed bucket. */
+onebit_status_t ob_buckets_for_each(struct onebit_optimizer *optimizer,
+                                    onebit_status_t (*body)(struct onebit_optimizer *optimizer,
+                                                            struct ob_bucket *bucket));
 
 /* Applies the exchanges that were held. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer);
 
 /* Fills in the usual call: it sends the momentum, and the pass `kind` applies the result. */
-void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                      enum ob_pass_kind kind, struct ob_call *call);
-/* The call divides gradients by the root of this rank's own second moments, after bucket->sink is
- * set. */
-void ob_moments_call(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
-                     uint64_t step, struct ob_call *call);
+void ob_fill_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                           enum ob_pass_kind kind, struct ob_call *call);
+/* Makes the call divide gradients by the root of this rank's own second moments. bucket->sink must
+ * be set. */
+void ob_fill_moments_call(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
+                          uint64_t step, struct ob_call *call);
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
 
-/* True if the warm-up is over. Without one, frozen_at stays 0. */
+/* Returns true if the warm-up is over. If there was none, frozen_at stays 0. */
 static inline bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
   return optimizer->frozen_at || optimizer->began_frozen;
 }
 
-/* The optimizer is in a warm-up of divided gradients, in which the host must know each step. */
-bool ob_optimizer_divides(const struct onebit_optimizer *optimizer);
+/* Returns true in a warm-up of divided gradients, in which the host must know each step. */
+bool ob_optimizer_divides_gradients(const struct onebit_optimizer *optimizer);
 
-/* Returns the number of the warm-up's last step, unless the variance decides. */
+/* Returns the number of the warm-up's last step, if this is not found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 
-/* Does the same, but if the step is found from the variance returns the latest step in which it can
- * be found. */
+/* Returns the number of the warm-up's last step; if this is found from the variance, the latest
+ * step in which it can be found. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
-/* True if the freeze should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
+/* Returns true if the freeze was due 1 / (1 - beta2) steps ago or earlier, and the variance still
+ * lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 
-/* Returns the kind of the next step's messages: unless the method says, bits once it is frozen, if
- * it compresses. */
+/* Returns the form of the next step's exchange. If the method does not determine it, it is bits
+ * when the optimizer is frozen and compresses. */
 enum ob_exchange ob_optimizer_exchange(const struct onebit_optimizer *optimizer);
 
-/* Room for the norms, where the freeze is found from them. */
+/* Allocates the memory in which the freeze is found: norms, or chunks of moments. */
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
 
 /* Returns the sum of the variances that this rank keeps, from the latest pass. */
-onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
+onebit_status_t ob_freeze_sum_variances(struct onebit_optimizer *optimizer, double *sum);
 
 /* Sets the residuals of the warm-up's exchange to zero, and returns their memory. */
 onebit_status_t ob_freeze_forget_residuals(struct onebit_optimizer *optimizer,

@@ -1,4 +1,4 @@
-/* Options, as rows of a table. */
+/* Reads options by the rows of their table. */
 #include <math.h>
 #include <string.h>
 
@@ -28,10 +28,10 @@ onebit_status_t ob_check_order(const char *min_name, double min, const char *max
   return ONEBIT_OK;
 }
 
-double ob_given_or(double value, double fallback) { return value == 0 ? fallback : value; }
+double ob_value_or_default(double value, double fallback) { return value == 0 ? fallback : value; }
 
 static onebit_status_t put_double(const struct ob_option *row, double value, char *to) {
-  value = ob_given_or(value, row->fallback);
+  value = ob_value_or_default(value, row->fallback);
   memcpy(to + row->to, &value, sizeof value);
   if (row->kind == OB_OPTION_FRACTION)
     return ob_check_fraction(row->name, value);
@@ -55,7 +55,7 @@ static onebit_status_t put_count(const struct ob_option *row, size_t value, char
   return ONEBIT_OK;
 }
 
-/* Returns the caller's value, or the default if that is zero. */
+/* Reads one option: the caller's value, or the default if that is zero. */
 static onebit_status_t read_row(const struct ob_option *row, const char *from, char *to) {
   double real = 0;
   size_t count = 0;
@@ -78,8 +78,8 @@ onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, cons
   return ONEBIT_OK;
 }
 
-void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
-                      struct ob_term *terms) {
+void ob_options_list_terms(const struct ob_option *rows, size_t count, const void *to,
+                           struct ob_term *terms) {
   for (size_t k = 0; k < count; k++) {
     const char *at = (const char *)to + rows[k].to;
     uint64_t bits;
@@ -132,7 +132,7 @@ const struct ob_option ob_common_options[] = {
 _Static_assert(sizeof ob_common_options / sizeof ob_common_options[0] == OB_COMMON_OPTIONS,
                "the number of rows");
 
-size_t ob_method_number(const char *name) {
+size_t ob_method_index(const char *name) {
 #define NAMED(name) #name,
   static const char *const names[] = {OB_METHODS(NAMED)};
   size_t number = 0;

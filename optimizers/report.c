@@ -1,4 +1,5 @@
-/* The statistics of an optimizer as text: one line of all, and rows of a CSV file in a training. */
+/* Writes the statistics of an optimizer: as one line of text or JSON, and during a training as rows
+ * of a CSV file. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <inttypes.h>
@@ -26,10 +27,10 @@ struct line {
   size_t size, length;
 };
 
-static void describe_put(struct line *line, const char *format, ...)
+static void append_format(struct line *line, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-static void describe_put(struct line *line, const char *format, ...) {
+static void append_format(struct line *line, const char *format, ...) {
   bool fits = line->length < line->size;
   va_list arguments;
   va_start(arguments, format);
@@ -41,98 +42,98 @@ static void describe_put(struct line *line, const char *format, ...) {
 
 /* --- JSON */
 
-static void put_number(struct line *line, const char *name, double number) {
+static void append_json_number(struct line *line, const char *name, double number) {
   char text[OB_JSON_NUMBER];
-  describe_put(line, ",\"%s\":%s", name, ob_json_number(text, number));
+  append_format(line, ",\"%s\":%s", name, ob_json_number(text, number));
 }
 
-static void put_whole(struct line *line, const char *name, uint64_t number) {
-  describe_put(line, ",\"%s\":%llu", name, (unsigned long long)number);
+static void append_json_whole(struct line *line, const char *name, uint64_t number) {
+  append_format(line, ",\"%s\":%llu", name, (unsigned long long)number);
 }
 
-static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
-  put_whole(line, "steps", info->steps);
-  put_whole(line, "skipped", info->skipped);
-  put_whole(line, "freeze_step", info->freeze_step);
-  describe_put(line, ",\"synchronized\":%s", info->synchronized ? "true" : "false");
-  put_whole(line, "dense_exchanges", info->exchanges[0]);
-  put_whole(line, "bits_exchanges", info->exchanges[1]);
-  put_whole(line, "local_steps", info->exchanges[2]);
-  put_number(line, "variance_ratio", info->variance_ratio);
-  put_number(line, "momentum_norm", info->momentum_norm);
-  put_number(line, "residual_norm", info->residual_norm);
-  put_number(line, "loss_scale", info->loss_scale);
-  put_number(line, "gradient_norm", info->gradient_norm);
-  put_whole(line, "warmup_bytes", info->warmup_bytes);
-  put_whole(line, "compressed_bytes", info->compressed_bytes);
-  put_whole(line, "memory_bytes", info->memory_bytes);
-  put_number(line, "bits", info->bits);
-  put_whole(line, "moves", info->moves);
+static void append_json_state(struct line *line, const onebit_optimizer_info_t *info) {
+  append_json_whole(line, "steps", info->steps);
+  append_json_whole(line, "skipped", info->skipped);
+  append_json_whole(line, "freeze_step", info->freeze_step);
+  append_format(line, ",\"synchronized\":%s", info->synchronized ? "true" : "false");
+  append_json_whole(line, "dense_exchanges", info->exchanges[0]);
+  append_json_whole(line, "bits_exchanges", info->exchanges[1]);
+  append_json_whole(line, "local_steps", info->exchanges[2]);
+  append_json_number(line, "variance_ratio", info->variance_ratio);
+  append_json_number(line, "momentum_norm", info->momentum_norm);
+  append_json_number(line, "residual_norm", info->residual_norm);
+  append_json_number(line, "loss_scale", info->loss_scale);
+  append_json_number(line, "gradient_norm", info->gradient_norm);
+  append_json_whole(line, "warmup_bytes", info->warmup_bytes);
+  append_json_whole(line, "compressed_bytes", info->compressed_bytes);
+  append_json_whole(line, "memory_bytes", info->memory_bytes);
+  append_json_number(line, "bits", info->bits);
+  append_json_whole(line, "moves", info->moves);
 }
 
-static void put_json(struct line *line, const onebit_optimizer_statistics_t *statistics) {
-  describe_put(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
-               statistics->info.stage == ONEBIT_STAGE_COMPRESSED ? "compressed" : "warmup");
-  put_state(line, &statistics->info);
-  put_number(line, "residual_ratio", statistics->residual_ratio);
-  put_whole(line, "dense_bytes", statistics->dense_bytes);
-  put_whole(line, "bits_bytes", statistics->bits_bytes);
-  put_number(line, "seconds", statistics->seconds);
-  put_number(line, "compress_seconds", statistics->compress_seconds);
-  put_number(line, "network_seconds", statistics->network_seconds);
-  put_number(line, "update_seconds", statistics->update_seconds);
-  describe_put(line, "}");
+static void append_json(struct line *line, const onebit_optimizer_statistics_t *statistics) {
+  append_format(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
+                statistics->info.stage == ONEBIT_STAGE_COMPRESSED ? "compressed" : "warmup");
+  append_json_state(line, &statistics->info);
+  append_json_number(line, "residual_ratio", statistics->residual_ratio);
+  append_json_whole(line, "dense_bytes", statistics->dense_bytes);
+  append_json_whole(line, "bits_bytes", statistics->bits_bytes);
+  append_json_number(line, "seconds", statistics->seconds);
+  append_json_number(line, "compress_seconds", statistics->compress_seconds);
+  append_json_number(line, "network_seconds", statistics->network_seconds);
+  append_json_number(line, "update_seconds", statistics->update_seconds);
+  append_format(line, "}");
 }
 
 /* --- Text */
 
-static void put_bytes(struct line *line, uint64_t bytes, const char *what) {
+static void append_bytes(struct line *line, uint64_t bytes, const char *what) {
   static const char *const buckets[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   size_t bucket = 0;
   double number = (double)bytes;
   for (; number >= 1000 && bucket + 1 < sizeof buckets / sizeof buckets[0]; bucket++)
     number /= 1000;
-  describe_put(line, "%.*f %s %s", bucket ? 1 : 0, number, buckets[bucket], what);
+  append_format(line, "%.*f %s %s", bucket ? 1 : 0, number, buckets[bucket], what);
 }
 
-static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {
-  describe_put(line, "%s: %llu steps", info->name, (unsigned long long)info->steps);
+static void append_stage(struct line *line, const onebit_optimizer_info_t *info) {
+  append_format(line, "%s: %llu steps", info->name, (unsigned long long)info->steps);
   if (info->skipped)
-    describe_put(line, " (%llu skipped)", (unsigned long long)info->skipped);
+    append_format(line, " (%llu skipped)", (unsigned long long)info->skipped);
   if (info->stage == ONEBIT_STAGE_WARMUP)
-    describe_put(line, ", in warm-up");
+    append_format(line, ", in warm-up");
   else
-    describe_put(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
+    append_format(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
   if (info->stage == ONEBIT_STAGE_WARMUP && info->variance_ratio > 0)
-    describe_put(line, ", variance ratio %.3f", info->variance_ratio);
-  describe_put(line, "; exchanges: %llu in the warm-up, %llu compressed",
-               (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
+    append_format(line, ", variance ratio %.3f", info->variance_ratio);
+  append_format(line, "; exchanges: %llu in the warm-up, %llu compressed",
+                (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
   if (info->exchanges[2])
-    describe_put(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
+    append_format(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
 }
 
-static double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+static double percent_of(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
-static void describe_put_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
+static void append_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   const onebit_optimizer_info_t *info = &statistics->info;
-  put_stage(line, info);
-  describe_put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
-               statistics->residual_ratio);
-  put_bytes(line, statistics->dense_bytes, "in the warm-up, ");
-  put_bytes(line, statistics->bits_bytes, "compressed; ");
-  describe_put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update",
-               statistics->seconds, percent(statistics->compress_seconds, statistics->seconds),
-               percent(statistics->network_seconds, statistics->seconds),
-               percent(statistics->update_seconds, statistics->seconds));
+  append_stage(line, info);
+  append_format(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
+                statistics->residual_ratio);
+  append_bytes(line, statistics->dense_bytes, "in the warm-up, ");
+  append_bytes(line, statistics->bits_bytes, "compressed; ");
+  append_format(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update",
+                statistics->seconds, percent_of(statistics->compress_seconds, statistics->seconds),
+                percent_of(statistics->network_seconds, statistics->seconds),
+                percent_of(statistics->update_seconds, statistics->seconds));
   if (info->loss_scale != 1)
-    describe_put(line, "; loss scale %.6g", info->loss_scale);
+    append_format(line, "; loss scale %.6g", info->loss_scale);
   if (info->gradient_norm > 0)
-    describe_put(line, "; gradient norm %.4g", info->gradient_norm);
+    append_format(line, "; gradient norm %.4g", info->gradient_norm);
   if (info->bits > 1 || info->moves)
-    describe_put(line, "; %.3g bits an element, changed %llu times", info->bits,
-                 (unsigned long long)info->moves);
-  describe_put(line, "; ");
-  put_bytes(line, info->memory_bytes, "of memory");
+    append_format(line, "; %.3g bits an element, changed %llu times", info->bits,
+                  (unsigned long long)info->moves);
+  append_format(line, "; ");
+  append_bytes(line, info->memory_bytes, "of memory");
 }
 
 onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
@@ -147,9 +148,9 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
     return ob_error(ONEBIT_ERROR_ARGUMENT, "buffer is NULL, and size %zu", size);
   OB_TRY(onebit_optimizer_get_statistics(optimizer, &statistics));
   if (format == ONEBIT_FORMAT_JSON)
-    put_json(&line, &statistics);
+    append_json(&line, &statistics);
   else
-    describe_put_text(&line, &statistics);
+    append_text(&line, &statistics);
   if (length)
     *length = line.length;
   return ONEBIT_OK;
@@ -162,9 +163,9 @@ enum { DEFAULT_EVERY = 10, PATH = 1024 };
 struct ob_metrics {
   FILE *file;
   uint64_t every, calls;
-  double row_began; /* the clock, when the latest row was written */
+  double row_began; /* the time when the latest row was written */
   double elements;
-  onebit_optimizer_statistics_t before; /* of the latest row */
+  onebit_optimizer_statistics_t before; /* the statistics in the latest row */
 };
 
 /* --- Rows */
@@ -176,10 +177,11 @@ static const char *const names[COLUMNS] = {
     "residual_ratio", "residual_norm",   "momentum_norm",    "gradient_norm",
     "learning_rate",  "loss_scale",      "skipped",          "compressed"};
 
-/* Seconds and bytes are means of the steps since the latest row. */
-static void metrics_fill(const struct onebit_optimizer *optimizer, const struct ob_metrics *metrics,
-                         const onebit_optimizer_statistics_t *all, float rate,
-                         double row[COLUMNS]) {
+/* Fills in a row. Seconds and bytes are means over the steps since the latest row. */
+static void metrics_fill_row(const struct onebit_optimizer *optimizer,
+                             const struct ob_metrics *metrics,
+                             const onebit_optimizer_statistics_t *all, float rate,
+                             double row[COLUMNS]) {
   const onebit_optimizer_statistics_t *before = &metrics->before;
   const double steps = (double)metrics->every, ranks = optimizer->comm->size;
   const double sent =
@@ -222,13 +224,14 @@ static bool write_heading(const struct ob_metrics *metrics) {
   return fflush(metrics->file) == 0;
 }
 
-void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status) {
+void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate,
+                         onebit_status_t status) {
   struct ob_metrics *metrics = optimizer->metrics;
   onebit_optimizer_statistics_t all = {.size = sizeof all};
   double row[COLUMNS];
   if (!metrics || (status < ONEBIT_OK && status != ONEBIT_SKIPPED))
     return;
-  if (metrics->calls++ == 0) /* when the first step began, not when the optimizer was made */
+  if (metrics->calls++ == 0) /* the time begins with the first step */
     metrics->row_began = ob_seconds() - optimizer->times.all;
   if (metrics->calls % metrics->every != 0)
     return;
@@ -236,7 +239,7 @@ void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_s
   if (onebit_optimizer_get_statistics(optimizer, &all) != ONEBIT_OK) {
     why = onebit_last_error();
   } else {
-    metrics_fill(optimizer, metrics, &all, learning_rate, row);
+    metrics_fill_row(optimizer, metrics, &all, learning_rate, row);
     why = write_csv(metrics->file, all.info.steps, row) ? NULL : strerror(errno);
     metrics->before = all;
     metrics->row_began = ob_seconds();
@@ -250,9 +253,9 @@ void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_s
 
 /* --- The file */
 
-/* Counts the optimizers of this process that have had the file's name: the later ones' gets a
- * number. */
-static unsigned count_name(const char *path) {
+/* Returns how often this process has used the file's name, now included: from the second time on,
+ * the name gets this number. */
+static unsigned count_name_uses(const char *path) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {
     uint64_t name;
@@ -267,12 +270,12 @@ static unsigned count_name(const char *path) {
   return ++known[k].times;
 }
 
-/* run.csv, run-2.csv ... */
-static bool name_file(const char *pattern, int rank, char path[PATH]) {
+/* Sets the path of the file: run.csv, then run-2.csv and so on. */
+static bool choose_path(const char *pattern, int rank, char path[PATH]) {
   char first[PATH];
   if (!ob_expand_path(pattern, rank, first, sizeof first))
     return false;
-  const unsigned times = count_name(first);
+  const unsigned times = count_name_uses(first);
   const char *slash = strrchr(first, '/'), *dot = strrchr(first, '.');
   const size_t stem = dot && dot > slash ? (size_t)(dot - first) : strlen(first);
   int length = times > 1 ? snprintf(path, PATH, "%.*s-%u%s", (int)stem, first, times, first + stem)
@@ -284,7 +287,7 @@ static onebit_status_t metrics_open_file(const char *pattern, int rank,
                                          struct ob_metrics *metrics) {
   char path[PATH] = "", reason[OB_INPUT_REASON];
   int code =
-      name_file(pattern, rank, path) ? ob_output_open(&metrics->file, path, false) : ENAMETOOLONG;
+      choose_path(pattern, rank, path) ? ob_output_open(&metrics->file, path, false) : ENAMETOOLONG;
   if (code == 0 && !write_heading(metrics))
     code = errno;
   if (code == 0)

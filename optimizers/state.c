@@ -1,4 +1,5 @@
-/* The list of an optimizer's sections, and how their elements are read and written. */
+/* The rows of the state, the place of a bucket's part of each, and reading and writing its
+ * elements. */
 #include "optimizers/state.h"
 
 #include "base/error.h"
@@ -40,8 +41,9 @@ enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
   return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
 }
 
-/* A method that sends momentum, or whose state is sharded, has residuals only from the freeze on; a
- * compressed warm-up has residuals of its own. */
+/* Returns true if the optimizer has residuals in that stage. A method that sends momentum, or whose
+ * state is sharded, has them only from the freeze on; a compressed warm-up has residuals of its
+ * own. */
 static bool has_residual(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                          enum ob_saved what) {
   const struct ob_method *method = optimizer->method;
@@ -78,8 +80,8 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
 
 /* --- The memory of each array in a bucket -----------------------------------------------------*/
 
-static void set_residual(struct ob_section *section, const struct ob_residual *residual,
-                         enum ob_content content) {
+static void set_residual_section(struct ob_section *section, const struct ob_residual *residual,
+                                 enum ob_content content) {
   section->content = content;
   section->residual = residual;
   section->values = residual->values[residual->now];
@@ -88,27 +90,28 @@ static void set_residual(struct ob_section *section, const struct ob_residual *r
   section->first_word = residual->first_word;
 }
 
-/* Sets the sections of a compressed bucket. If steps come back compressed, the residual belongs to
- * the server that sends them; servers that keep no residual have the momentum in its place. */
-static void set_compressed(struct ob_section *section, enum ob_stage stage) {
+/* Completes a section of a compressed bucket. If steps are sent back compressed, the residual
+ * belongs to the server that sends them; servers without a residual have the momentum in its
+ * place. */
+static void set_compressed_section(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
   const struct ob_residual *worker = ob_plan_residual(section->plan, false),
                            *server = ob_plan_residual(section->plan, true);
   bool from_servers = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
-    set_residual(section, worker, OB_CONTENT_RESIDUAL);
+    set_residual_section(section, worker, OB_CONTENT_RESIDUAL);
     ob_plan_find_compressed(section->plan, &section->first, &section->end);
   } else if (section->what == OB_SAVED_MOMENTS) {
-    set_residual(section, worker, OB_CONTENT_BFLOATS);
+    set_residual_section(section, worker, OB_CONTENT_BFLOATS);
     section->values = worker->moments[worker->now];
     ob_plan_find_compressed(bucket->bits, &section->first, &section->end);
   } else if (section->what == OB_SAVED_SERVER) {
     server = bucket->steps_back ? ob_plan_residual(bucket->steps_back, false) : server;
-    set_residual(section, server, OB_CONTENT_RESIDUAL);
+    set_residual_section(section, server, OB_CONTENT_RESIDUAL);
     if (server->serving.rule != OB_SERVE_MEAN)
       section->end = section->first;
   } else if (section->what == OB_SAVED_MOMENTUM && from_servers) {
-    set_residual(section, server, OB_CONTENT_FLOATS);
+    set_residual_section(section, server, OB_CONTENT_FLOATS);
   } else if (section->what == OB_SAVED_MOMENTUM && stage == OB_STAGE_SENT) {
     section->content = OB_CONTENT_MESSAGES;
   }
@@ -125,7 +128,8 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
   bool parameters = what == OB_SAVED_PARAMETERS;
   const int slot = what == OB_SAVED_MOMENTS ? OB_VARIANCE : ob_saved_rows[what].slot;
   section.values = parameters ? bucket->masters : bucket->arrays[slot];
-  if (parameters && !bucket->masters) { /* the caller's parameters, of which it has all */
+  if (parameters &&
+      !bucket->masters) { /* the caller's parameters, which are complete on every rank */
     section.content = OB_CONTENT_PIECES;
     section.first = 0;
     section.end = ob_plan_layout(bucket->bits)->blocks;
@@ -134,7 +138,7 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
       ob_plan_in_bits(bucket->dense))
     section.plan = bucket->dense;
   if (!bucket->uncompressed)
-    set_compressed(&section, stage);
+    set_compressed_section(&section, stage);
   else if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER || !(parameters || section.values))
     section.end = section.first;
   return section;
@@ -142,7 +146,7 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
 
 /* --- Runs of elements --------------------------------------------------------------------------*/
 
-size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) {
+size_t ob_block_offset_in_piece(const struct ob_layout *layout, size_t piece, size_t block) {
   const struct ob_piece *at = &layout->piece[piece];
   if (block <= at->first_block)
     return 0;
@@ -151,12 +155,14 @@ size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) 
   return (block - at->first_block) * layout->block;
 }
 
-bool ob_next_run(const struct ob_layout *layout, size_t first, size_t end, struct ob_run *run) {
+bool ob_find_next_run(const struct ob_layout *layout, size_t first, size_t end,
+                      struct ob_run *run) {
   if (!run->count)
     run->piece = first < end ? ob_layout_piece(layout, first) : layout->pieces;
   size_t k = run->piece, at = run->offset + run->count;
   for (; k < layout->pieces && layout->piece[k].first_block < end; k++, at = 0) {
-    const size_t begin = ob_offset_in(layout, k, first), stop = ob_offset_in(layout, k, end);
+    const size_t begin = ob_block_offset_in_piece(layout, k, first),
+                 stop = ob_block_offset_in_piece(layout, k, end);
     at = at > begin ? at : begin;
     if (at < stop) {
       *run = (struct ob_run){k, at, stop - at < OB_CHUNK ? stop - at : OB_CHUNK};
@@ -166,7 +172,7 @@ bool ob_next_run(const struct ob_layout *layout, size_t first, size_t end, struc
   return false;
 }
 
-size_t ob_interval_of(const size_t *bounds, size_t stride, size_t count, size_t block) {
+size_t ob_find_interval(const size_t *bounds, size_t stride, size_t count, size_t block) {
   size_t low = 0, high = count;
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
@@ -198,8 +204,8 @@ void ob_reader_destroy(struct ob_reader *reader) {
   ob_release(reader->message);
 }
 
-/* Returns the place of the run's first element. */
-static void *sections_address_of(const struct ob_section *section, const struct ob_run *run) {
+/* Returns the address of the run's first element. */
+static void *section_address(const struct ob_section *section, const struct ob_run *run) {
   const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
     return bucket->parameters[run->piece] + run->offset;
@@ -208,7 +214,7 @@ static void *sections_address_of(const struct ob_section *section, const struct 
   return (char *)section->values + (word * OB_LANES + run->offset) * size;
 }
 
-/* Reads 16-bit values into the upper half of the memory first, and expands them from there. */
+/* Reads 16-bit values into the upper half of `values`, and expands them from there. */
 static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *from, size_t count,
                                     float *values) {
   uint16_t *buffer = (uint16_t *)(void *)values + count;
@@ -218,7 +224,8 @@ static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *
   return ONEBIT_OK;
 }
 
-/* Compensated values, and the scales of their blocks. */
+/* Reads compensated values and their scales, and computes from them the residual or the decoded
+ * signs. */
 static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_section *section,
                                      const struct ob_run *run, float *values) {
   const struct ob_residual *residual = section->residual;
@@ -229,8 +236,8 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
   const float *scales = residual->scales[residual->now];
   if (!residual->one_scale)
     scales += layout->piece[run->piece].first_block + first - residual->first;
-  OB_TRY(residual->memory->copy(values, sections_address_of(section, run),
-                                run->count * sizeof *values));
+  OB_TRY(
+      residual->memory->copy(values, section_address(section, run), run->count * sizeof *values));
   OB_TRY(residual->memory->copy(reader->scales, scales, count * sizeof *scales));
   for (size_t i = 0; i < run->count; i++) {
     float scale =
@@ -242,10 +249,12 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
   return ONEBIT_OK;
 }
 
-/* The latest message number `number`, where the host can read it. Shards' chunks are numbered. */
-static onebit_status_t sections_look_at(struct ob_reader *reader, const struct onebit_plan *plan,
-                                        size_t number, const struct ob_message_shape *shape,
-                                        unsigned char *message, struct ob_view *view) {
+/* Sets a view of message number `number` that the host can read. Chunks of segments are numbered
+ * consecutively. */
+static onebit_status_t section_view_message(struct ob_reader *reader,
+                                            const struct onebit_plan *plan, size_t number,
+                                            const struct ob_message_shape *shape,
+                                            unsigned char *message, struct ob_view *view) {
   if (ob_plan_message_memory(plan) != &ob_memory_host) {
     if (reader->plan != plan || reader->copied != number)
       OB_TRY(ob_plan_message_memory(plan)->copy(reader->message, message, ob_message_bytes(shape)));
@@ -257,13 +266,15 @@ static onebit_status_t sections_look_at(struct ob_reader *reader, const struct o
   return ONEBIT_OK;
 }
 
-/* Decodes a block of a message from an offset in it on: of the received message, or of the one that
- * this rank has sent, in memory of the host. Its header has the width. */
-static onebit_status_t sections_decode(struct ob_reader *reader, const struct onebit_plan *plan,
-                                       bool sent, size_t block, size_t offset, size_t count,
-                                       float *values) {
+/* Decodes `count` elements of a block, from an offset on, from the received message, or from the
+ * message that this rank has sent, which is in memory of the host; the width of the latter is in
+ * its header. */
+static onebit_status_t section_decode_block(struct ob_reader *reader,
+                                            const struct onebit_plan *plan, bool sent, size_t block,
+                                            size_t offset, size_t count, float *values) {
   const struct ob_geometry *geometry = ob_plan_geometry(plan);
-  size_t number = ob_interval_of(geometry->bounds, 1, geometry->segments * geometry->chunks, block);
+  size_t number =
+      ob_find_interval(geometry->bounds, 1, geometry->segments * geometry->chunks, block);
   size_t segment = number / geometry->chunks, chunk = number % geometry->chunks;
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   unsigned char *message = ob_plan_result(plan, false, segment, chunk);
@@ -272,7 +283,7 @@ static onebit_status_t sections_decode(struct ob_reader *reader, const struct on
     message = ob_message_at(geometry, geometry->outgoing, segment - geometry->first_segment, chunk);
     shape.width = ob_flags_width(((const struct ob_header *)(const void *)message)->flags);
   }
-  OB_TRY(sections_look_at(reader, plan, number, &shape, message, &view));
+  OB_TRY(section_view_message(reader, plan, number, &shape, message, &view));
   float scale = shape.one_scale ? view.header->scale : view.scales[block - shape.first];
   const uint32_t *words =
       view.words + shape.width * (ob_layout_word(&geometry->layout, block) -
@@ -282,7 +293,7 @@ static onebit_status_t sections_decode(struct ob_reader *reader, const struct on
     const unsigned lane = (unsigned)(i % OB_LANES);
     *values++ = shape.width == 1
                     ? ob_decode(*fields >> lane & 1, scale)
-                    : ob_level_of(ob_read_code(fields, lane, shape.width), shape.width) * scale;
+                    : ob_decode_level(ob_read_code(fields, lane, shape.width), shape.width) * scale;
   }
   return ONEBIT_OK;
 }
@@ -294,8 +305,8 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
   for (size_t done = 0, some; done < run->count; done += some) {
     size_t offset = run->offset + done, left = run->count - done, within = offset % block;
     some = block - within < left ? block - within : left;
-    OB_TRY(
-        sections_decode(reader, plan, sent, first + offset / block, within, some, values + done));
+    OB_TRY(section_decode_block(reader, plan, sent, first + offset / block, within, some,
+                                values + done));
   }
   return ONEBIT_OK;
 }
@@ -306,7 +317,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   const struct ob_memory *memory = ob_plan_memory(plan);
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
-    return read_bfloats(memory, sections_address_of(section, run), run->count, values);
+    return read_bfloats(memory, section_address(section, run), run->count, values);
   case OB_CONTENT_SENT:
     if (section->residual->eager[section->residual->now])
       return read_messages(reader, plan, true, run, values);
@@ -316,17 +327,17 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   case OB_CONTENT_MESSAGES:
     return read_messages(reader, plan, false, run, values);
   default:
-    return memory->copy(values, sections_address_of(section, run), run->count * sizeof *values);
+    return memory->copy(values, section_address(section, run), run->count * sizeof *values);
   }
 }
 
-/* Rounds means over ranks to the type in which moments are stored. */
+/* Rounds moments to bfloat16, the type in which they are stored. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
   const struct ob_memory *memory = ob_plan_memory(section->plan);
   if (section->content != OB_CONTENT_BFLOATS)
-    return memory->copy(sections_address_of(section, run), values, run->count * sizeof *values);
+    return memory->copy(section_address(section, run), values, run->count * sizeof *values);
   for (size_t i = 0; i < run->count; i++)
     ob_store(scratch, i, ONEBIT_BFLOAT16, values[i]);
-  return memory->copy(sections_address_of(section, run), scratch, run->count * sizeof(uint16_t));
+  return memory->copy(section_address(section, run), scratch, run->count * sizeof(uint16_t));
 }

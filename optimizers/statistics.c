@@ -1,5 +1,5 @@
-/* The information of an optimizer for its user: its form, norms of its state, and statistics for
- * tuning. */
+/* Information about an optimizer for its user: its configuration, norms of its state, statistics,
+ * and warnings. */
 #include <math.h>
 
 #include "base/call_scope.h"
@@ -8,115 +8,116 @@
 #include "onebit/statistics.h"
 #include "optimizers/state.h"
 
-/* --- Norms of the state in a part of a bucket, as squares, which add up. They read the state once;
- * on a device, a part at a time. */
+/* --- Norms of the state in a part of a bucket, as sums of squares. Each norm reads the state once;
+ * in memory of a device, a part at a time. */
 
-/* Blocks first .. end - 1 of a bucket's layout, with the padding in them or without. */
+/* The blocks first .. end - 1 of a bucket's layout, with their padding or without. */
 struct span {
   size_t first, end;
   bool padding;
 };
 
 enum norm {
-  NORM_PARAMETERS, /* or their master values */
-  NORM_MOMENTUM,   /* what the ranks have in common of it, or of what is exchanged instead */
-  NORM_RESIDUAL,   /* of what this rank sends */
-  NORM_SIGNAL      /* of the latest exchange of bits, where this rank has a residual */
+  NORM_PARAMETERS, /* the parameters, or their master values */
+  NORM_MOMENTUM,   /* the part that is equal on all ranks, or the value exchanged in its place */
+  NORM_RESIDUAL,   /* the residual of this rank's messages */
+  NORM_SIGNAL      /* the latest exchange of bits, where this rank has a residual */
 };
 
-/* The span of a bucket: all of it, or the elements in tensors. */
-static struct span span_of_bucket(const struct ob_bucket *bucket, bool padding) {
+/* Returns the span of all blocks of a bucket. */
+static struct span bucket_span(const struct ob_bucket *bucket, bool padding) {
   return (struct span){0, ob_plan_layout(bucket->bits)->blocks, padding};
 }
 
-static struct span span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+static struct span tensor_span(const struct onebit_optimizer *optimizer, size_t tensor) {
   const struct ob_tensor *of = &optimizer->tensors[tensor];
   return (struct span){of->first_block, of->end_block, false};
 }
 
-/* A walk over sections of one bucket. */
-struct look {
+/* The state of a loop over the runs of a section. */
+struct norm_walk {
   const struct onebit_optimizer *optimizer;
   struct ob_section section, variance;
   struct span span;
   struct ob_reader reader;
   float *values;  /* two times OB_CHUNK */
-  double divisor; /* of what is stored */
+  double divisor; /* the divisor of stored values */
   double squares;
   size_t beyond;
 };
 
-/* Returns the elements of a run that count. A piece of no tensor is padding; so may be the end of
- * others. */
-static struct ob_run counted_run(const struct look *look, const struct ob_run *run) {
-  const struct ob_bucket *bucket = look->section.bucket;
-  bool none = bucket->tensor_of[run->piece] == look->optimizer->tensor_count;
+/* Returns the elements of a run that are not padding, or all if the span has padding. A piece
+ * without a tensor is all padding; other pieces may end with padding. */
+static struct ob_run unpadded_run(const struct norm_walk *walk, const struct ob_run *run) {
+  const struct ob_bucket *bucket = walk->section.bucket;
+  bool none = bucket->tensor_of[run->piece] == walk->optimizer->tensor_count;
   size_t valid = none ? 0 : ob_plan_layout(bucket->bits)->piece[run->piece].valid;
   size_t left = run->offset < valid ? valid - run->offset : 0;
-  bool all = look->span.padding || left > run->count;
+  bool all = walk->span.padding || left > run->count;
   return (struct ob_run){run->piece, run->offset, all ? run->count : left};
 }
 
-/* Returns the factor of the piece's momentum in messages. Padding has none. */
-static float scaling_of(const struct look *look, const struct ob_run *run) {
-  const struct ob_bucket *bucket = look->section.bucket;
-  bool travels = look->section.content >= OB_CONTENT_RESIDUAL;
+/* Returns the factor of the piece's momentum in messages, or 1 for padding. */
+static float momentum_scaling(const struct norm_walk *walk, const struct ob_run *run) {
+  const struct ob_bucket *bucket = walk->section.bucket;
+  bool travels = walk->section.content >= OB_CONTENT_RESIDUAL;
   return travels && bucket->scalings[run->piece] != 0 ? bucket->scalings[run->piece] : 1;
 }
 
-static onebit_status_t add_squares(struct look *look, const struct ob_run *all) {
-  const struct ob_run run = counted_run(look, all);
-  double divisor = look->divisor * (double)scaling_of(look, all), sum = 0;
+static onebit_status_t add_run_squares(struct norm_walk *walk, const struct ob_run *all) {
+  const struct ob_run run = unpadded_run(walk, all);
+  double divisor = walk->divisor * (double)momentum_scaling(walk, all), sum = 0;
   if (run.count)
-    OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
+    OB_TRY(ob_section_read(&walk->reader, &walk->section, &run, walk->values));
   for (size_t i = 0; i < run.count; i++)
-    sum += (double)look->values[i] * (double)look->values[i];
-  look->squares += sum / (divisor * divisor);
+    sum += (double)walk->values[i] * (double)walk->values[i];
+  walk->squares += sum / (divisor * divisor);
   return ONEBIT_OK;
 }
 
-/* Counts the elements whose step is larger than ONEBIT_STEP_BOUND: what is exchanged is either the
- * step, or the momentum; then the variance holds the reciprocals of the denominators. */
-static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
-  const struct ob_run run = counted_run(look, all);
-  const struct onebit_optimizer *optimizer = look->optimizer;
+/* Counts the elements whose step is larger than ONEBIT_STEP_BOUND. The exchanged values are the
+ * steps, or they are the momentum; then the variance's array has the reciprocals of the
+ * denominators. */
+static onebit_status_t count_run_beyond(struct norm_walk *walk, const struct ob_run *all) {
+  const struct ob_run run = unpadded_run(walk, all);
+  const struct onebit_optimizer *optimizer = walk->optimizer;
   const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
-  float *more = look->values + OB_CHUNK;
-  const float factor = ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
+  float *more = walk->values + OB_CHUNK;
+  const float factor = ob_make_factors(optimizer, optimizer->steps).adam.momentum_factor;
   if (run.count)
-    OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
+    OB_TRY(ob_section_read(&walk->reader, &walk->section, &run, walk->values));
   if (run.count && !step)
-    OB_TRY(ob_section_read(&look->reader, &look->variance, &run, more));
+    OB_TRY(ob_section_read(&walk->reader, &walk->variance, &run, more));
   for (size_t i = 0; i < run.count; i++) {
-    float size = fabsf(look->values[i]) / scaling_of(look, all) * factor;
-    look->beyond += (step ? size : more[i] * size) > ONEBIT_STEP_BOUND;
+    float size = fabsf(walk->values[i]) / momentum_scaling(walk, all) * factor;
+    walk->beyond += (step ? size : more[i] * size) > ONEBIT_STEP_BOUND;
   }
   return ONEBIT_OK;
 }
 
 /* Calls `body` for the runs of the span's blocks that the section has. */
-static onebit_status_t norms_look_at(struct look *look,
-                                     onebit_status_t (*body)(struct look *look,
-                                                             const struct ob_run *run)) {
-  size_t first = look->span.first, end = look->span.end;
-  first = first > look->section.first ? first : look->section.first;
-  end = end < look->section.end ? end : look->section.end;
+static onebit_status_t norms_walk_runs(struct norm_walk *walk,
+                                       onebit_status_t (*body)(struct norm_walk *walk,
+                                                               const struct ob_run *run)) {
+  size_t first = walk->span.first, end = walk->span.end;
+  first = first > walk->section.first ? first : walk->section.first;
+  end = end < walk->section.end ? end : walk->section.end;
   if (first >= end)
     return ONEBIT_OK;
-  onebit_status_t status = ob_reader_create(&look->reader, look->optimizer);
-  look->values = ob_allocate(2 * OB_CHUNK, sizeof *look->values);
-  if (status == ONEBIT_OK && !look->values)
+  onebit_status_t status = ob_reader_create(&walk->reader, walk->optimizer);
+  walk->values = ob_allocate(2 * OB_CHUNK, sizeof *walk->values);
+  if (status == ONEBIT_OK && !walk->values)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to read the state");
-  const struct ob_layout *layout = ob_plan_layout(look->section.plan);
-  for (struct ob_run run = {0}; status == ONEBIT_OK && ob_next_run(layout, first, end, &run);)
-    status = body(look, &run);
-  ob_reader_destroy(&look->reader);
-  ob_release(look->values);
+  const struct ob_layout *layout = ob_plan_layout(walk->section.plan);
+  for (struct ob_run run = {0}; status == ONEBIT_OK && ob_find_next_run(layout, first, end, &run);)
+    status = body(walk, &run);
+  ob_reader_destroy(&walk->reader);
+  ob_release(walk->values);
   return status;
 }
 
-/* Adds squares. As a compensated value the momentum is stored times beta1 from the freeze on. If
- * only the servers know the mean, the signal is this rank's own message. */
+/* Adds the squares of a norm. From the freeze until the first compressed step the momentum is
+ * stored times beta1. If only servers know the mean, the signal is this rank's own message. */
 static onebit_status_t norms_add_squares(const struct onebit_optimizer *optimizer,
                                          const struct ob_bucket *bucket, enum norm norm,
                                          struct span span, double *squares) {
@@ -125,25 +126,25 @@ static onebit_status_t norms_add_squares(const struct onebit_optimizer *optimize
   const struct ob_method *method = optimizer->method;
   enum ob_stage stage = ob_stage_of(optimizer);
   if (norm >= NORM_RESIDUAL && method->momentum && stage != OB_STAGE_SENT)
-    return ONEBIT_OK; /* the future residual is the momentum */
-  struct look look = {.optimizer = optimizer,
-                      .section = ob_section_of(bucket, stage, sections[norm]),
-                      .span = span,
-                      .divisor = 1};
+    return ONEBIT_OK; /* the array of the residual has the momentum */
+  struct norm_walk walk = {.optimizer = optimizer,
+                           .section = ob_section_of(bucket, stage, sections[norm]),
+                           .span = span,
+                           .divisor = 1};
   if (norm == NORM_SIGNAL)
-    look.section.content = method->sharded || method->serve_rule != OB_SERVE_MEAN
+    walk.section.content = method->sharded || method->serve_rule != OB_SERVE_MEAN
                                ? OB_CONTENT_SENT
                                : OB_CONTENT_MESSAGES;
   if (norm == NORM_MOMENTUM && method->momentum && !bucket->uncompressed &&
       stage == OB_STAGE_FROZEN)
-    look.divisor = (double)(float)optimizer->moments.beta1;
-  OB_TRY(norms_look_at(&look, add_squares));
-  *squares += look.squares;
+    walk.divisor = (double)(float)optimizer->moments.beta1;
+  OB_TRY(norms_walk_runs(&walk, add_run_squares));
+  *squares += walk.squares;
   return ONEBIT_OK;
 }
 
-/* Counts the elements whose latest step was beyond ONEBIT_STEP_BOUND, and so was made as long as
- * that: of 1-bit Adam and LAMB on bits, and 0 else. */
+/* Counts the elements whose latest step exceeded ONEBIT_STEP_BOUND and was therefore bounded: for
+ * 1-bit Adam and LAMB with compressed steps, else 0. */
 static onebit_status_t norms_count_bounded(const struct onebit_optimizer *optimizer,
                                            const struct ob_bucket *bucket, struct span span,
                                            size_t *beyond) {
@@ -152,12 +153,12 @@ static onebit_status_t norms_count_bounded(const struct onebit_optimizer *optimi
   if (stage != OB_STAGE_SENT || bucket->uncompressed || !bucket->arrays[OB_VARIANCE] ||
       isinf(ob_step_bound(optimizer)))
     return ONEBIT_OK;
-  struct look look = {.optimizer = optimizer,
-                      .section = ob_section_of(bucket, stage, OB_SAVED_MOMENTUM),
-                      .variance = ob_section_of(bucket, stage, OB_SAVED_VARIANCE),
-                      .span = span};
-  OB_TRY(norms_look_at(&look, add_beyond));
-  *beyond = look.beyond;
+  struct norm_walk walk = {.optimizer = optimizer,
+                           .section = ob_section_of(bucket, stage, OB_SAVED_MOMENTUM),
+                           .variance = ob_section_of(bucket, stage, OB_SAVED_VARIANCE),
+                           .span = span};
+  OB_TRY(norms_walk_runs(&walk, count_run_beyond));
+  *beyond = walk.beyond;
   return ONEBIT_OK;
 }
 
@@ -168,10 +169,9 @@ static onebit_status_t statistics_add_norms(const struct onebit_optimizer *optim
   double momentum = 0, error = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
-    OB_TRY(norms_add_squares(optimizer, bucket, NORM_MOMENTUM, span_of_bucket(bucket, false),
-                             &momentum));
     OB_TRY(
-        norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span_of_bucket(bucket, true), &error));
+        norms_add_squares(optimizer, bucket, NORM_MOMENTUM, bucket_span(bucket, false), &momentum));
+    OB_TRY(norms_add_squares(optimizer, bucket, NORM_RESIDUAL, bucket_span(bucket, true), &error));
   }
   info->momentum_norm = sqrt(momentum);
   info->residual_norm = sqrt(error);
@@ -179,8 +179,8 @@ static onebit_status_t statistics_add_norms(const struct onebit_optimizer *optim
 }
 
 /* Adds the bytes that a bucket's steps send, and the memory of its plans. */
-static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
-                       onebit_optimizer_info_t *info) {
+static void add_bucket_bytes(const struct onebit_optimizer *optimizer,
+                             const struct ob_bucket *bucket, onebit_optimizer_info_t *info) {
   const struct onebit_plan *back =
       bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
   bool compressed = ob_optimizer_compresses(optimizer) && !bucket->uncompressed;
@@ -193,8 +193,8 @@ static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob
                         ob_plan_memory_bytes(bucket->parameters_back);
 }
 
-/* Means of the elements that are compressed. */
-static void add_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
+/* Sets the mean number of bits of the compressed elements, and counts changes of widths. */
+static void add_mean_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
   double elements = 0, bits = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct onebit_plan *plan = optimizer->buckets[u].bits;
@@ -215,7 +215,7 @@ static void statistics_add_bytes(const struct onebit_optimizer *optimizer,
   info->compressed_bytes = ob_plan_wire_bytes(optimizer->squares);
   info->memory_bytes += ob_plan_memory_bytes(optimizer->squares) + ob_plan_memory_bytes(sums);
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    add_bucket(optimizer, &optimizer->buckets[u], info);
+    add_bucket_bytes(optimizer, &optimizer->buckets[u], info);
 }
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
@@ -238,27 +238,26 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
   statistics_add_bytes(optimizer, info);
-  add_bits(optimizer, info);
+  add_mean_bits(optimizer, info);
   return statistics_add_norms(optimizer, info);
 }
 
-/* --- Statistics. The state is looked at between steps only: while one is open messages arrive. */
+/* --- Statistics. They read the state only between steps: while a step is open messages arrive. */
 
-/* Returns the ratio of two norms from their squares; 0 where both are zero. */
-static double statistics_ratio_of(double error, double signal) {
+/* Returns the ratio of two norms from their squares; 0 if both are zero. */
+static double norm_ratio(double error, double signal) {
   return error > 0 ? sqrt(error / signal) : 0;
 }
 
-static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
+static onebit_status_t compute_residual_ratio(const struct onebit_optimizer *optimizer,
+                                              double *ratio) {
   double error = 0, signal = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
-    OB_TRY(
-        norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span_of_bucket(bucket, false), &error));
-    OB_TRY(
-        norms_add_squares(optimizer, bucket, NORM_SIGNAL, span_of_bucket(bucket, false), &signal));
+    OB_TRY(norms_add_squares(optimizer, bucket, NORM_RESIDUAL, bucket_span(bucket, false), &error));
+    OB_TRY(norms_add_squares(optimizer, bucket, NORM_SIGNAL, bucket_span(bucket, false), &signal));
   }
-  *ratio = statistics_ratio_of(error, signal);
+  *ratio = norm_ratio(error, signal);
   return ONEBIT_OK;
 }
 
@@ -270,7 +269,7 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
   onebit_optimizer_info_t info = {.size = sizeof info};
   double ratio;
   OB_TRY(onebit_optimizer_get_info(optimizer, &info));
-  OB_TRY(residual_ratio(optimizer, &ratio));
+  OB_TRY(compute_residual_ratio(optimizer, &ratio));
   *statistics = (onebit_optimizer_statistics_t){.size = sizeof *statistics,
                                                 .info = info,
                                                 .residual_ratio = ratio,
@@ -283,15 +282,15 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
   return ONEBIT_OK;
 }
 
-static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, size_t tensor,
-                                    double *error, double *ratio) {
+static onebit_status_t compute_tensor_ratio(const struct onebit_optimizer *optimizer, size_t tensor,
+                                            double *error, double *ratio) {
   const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  struct span span = span_of_tensor(optimizer, tensor);
+  struct span span = tensor_span(optimizer, tensor);
   double squares = 0, signal = 0;
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span, &squares));
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_SIGNAL, span, &signal));
   *error = sqrt(squares);
-  *ratio = statistics_ratio_of(squares, signal);
+  *ratio = norm_ratio(squares, signal);
   return ONEBIT_OK;
 }
 
@@ -313,10 +312,10 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
     told.moves = ob_ladder_keep(bucket->bits).moves;
   }
   double parameters = 0, momentum = 0;
-  struct span span = span_of_tensor(optimizer, tensor);
+  struct span span = tensor_span(optimizer, tensor);
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_PARAMETERS, span, &parameters));
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_MOMENTUM, span, &momentum));
-  OB_TRY(tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
+  OB_TRY(compute_tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
   told.parameter_norm = sqrt(parameters);
   told.momentum_norm = sqrt(momentum);
   if (optimizer->method->tell)
@@ -327,7 +326,7 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
 
 /* --- Warnings */
 
-/* The check's result so far: the worst tensor, and its value. */
+/* The result of a check so far: the worst tensor and its value. */
 struct finding {
   size_t tensor;
   double value;
@@ -344,10 +343,10 @@ static onebit_status_t find_worst(const struct onebit_optimizer *optimizer, stru
   size_t beyond;
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
-    OB_TRY(tensor_ratio(optimizer, t, &norm, &ratio));
+    OB_TRY(compute_tensor_ratio(optimizer, t, &norm, &ratio));
     keep_worse(error, t, ratio);
     OB_TRY(norms_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
-                               span_of_tensor(optimizer, t), &beyond));
+                               tensor_span(optimizer, t), &beyond));
     keep_worse(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
   }
   return ONEBIT_OK;

@@ -1,9 +1,9 @@
 /*
- * A step: its exchanges, in one go or in parts.
+ * Makes a step: starts its exchanges, all at once or in parts, and applies the results.
  *
- * Every bucket is exchanged exactly once a step, so ranks in other orders still match.
- * A mistake of this rank must reach the others with some bucket's messages: therefore the last
- * bucket is never started before onebit_optimizer_step, which knows all that can be wrong.
+ * Every bucket is exchanged exactly once a step, so the messages of ranks match in any order. An
+ * error of this rank must reach the others with the messages of some bucket: therefore the last
+ * bucket is never started before onebit_optimizer_step, which knows all errors.
  */
 #include <math.h>
 
@@ -13,9 +13,10 @@
 #include "base/process.h"
 #include "optimizers/optimizer.h"
 
-/* A residual may only change when all buckets' exchanges have ended. */
-static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
-                                 struct ob_bucket *bucket) {
+/* Returns the call of a dense exchange. It is held if a residual could change before all buckets'
+ * exchanges have ended. */
+static struct ob_call make_dense_call(const struct onebit_optimizer *optimizer,
+                                      struct ob_bucket *bucket) {
   struct ob_call call = {.source = {.inputs = bucket->gradients,
                                     .factor = optimizer->step.gradient_factor,
                                     .weight = 1},
@@ -30,22 +31,24 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
   return call;
 }
 
-static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  struct ob_call call = dense_call(optimizer, bucket);
+static struct ob_call make_bits_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct ob_call call = make_dense_call(optimizer, bucket);
   call.outputs = NULL;
   optimizer->method->call(optimizer, bucket, &call);
   return call;
 }
 
-/* Makes the call of a warm-up step, which the method may change. */
-static struct ob_call warm_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  struct ob_call call = dense_call(optimizer, bucket);
+/* Returns the call of a warm-up step, which the method may change. */
+static struct ob_call make_warmup_call(struct onebit_optimizer *optimizer,
+                                       struct ob_bucket *bucket) {
+  struct ob_call call = make_dense_call(optimizer, bucket);
   if (!bucket->uncompressed && optimizer->method->call_dense)
     optimizer->method->call_dense(optimizer, bucket, &call);
   return call;
 }
 
-static onebit_status_t step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t step_prepare_bucket(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket) {
   double began = ob_seconds();
   onebit_status_t status = optimizer->method->prepare(optimizer, bucket);
   optimizer->step.prepare += ob_seconds() - began;
@@ -53,19 +56,19 @@ static onebit_status_t step_prepare(struct onebit_optimizer *optimizer, struct o
 }
 
 /* Begins a bucket's exchange. */
-static void step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static void step_start_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (!bucket->uncompressed && optimizer->method->prepare)
-    ob_step_note(optimizer, step_prepare(optimizer, bucket));
-  struct ob_call call = bits ? bits_call(optimizer, bucket) : warm_call(optimizer, bucket);
+    ob_step_note(optimizer, step_prepare_bucket(optimizer, bucket));
+  struct ob_call call =
+      bits ? make_bits_call(optimizer, bucket) : make_warmup_call(optimizer, bucket);
   if (optimizer->executor->prepare)
     ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
-  onebit_status_t so_far =
-      ob_outcome_tell(&step->outcome); /* the plan's error message contains it */
+  /* The error message of the plan contains that of this status. */
+  onebit_status_t so_far = ob_outcome_tell(&step->outcome);
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
-  uint64_t bytes =
-      ob_plan_wire_bytes(plan); /* a call that has ended may have moved it to another width */
+  uint64_t bytes = ob_plan_wire_bytes(plan); /* a call that ends at once may change the width */
   onebit_status_t status = ob_plan_start(plan, so_far, &call);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += bytes;
   bucket->started = status == ONEBIT_OK;
@@ -73,9 +76,9 @@ static void step_start(struct onebit_optimizer *optimizer, struct ob_bucket *buc
   step->started++;
 }
 
-/* The exchange is over, in `seconds` besides those in ready: what the plans did not spend on their
- * own work was the network's. They may also have worked elsewhere, in onebit_progress or in a
- * thread of its own, and then that is less than nothing. */
+/* Counts the time of an exchange that took `seconds` besides the time in onebit_optimizer_ready.
+ * The time that plans did not spend on their own work is the network's. It would be negative if
+ * plans also worked elsewhere, in onebit_progress or in the progress thread; then 0 is counted. */
 static void step_count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -93,7 +96,7 @@ static void step_count_times(struct onebit_optimizer *optimizer, double seconds)
   optimizer->times.network += network > 0 ? network : 0;
 }
 
-/* Ends a bucket's exchange, or puts it on its stream. */
+/* Waits for a bucket's exchange, or puts it on its stream. */
 static void step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
@@ -101,14 +104,14 @@ static void step_end_exchange(struct onebit_optimizer *optimizer, struct ob_buck
   ob_step_note(optimizer, optimizer->step.on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
 }
 
-/* Starts the buckets that have not been started, the last one first, and waits for all. */
+/* Starts the buckets that have not been started, the last one first, and waits for all buckets. */
 static onebit_status_t step_exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
   double began = ob_seconds();
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (!bucket->started && ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE)
-      step_start(optimizer, bucket);
+      step_start_bucket(optimizer, bucket);
   }
   for (size_t u = optimizer->bucket_count; u-- > 0;)
     if (optimizer->buckets[u].started && !optimizer->buckets[u].ended)
@@ -126,7 +129,7 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
   }
 }
 
-/* A step that sends nothing would not notice. */
+/* Fails if a message was refused: a step that sends nothing would not notice it otherwise. */
 static onebit_status_t step_check_refused(const struct onebit_optimizer *optimizer) {
   if (!__atomic_load_n(&optimizer->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
@@ -144,7 +147,7 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
   return optimizer->squares ? ob_plan_accept(optimizer->squares) : ONEBIT_OK;
 }
 
-/* Begins a new step, of which nothing is ready. */
+/* Begins a new step, in which no tensor is ready. */
 static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
                                            .exchange = ob_optimizer_exchange(optimizer)};
@@ -162,10 +165,10 @@ static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) 
   ob_step_note(optimizer, step_check_refused(optimizer));
 }
 
-/* Finds the factor of gradients, once: with clipping, when all are there. */
-static onebit_status_t step_weigh(onebit_optimizer_t optimizer) {
+/* Computes the factor of gradients, once a step; with clipping, when all gradients are there. */
+static onebit_status_t step_set_gradient_factor(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_weigh(optimizer, ob_outcome_tell(&optimizer->step.outcome));
+  return ob_optimizer_set_gradient_factor(optimizer, ob_outcome_tell(&optimizer->step.outcome));
 }
 
 static onebit_status_t step_check_rate(const struct onebit_optimizer *optimizer,
@@ -184,14 +187,14 @@ onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool stre
                                optimizer->step.streamed ? "" : "out"));
 }
 
-/* From now on puts the open step's work behind the caller's stream, if the step is on one. */
-static onebit_status_t step_follow(struct onebit_optimizer *optimizer, void *stream) {
+/* Orders further work of the open step after the caller's stream, if the step is on a stream. */
+static onebit_status_t step_follow_stream(struct onebit_optimizer *optimizer, void *stream) {
   if (!optimizer->step.on_stream || !optimizer->executor->follow)
     return ONEBIT_OK;
   return optimizer->executor->follow(optimizer, stream);
 }
 
-/* The rate of an open step travels with its messages already. */
+/* Fails if the rate differs from that of the open step, which its messages already contain. */
 static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer, float rate) {
   float started = optimizer->step.learning_rate;
   if (optimizer->rate || ob_bits_of(rate) == ob_bits_of(started))
@@ -206,7 +209,7 @@ void ob_step_revoke(struct onebit_optimizer *optimizer) {
     ob_plan_revoke(optimizer->buckets[u].bits);
 }
 
-/* Exchanges may still be on a stream, though their results are not used. */
+/* Ends a step whose results are not used; its exchanges may still be on a stream. */
 static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   ob_step_revoke(optimizer);
   if (optimizer->step.on_stream && optimizer->executor->finish)
@@ -216,36 +219,36 @@ static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_
            optimizer->method->name, (unsigned long long)optimizer->steps, onebit_last_error());
     optimizer->skipped++;
     optimizer->skipped_by_norm++;
-    ob_optimizer_rescale(optimizer, 0, 1);
+    ob_optimizer_adjust_loss_scale(optimizer, 0, 1);
   }
   return status;
 }
 
-static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
+static onebit_status_t update_uncompressed(onebit_optimizer_t optimizer) {
   const struct ob_method *method = optimizer->method;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (optimizer->buckets[u].uncompressed && method->dense)
       OB_TRY(method->dense(optimizer, &optimizer->buckets[u]));
     else if (optimizer->buckets[u].uncompressed && method->dense_pass)
-      OB_TRY(ob_bucket_pass(optimizer, &optimizer->buckets[u], method->dense_pass,
-                            optimizer->steps + 1));
+      OB_TRY(ob_bucket_run_pass(optimizer, &optimizer->buckets[u], method->dense_pass,
+                                optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
-/* Updates after the exchange of a step, by its stage. A step that is made may still return a status
- * of this rank alone, whose own loss scale changes by it. */
+/* Updates the state after the exchange. A step that is made may still return an error of this rank
+ * alone, which then changes its own loss scale. */
 static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   if (optimizer->executor->join)
     OB_TRY(optimizer->executor->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
-  OB_TRY(update_dense(optimizer));
+  OB_TRY(update_uncompressed(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
   optimizer->steps++;
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
     onebit_status_t alone = optimizer->step.outcome.status;
-    ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
+    ob_optimizer_adjust_loss_scale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(ob_optimizer_advance(optimizer));
   }
   if (optimizer->executor->finish)
@@ -253,19 +256,20 @@ static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   return ob_outcome_tell(&optimizer->step.outcome);
 }
 
-/* Compares the ranks' parameters, before anything of the step that is collective. */
-static void step_compare(onebit_optimizer_t optimizer) {
-  if (ob_optimizer_compares(optimizer))
+/* Compares the ranks' parameters if that is due, before other collective work of the step. */
+static void step_compare_parameters(onebit_optimizer_t optimizer) {
+  if (ob_optimizer_must_compare(optimizer))
     ob_step_note(optimizer,
                  ob_optimizer_compare(optimizer, ob_outcome_tell(&optimizer->step.outcome)));
 }
 
-/* Opens the step, on the caller's stream or on none, unless it is open already. */
-static void step_open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
-                           void *stream) {
+/* Opens the step on the caller's stream, or without one. If it is open already, checks the rate and
+ * follows the stream. */
+static void step_open(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                      void *stream) {
   if (optimizer->step.open) {
     ob_step_note(optimizer, check_same_rate(optimizer, learning_rate));
-    ob_step_note(optimizer, step_follow(optimizer, stream));
+    ob_step_note(optimizer, step_follow_stream(optimizer, stream));
     return;
   }
   step_begin(optimizer, learning_rate);
@@ -278,10 +282,10 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
                                  void *stream) {
   if (ob_optimizer_must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
-  step_open_step(optimizer, learning_rate, on_stream, stream);
-  step_compare(optimizer);
+  step_open(optimizer, learning_rate, on_stream, stream);
+  step_compare_parameters(optimizer);
   if (!optimizer->step.weighed)
-    ob_step_note(optimizer, step_weigh(optimizer));
+    ob_step_note(optimizer, step_set_gradient_factor(optimizer));
   onebit_status_t status = step_exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, even if it failed here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
@@ -301,9 +305,9 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   return status;
 }
 
-/* Returns the status of this step alone: that of earlier steps on streams is kept for
- * onebit_optimizer_synchronize. */
-static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learning_rate) {
+/* Makes a step and waits for it. Returns the status of this step only: the outcome of earlier steps
+ * on streams is kept for onebit_optimizer_synchronize. */
+static onebit_status_t make_step_and_wait(onebit_optimizer_t optimizer, float learning_rate) {
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct ob_outcome before = optimizer->outcome;
   optimizer->outcome.status = ONEBIT_OK;
@@ -321,10 +325,10 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   ob_step_check_form(optimizer, false);
   onebit_status_t status = optimizer->deferred
-                               ? step_and_wait(optimizer, learning_rate)
+                               ? make_step_and_wait(optimizer, learning_rate)
                                : ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
   if (optimizer->metrics)
-    ob_metrics_step(optimizer, learning_rate, status);
+    ob_metrics_add_step(optimizer, learning_rate, status);
   return status;
 }
 
@@ -333,25 +337,25 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   ob_step_note(optimizer,
                ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
-  step_compare(optimizer);
+  step_compare_parameters(optimizer);
   if (!optimizer->step.weighed)
-    ob_step_note(optimizer, step_weigh(optimizer));
+    ob_step_note(optimizer, step_set_gradient_factor(optimizer));
   step_exchange(optimizer);
 }
 
-/* --- In parts: opened, and told which gradients are final, so that a bucket is exchanged while the
- * backward pass goes on.
+/* --- Steps in parts: the caller opens a step and says which gradients are ready, so that buckets
+ * are exchanged while the backward pass continues.
  *
- * A transport that puts messages on streams matches them by their order alone. There buckets leave
- * in one order on all ranks, that of a step in one go, however their tensors become ready: a bucket
- * leaves when it is full and those that come before it have left. */
+ * A transport that puts messages on streams matches them only by their order. With it buckets are
+ * sent in the same order on all ranks, that of a step that is not in parts: a bucket is sent when
+ * all of its tensors are ready and the buckets before it have been sent. */
 
-static onebit_status_t ready_open_step(struct onebit_optimizer *optimizer, float learning_rate,
-                                       bool streamed) {
+static onebit_status_t open_step_in_parts(struct onebit_optimizer *optimizer, float learning_rate,
+                                          bool streamed) {
   step_begin(optimizer, learning_rate);
   optimizer->step.on_stream = streamed || optimizer->deferred;
   if (optimizer->options.clip_norm == 0)
-    OB_TRY(step_weigh(optimizer));
+    OB_TRY(step_set_gradient_factor(optimizer));
   optimizer->step.open = true;
   optimizer->step.streamed = streamed;
   return ONEBIT_OK;
@@ -370,7 +374,7 @@ onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learni
   double began = ob_seconds();
   if (ob_optimizer_must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
-  onebit_status_t status = ready_open_step(optimizer, learning_rate, streamed);
+  onebit_status_t status = open_step_in_parts(optimizer, learning_rate, streamed);
   optimizer->times.all += ob_seconds() - began;
   return status;
 }
@@ -389,9 +393,9 @@ static onebit_status_t ready_check_tensor(const struct onebit_optimizer *optimiz
   return ONEBIT_OK;
 }
 
-/* Clipping needs all gradients before the first bucket can be sent; and the last bucket waits for
- * step. */
-static bool may_start(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+/* Returns true if the bucket can be started now. Clipping needs all gradients before the first
+ * bucket can be sent; the last bucket waits for onebit_optimizer_step. */
+static bool can_start(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
   return optimizer->options.clip_norm == 0 && bucket->waiting == 0 && !bucket->started &&
          optimizer->step.started + 1 < optimizer->step.senders;
 }
@@ -400,30 +404,30 @@ static bool bucket_sends(const struct onebit_optimizer *optimizer, const struct 
   return ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
 }
 
-/* Starts the buckets that are full, from the last on, up to one that is not. If no host drives the
- * transport, all of the exchange is put on the stream at once. */
-static void start_in_order(struct onebit_optimizer *optimizer) {
+/* Starts the buckets whose tensors are all ready, from the last one on, up to one that is not. If
+ * the host does not drive the transport, the whole exchange is put on the stream at once. */
+static void start_buckets_in_order(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (bucket->started || !bucket_sends(optimizer, bucket))
       continue;
-    if (!may_start(optimizer, bucket))
+    if (!can_start(optimizer, bucket))
       return;
-    step_start(optimizer, bucket);
+    step_start_bucket(optimizer, bucket);
     if (bucket->started && optimizer->comm->transport->put)
       step_end_exchange(optimizer, bucket);
   }
 }
 
-static void note_ready(struct onebit_optimizer *optimizer, size_t tensor) {
+static void mark_ready(struct onebit_optimizer *optimizer, size_t tensor) {
   struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
   optimizer->tensors[tensor].ready = true;
   if (!optimizer->tensors[tensor].count || --bucket->waiting > 0)
     return;
   if (optimizer->deferred)
-    start_in_order(optimizer);
-  else if (bucket_sends(optimizer, bucket) && may_start(optimizer, bucket))
-    step_start(optimizer, bucket);
+    start_buckets_in_order(optimizer);
+  else if (bucket_sends(optimizer, bucket) && can_start(optimizer, bucket))
+    step_start_bucket(optimizer, bucket);
 }
 
 onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tensor, bool streamed,
@@ -435,8 +439,8 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
   OB_TRY(ob_step_check_form(optimizer, streamed));
   OB_TRY(ob_step_note(optimizer, ready_check_tensor(optimizer, tensor)));
   double began = ob_seconds();
-  onebit_status_t status = ob_step_note(optimizer, step_follow(optimizer, stream));
-  note_ready(optimizer, tensor);
+  onebit_status_t status = ob_step_note(optimizer, step_follow_stream(optimizer, stream));
+  mark_ready(optimizer, tensor);
   ob_engine_advance(optimizer->comm->engine);
   double seconds = ob_seconds() - began;
   optimizer->step.ready += seconds;

@@ -1,7 +1,7 @@
 /*
- * The terms of a step, on which the ranks agree before its exchanges: the constants that the caller
- * may change between steps, that their parameters are equal, and the norm of all gradients, from
- * which the factor of gradients follows.
+ * The terms of a step, on which ranks agree before its exchanges: the constants that the caller may
+ * change between steps, the equality of their parameters, and the norm of all gradients, which sets
+ * the factor of gradients.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,12 +15,13 @@
 /* --- Factors of the learning rate, weight decays, beta1 and the tag, which the caller may change
  * between steps.
  *
- * The first two are only used where parameters are moved. 0/1 Adam's ranks make several steps apart
- * from each other, and then one on the sum of their rates: there a factor must be the same from one
- * synchronisation to the next, and a new one waits for it. At the freeze momentum is multiplied by
- * beta1, as the first compressed step wants it: a new one waits for the step after that. */
+ * Factors and weight decays are only used when parameters are updated. Ranks of 0/1 Adam make
+ * several local steps, and then one step on the sum of their rates: so a factor must be the same
+ * from one synchronisation to the next, and a new one takes effect after it. At the freeze the
+ * momentum is multiplied by beta1, as the first compressed step expects: a new beta1 takes effect
+ * after that step. */
 
-static bool must_wait(const struct onebit_optimizer *optimizer) {
+static bool constants_must_wait(const struct onebit_optimizer *optimizer) {
   return optimizer->method->adds_rates && optimizer->method->adds_rates(optimizer);
 }
 
@@ -38,7 +39,7 @@ static void apply_beta1(struct onebit_optimizer *optimizer) {
 
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer) {
   apply_beta1(optimizer);
-  if (!optimizer->constants_wait || must_wait(optimizer))
+  if (!optimizer->constants_wait || constants_must_wait(optimizer))
     return ONEBIT_OK;
   optimizer->constants_wait = false;
   for (size_t t = 0; t < optimizer->tensor_count; t++)
@@ -46,8 +47,7 @@ onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* The rate alone, as long as no constant was set: it then reads as a number in messages of errors.
- */
+/* Agrees on the rate alone if no constant was set: error messages can then name it as a number. */
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call) {
   call->agreed = ob_bits_of(rate) ^ optimizer->constants;
@@ -59,7 +59,7 @@ void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, co
   call->agreed_whole = true;
 }
 
-static uint32_t constants_fingerprint(const struct onebit_optimizer *optimizer, size_t tensor) {
+static uint32_t tensor_fingerprint(const struct onebit_optimizer *optimizer, size_t tensor) {
   const onebit_tensor_t *of = &optimizer->list[tensor];
   const uint64_t number = tensor;
   uint64_t hash = ob_hash(OB_HASH_START, &number, sizeof number);
@@ -68,13 +68,13 @@ static uint32_t constants_fingerprint(const struct onebit_optimizer *optimizer, 
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-static uint32_t fingerprint_of_number(const void *number) {
+static uint32_t number_fingerprint(const void *number) {
   const uint64_t hash = ob_hash(OB_HASH_START, number, sizeof(uint64_t));
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-static onebit_status_t constants_check(onebit_optimizer_t optimizer, size_t tensor,
-                                       const char *name, float value) {
+static onebit_status_t check_constant(onebit_optimizer_t optimizer, size_t tensor, const char *name,
+                                      float value) {
   OB_TRY(ob_optimizer_reach_idle(optimizer));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
@@ -85,13 +85,13 @@ static onebit_status_t constants_check(onebit_optimizer_t optimizer, size_t tens
   return ONEBIT_OK;
 }
 
-/* Sets a constant. The fingerprint of a value that is set and set back cancels. */
-static onebit_status_t constants_set(onebit_optimizer_t optimizer, size_t tensor, float *constant,
-                                     float value) {
-  optimizer->constants ^= constants_fingerprint(optimizer, tensor);
+/* Sets a constant. If its old value is set again, the fingerprints cancel. */
+static onebit_status_t set_constant(onebit_optimizer_t optimizer, size_t tensor, float *constant,
+                                    float value) {
+  optimizer->constants ^= tensor_fingerprint(optimizer, tensor);
   *constant = value;
-  optimizer->constants ^= constants_fingerprint(optimizer, tensor);
-  if (must_wait(optimizer)) {
+  optimizer->constants ^= tensor_fingerprint(optimizer, tensor);
+  if (constants_must_wait(optimizer)) {
     optimizer->constants_wait = true;
     return ONEBIT_OK;
   }
@@ -101,22 +101,22 @@ static onebit_status_t constants_set(onebit_optimizer_t optimizer, size_t tensor
 onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t optimizer,
                                                           size_t tensor, float factor) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
-  OB_TRY(constants_check(optimizer, tensor, "factor", factor));
-  return constants_set(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
+  OB_TRY(check_constant(optimizer, tensor, "factor", factor));
+  return set_constant(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
 }
 
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
-  OB_TRY(constants_check(optimizer, tensor, "weight_decay", weight_decay));
-  return constants_set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
+  OB_TRY(check_constant(optimizer, tensor, "weight_decay", weight_decay));
+  return set_constant(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
 }
 
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_reach_idle(optimizer));
   OB_TRY(ob_check_fraction("beta1", beta1));
-  optimizer->constants ^= fingerprint_of_number(&optimizer->beta1) ^ fingerprint_of_number(&beta1);
+  optimizer->constants ^= number_fingerprint(&optimizer->beta1) ^ number_fingerprint(&beta1);
   optimizer->beta1 = beta1;
   apply_beta1(optimizer);
   return ONEBIT_OK;
@@ -134,21 +134,21 @@ onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer) {
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_reach_idle(optimizer));
-  optimizer->constants ^= fingerprint_of_number(&optimizer->tag) ^ fingerprint_of_number(&tag);
+  optimizer->constants ^= number_fingerprint(&optimizer->tag) ^ number_fingerprint(&tag);
   optimizer->tag = tag;
   return ONEBIT_OK;
 }
 
-/* --- Parameters compared: ranks agree on a fingerprint of all tensors together, and only if it
- * differs on one of each tensor. */
+/* --- Comparing parameters: ranks agree on a fingerprint of all tensors together, and if it
+ * differs, on one of each tensor. */
 
-/* The bytes that are copied to the host and checked at once. */
+/* The number of bytes that are copied to the host and hashed at once. */
 #define PIECE ((size_t)1 << 18)
 
-/* Tensors in one agreement. */
+/* The number of tensors in one agreement. */
 #define TENSORS 16
 
-/* Adds as many whole words as there are, and the remaining bytes one by one. */
+/* Hashes the whole words by the codec's checksum, and the remaining bytes one by one. */
 static uint64_t compare_add_bytes(const struct ob_codec *codec, uint64_t hash,
                                   const unsigned char *bytes, size_t count) {
   const size_t words = count / sizeof(uint32_t), left = count % sizeof(uint32_t);
@@ -157,8 +157,8 @@ static uint64_t compare_add_bytes(const struct ob_codec *codec, uint64_t hash,
   return ob_hash(hash, bytes + count - left, left);
 }
 
-static onebit_status_t add_array(onebit_plan_t plan, const void *array, size_t bytes,
-                                 unsigned char *buffer, uint64_t *hash) {
+static onebit_status_t compare_add_array(onebit_plan_t plan, const void *array, size_t bytes,
+                                         unsigned char *buffer, uint64_t *hash) {
   const struct ob_memory *memory = ob_plan_memory(plan);
   for (size_t at = 0; at < bytes; at += PIECE) {
     const size_t count = bytes - at < PIECE ? bytes - at : PIECE;
@@ -170,7 +170,7 @@ static onebit_status_t add_array(onebit_plan_t plan, const void *array, size_t b
   return ONEBIT_OK;
 }
 
-/* The caller's parameters, by tensor. */
+/* Hashes the caller's parameters, tensor by tensor. */
 static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, unsigned char *buffer,
                                     uint64_t *hashes) {
   const size_t size = ob_dtype_size(optimizer->options.parameter_dtype);
@@ -182,14 +182,15 @@ static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, un
     for (size_t k = 0; k < layout->pieces; k++) {
       const void *array = bucket->copies[k] ? bucket->copies[k] : bucket->parameters[k];
       if (bucket->tensor_of[k] < optimizer->tensor_count && layout->piece[k].valid)
-        OB_TRY(add_array(bucket->bits, array, layout->piece[k].valid * size, buffer,
-                         &hashes[bucket->tensor_of[k]]));
+        OB_TRY(compare_add_array(bucket->bits, array, layout->piece[k].valid * size, buffer,
+                                 &hashes[bucket->tensor_of[k]]));
     }
   }
   return ONEBIT_OK;
 }
 
-/* All ranks reach this together, since each has received the same fingerprints of all tensors. */
+/* Finds the first tensor that differs. All ranks call this, since all have received the same
+ * fingerprints of all tensors. */
 static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimizer,
                                            const uint64_t *hashes) {
   for (size_t t = 0; t < optimizer->tensor_count; t += TENSORS) {
@@ -228,7 +229,7 @@ onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_
   return status;
 }
 
-bool ob_optimizer_compares(struct onebit_optimizer *optimizer) {
+bool ob_optimizer_must_compare(struct onebit_optimizer *optimizer) {
   bool apart = optimizer->method->apart && optimizer->method->apart(optimizer);
   bool asked = optimizer->compare_interval && ++optimizer->calls >= optimizer->compare_interval;
   if (optimizer->deferred || apart || (optimizer->compared && !asked))
@@ -259,13 +260,13 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
 
 /* --- The factor of a step's gradients: accumulation, loss scale, clipping.
  *
- * All of it is one factor for a rank and step, by which the exchanges multiply gradients before
- * they are added to those of other ranks. Clipping needs the norm of all ranks' gradients first: a
- * pass over them, 4 bytes a parameter read or 2, and a message with this rank's sum of squares to
- * each other rank, or log2(ranks) of them (40 bytes of header and one word of 32 floats; every rank
- * takes the mean, so it is one trip). A rank with an error tells the others in that message, and
- * again in those of the step's exchanges: every step has the same messages, whatever its outcome,
- * so that no rank waits for one that does not come. */
+ * These make one factor for a rank and step, by which the exchanges multiply gradients before they
+ * are added to those of other ranks. Clipping first needs the norm of all ranks' gradients. This
+ * takes a pass that reads 4 or 2 bytes a parameter, and a message with this rank's sum of squares
+ * to each other rank, or log2(ranks) messages (40 bytes of header and one word of 32 floats; every
+ * rank computes the mean, so there is one round). A rank with an error tells the others in that
+ * message, and again in those of the step's exchanges: every step has the same messages, whatever
+ * its outcome, so that no rank waits for a message that is not sent. */
 
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   struct onebit_plan *plan = optimizer->squares;
@@ -278,7 +279,7 @@ static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
+onebit_status_t ob_clipping_create(struct onebit_optimizer *optimizer) {
   if (optimizer->options.clip_norm == 0)
     return ONEBIT_OK;
   OB_TRY(ob_plan_create_numbers(optimizer->comm, ONEBIT_OK, ONEBIT_ALLREDUCE,
@@ -287,16 +288,17 @@ onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
   return ob_agree(optimizer->comm, allocate_buffers(optimizer), NULL, 0);
 }
 
-void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
+void ob_clipping_destroy(struct onebit_optimizer *optimizer) {
   for (int k = 0; optimizer->squares && k < 2; k++)
     ob_plan_memory(optimizer->squares)->release(optimizer->square[k]);
   onebit_plan_destroy(optimizer->squares);
   optimizer->squares = NULL;
 }
 
-/* Exchanges the mean over the ranks of `own`. A rank without a value has a status that says why. */
-static onebit_status_t weigh_exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
-                                      float own, float *mean) {
+/* Computes the mean of `own` over the ranks. A rank without a value passes a status that says
+ * why. */
+static onebit_status_t exchange_mean(struct onebit_optimizer *optimizer, onebit_status_t status,
+                                     float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
   const struct ob_memory *memory = ob_plan_memory(plan);
   struct ob_call call = ob_plan_call(plan, optimizer->square[0], optimizer->square[1]);
@@ -311,13 +313,13 @@ static onebit_status_t weigh_exchange(struct onebit_optimizer *optimizer, onebit
 
 /* --- The norm */
 
-/* Adds squares tensor by tensor, so that the bits do not depend on which tensors are exchanged
- * together. */
-static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *sum) {
+/* Sums the squares of this rank's gradients tensor by tensor, so that the bits do not depend on how
+ * tensors are grouped into buckets. */
+static onebit_status_t sum_squares(struct onebit_optimizer *optimizer, double *sum) {
   *sum = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    OB_TRY(
-        ob_bucket_pass(optimizer, &optimizer->buckets[u], OB_PASS_SQUARES, optimizer->steps + 1));
+    OB_TRY(ob_bucket_run_pass(optimizer, &optimizer->buckets[u], OB_PASS_SQUARES,
+                              optimizer->steps + 1));
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     double part;
@@ -328,16 +330,16 @@ static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *su
   return ONEBIT_OK;
 }
 
-/* Returns the mean square. In a step that sends nothing, it is this rank's alone; and the method
- * handles a gradient that is not finite, since the step counts for the others. */
-static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_status_t status,
-                                   double *mean) {
+/* Computes the mean square. In a step that sends nothing it is the sum of this rank alone; the
+ * method handles a gradient that is not finite, since the step counts for the others. */
+static onebit_status_t compute_mean_square(struct onebit_optimizer *optimizer,
+                                           onebit_status_t status, double *mean) {
   double sum = 0;
   float of_all;
   if (status == ONEBIT_OK)
-    status = square_sum(optimizer, &sum);
+    status = sum_squares(optimizer, &sum);
   if (!ob_optimizer_sends_nothing(optimizer)) {
-    OB_TRY(weigh_exchange(optimizer, status, (float)sum, &of_all));
+    OB_TRY(exchange_mean(optimizer, status, (float)sum, &of_all));
     *mean = (double)of_all;
     return ONEBIT_OK;
   }
@@ -345,12 +347,13 @@ static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_st
   return status;
 }
 
-onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status) {
+onebit_status_t ob_optimizer_set_gradient_factor(struct onebit_optimizer *optimizer,
+                                                 onebit_status_t status) {
   double factor = optimizer->options.gradient_factor / optimizer->loss_scale, mean;
   optimizer->step.gradient_factor = (float)factor;
   if (optimizer->options.clip_norm == 0)
     return ONEBIT_OK;
-  OB_TRY(mean_square(optimizer, status, &mean));
+  OB_TRY(compute_mean_square(optimizer, status, &mean));
   double norm = sqrt(mean);
   optimizer->gradient_norm = norm;
   if (norm > optimizer->options.clip_norm)

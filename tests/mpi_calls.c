@@ -175,7 +175,7 @@ static void note_first_plan(const struct ob_exchange *exchange, const struct ob_
 
 static onebit_plan_t find_first_plan(MPI_Comm comm) {
   onebit_plan_t plan = NULL;
-  ob_attached_visit(ob_attached_of(comm, 2), note_first_plan, &plan);
+  ob_attached_visit(ob_attached_get(comm, 2), note_first_plan, &plan);
   return plan;
 }
 

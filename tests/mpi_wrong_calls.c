@@ -243,7 +243,7 @@ static int call_allreduce(MPI_Comm comm, const float *from, float *to, int count
 static int call_dense(MPI_Comm comm, const float *from, float *to, int count) {
   MPI_Request request;
   MPI_Iallreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm, &request);
-  return ob_wait_moving(comm, &request, "a dense call");
+  return ob_wait_for_request(comm, &request, "a dense call");
 }
 
 typedef int mpi_call(MPI_Comm comm, const float *from, float *to, int count);

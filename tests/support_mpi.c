@@ -121,7 +121,7 @@ static void add_tally(const struct ob_exchange *exchange, const struct ob_mpi_ca
 
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors) {
   struct sum sum = {.tensors = 0};
-  struct ob_attached *attached = ob_attached_of(comm, 2);
+  struct ob_attached *attached = ob_attached_get(comm, 2);
   if (attached)
     ob_attached_visit(attached, add_tally, &sum);
   if (tensors)

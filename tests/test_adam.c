@@ -199,8 +199,8 @@ Test(adam, lambs_factors_at_their_ends) {
       {1, NAN, 1, NAN, 1.0 * 0.9},
   };
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-    double factor =
-        ob_lamb_correct(cases[k].last, cases[k].plain, cases[k].updates, cases[k].largest, &limits);
+    double factor = ob_lamb_correct_factor(cases[k].last, cases[k].plain, cases[k].updates,
+                                           cases[k].largest, &limits);
     CHECK(fabs(factor - cases[k].factor) <= 1e-15, "case %zu: factor %.17g, not %.17g", k, factor,
           cases[k].factor);
   }

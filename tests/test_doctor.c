@@ -72,12 +72,12 @@ static struct doctor_diagnosis diagnosis;
 Test(doctor, low_rates_are_far_and_beyond_noise) {
   const double slow[] = {0.94, 0.93, 0.19, 0.95}, noisy[] = {0.94, 0.6, 0.9, 0.3, 0.5, 0.99};
   const double half[] = {0.94, 0.19, 0.93, 0.18};
-  cr_expect(doctor_is_low(0.19, slow, 4, 1.6));
-  cr_expect(!doctor_is_low(0.93, slow, 4, 1.6));
-  cr_expect(!doctor_is_low(0.5, noisy, 6, 1.6), "within the spread of the others");
-  cr_expect(doctor_is_low(0.18, half, 4, 1.6), "half of them are slow");
-  cr_expect(!doctor_is_low(0.19, slow + 1, 2, 1.6), "of two none is an outlier");
-  cr_expect(!doctor_is_low(0, slow, 4, 1.6), "not measured");
+  cr_expect(doctor_is_outlier(0.19, slow, 4, 1.6));
+  cr_expect(!doctor_is_outlier(0.93, slow, 4, 1.6));
+  cr_expect(!doctor_is_outlier(0.5, noisy, 6, 1.6), "within the spread of the others");
+  cr_expect(doctor_is_outlier(0.18, half, 4, 1.6), "half of them are slow");
+  cr_expect(!doctor_is_outlier(0.19, slow + 1, 2, 1.6), "of two none is an outlier");
+  cr_expect(!doctor_is_outlier(0, slow, 4, 1.6), "not measured");
 }
 
 Test(doctor, medians) {
@@ -92,7 +92,7 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
   char text[DOCTOR_ADDRESS];
   cr_assert_eq(facts.subnet_count, 2);
   cr_expect_eq(facts.subnets[1].network, ETH1(0) & MASK);
-  cr_expect_str_eq(doctor_network(ETH1(2), MASK, text), "10.88.0.3/24");
+  cr_expect_str_eq(doctor_format_network(ETH1(2), MASK, text), "10.88.0.3/24");
   facts.hosts[2].interfaces[1].up = false;
   doctor_find_subnets(&facts);
   cr_expect_eq(facts.subnet_count, 1, "an interface that is down joins nothing");
@@ -158,7 +158,7 @@ Test(doctor, traffic_that_the_kernel_does_not_count_is_not_judged) {
   for (int h = 0; h < HOSTS; h++)
     facts.hosts[h].interfaces[0].sent = 2000;
   facts.subnets[0].tcp = 0.1;
-  cr_expect_eq(doctor_part_of(&facts, 0, 0), 0);
+  cr_expect_eq(doctor_traffic_part(&facts, 0, 0), 0);
   cr_expect_eq(doctor_used_subnet(&facts), -1);
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);

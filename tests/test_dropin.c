@@ -25,11 +25,11 @@ static bool is_float_sum_compressed(const struct ob_rules *rules, size_t count) 
 Test(rules, without_any_what_is_said_to_be_gradients_is_compressed) {
   struct ob_rules rules = parse_rules("");
   const size_t count = OB_RULES_MIN_BYTES / 4;
-  cr_assert(!ob_rules_ask(&rules));
+  cr_assert(!ob_rules_can_compress(&rules));
   cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4),
                OB_REASON_WATCHED);
   rules.gradients = true;
-  cr_assert(ob_rules_ask(&rules));
+  cr_assert(ob_rules_can_compress(&rules));
   cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count - 1, 4),
                OB_REASON_SMALL);
   cr_assert(is_compressed(&rules, ONEBIT_ALLREDUCE, OB_DOUBLE, count / 2, 4));
@@ -83,7 +83,7 @@ Test(rules, every_sign_means_itself) {
 
 Test(rules, operations_and_types_are_lists) {
   struct ob_rules rules = parse_rules("compress allgather,reduce-scatter half,bfloat16\npass all");
-  cr_assert(ob_rules_ask(&rules));
+  cr_assert(ob_rules_can_compress(&rules));
   cr_assert(is_compressed(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
   cr_assert(is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
   cr_assert(!is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
@@ -134,38 +134,39 @@ static int bits_of_floats(const struct ob_rules *rules, size_t count) {
 Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   struct ob_rules rules =
       parse_rules("compress allreduce count=100 bits=2; compress allreduce count=200");
-  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 2);
   cr_assert_eq(bits_of_floats(&rules, 200), 8);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 8);
   rules = parse_rules("bits 4; compress allreduce count=100 bits=1");
   setenv("ONEBIT_BITS", "2", 1);
-  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 1);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 4);
   rules = parse_rules("");
-  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 2);
-  cr_assert(!ob_rules_move(&rules));
+  cr_assert(!ob_rules_have_bit_range(&rules));
   rules =
       parse_rules("compress allreduce count=100 bits=2..4; compress allreduce count=200 bits=auto");
   setenv("ONEBIT_BITS", "4..8", 1);
-  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 24);
   cr_assert_eq(bits_of_floats(&rules, 200), 18);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 48);
-  cr_assert(ob_rules_move(&rules));
+  cr_assert(ob_rules_have_bit_range(&rules));
   unsetenv("ONEBIT_BITS");
   setenv("ONEBIT_BUDGET", "1/20", 1);
   rules = parse_rules("");
-  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_OK);
   cr_assert_eq(rules.budget, 1.0 / 20);
   cr_assert_eq(bits_of_floats(&rules, 100), 18);
   static const char *const bad_budgets[] = {"0", "1/40", "2", "1/", "/20", "1/20x", "nan", "-0.1"};
   for (size_t i = 0; i < sizeof bad_budgets / sizeof bad_budgets[0]; i++) {
     setenv("ONEBIT_BUDGET", bad_budgets[i], 1);
     rules = parse_rules("");
-    cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad_budgets[i]);
+    cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s",
+                 bad_budgets[i]);
   }
   unsetenv("ONEBIT_BUDGET");
   static const char *const bad[] = {"0",   "3",   "5",     "16",  "eight", "8..1", "1..3",
@@ -173,7 +174,7 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     setenv("ONEBIT_BITS", bad[i], 1);
     rules = parse_rules("");
-    cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
+    cr_assert_eq(ob_rules_apply_environment(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
     cr_assert(strstr(onebit_last_error(), "ONEBIT_BITS="), "%s", onebit_last_error());
   }
 }

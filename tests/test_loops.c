@@ -40,7 +40,7 @@ static int make_calls(struct ob_loops *loops, const char *text) {
     }
     position = ob_loops_position(loops, own ? 7 : (uint64_t)*text, at, at, &look);
     if (look)
-      ob_loops_look(loops);
+      ob_loops_find_loop(loops);
   }
   return position;
 }
@@ -59,7 +59,7 @@ Test(loops, places_are_found_by_position_in_new_buffers) {
   cr_expect_eq(make_calls(loops, "1"), one);
   *ob_loops_tensor(loops, two) = 5;
   cr_expect(*ob_loops_tensor(loops, one) == 0 && *ob_loops_tensor(loops, two) == 5);
-  ob_loops_drop(loops, 5);
+  ob_loops_remove_tensor(loops, 5);
   cr_expect_eq(*ob_loops_tensor(loops, two), 0);
   uint64_t signature = (uint64_t)'2';
   cr_expect_eq(ob_loops_find(loops, signature, OB_NO_POSITION), two);
@@ -108,18 +108,18 @@ Test(loops, a_loop_that_is_left_is_told) {
   int first, count;
   repeat_calls(loops, "kab1cd", 16 * REPEATS);
   int policy = make_calls(loops, "kab1cd");
-  ob_loops_read_left(loops, &first, &count);
+  ob_loops_read_left_positions(loops, &first, &count);
   cr_expect(policy >= 0 && count == 0);
   make_calls(loops, "k");
   cr_expect_eq(make_calls(loops, "ab1e"), policy);
-  ob_loops_read_left(loops, &first, &count);
+  ob_loops_read_left_positions(loops, &first, &count);
   cr_expect_eq(count, 0);
   cr_expect_neq(make_calls(loops, "ab1e"), policy);
-  ob_loops_read_left(loops, &first, &count);
+  ob_loops_read_left_positions(loops, &first, &count);
   cr_expect(count == 1 && first == policy, "%d from %d on", count, first);
   repeat_calls(loops, "ab1e", 16 * REPEATS);
   int value = make_calls(loops, "ab1e");
-  ob_loops_read_left(loops, &first, &count);
+  ob_loops_read_left_positions(loops, &first, &count);
   cr_expect(value >= 0 && value != policy && count == 0);
   ob_loops_destroy(loops);
 }
@@ -172,7 +172,7 @@ Test(loops, two_rounds_show_a_loop) {
   CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
   make_calls(loops, "xAaB");
   cr_expect_eq(make_calls(loops, "bA"), OB_NO_POSITION);
-  ob_loops_set_last(loops, 9); /* what ranks have agreed on meanwhile */
+  ob_loops_set_last_tensor(loops, 9); /* what ranks have agreed on meanwhile */
   cr_expect_eq(make_calls(loops, "aB"), OB_NO_POSITION);
   int one = make_calls(loops, "bA"), two = make_calls(loops, "aB");
   cr_expect(one >= 0 && two >= 0 && one != two, "%d %d", one, two);

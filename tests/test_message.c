@@ -217,15 +217,15 @@ Test(layout, holds_every_element_once) {
     struct ob_block again = ob_layout_block(&layout, b, &from_scratch);
     cr_expect(block.piece == again.piece && block.word == again.word);
     cr_expect_eq(block.word, words, "block %zu at word %zu, not %zu", b, block.word, words);
-    cr_expect_eq(ob_layout_element(&layout, b), elements);
-    cr_expect_eq(ob_layout_block_from(&layout, block.word), b);
+    cr_expect_eq(ob_layout_elements_before(&layout, b), elements);
+    cr_expect_eq(ob_layout_first_block_from(&layout, block.word), b);
     cr_expect(block.offset + block.count <= sizes[block.piece] && block.count > 0);
     words += (block.count + 31) / 32;
     elements += block.count;
   }
   cr_expect_eq(words, layout.words);
   cr_expect_eq(elements, layout.elements);
-  cr_expect_eq(ob_layout_block_from(&layout, words), layout.blocks);
+  cr_expect_eq(ob_layout_first_block_from(&layout, words), layout.blocks);
   cr_expect_eq(ob_layout_word(&layout, layout.blocks), words);
   ob_layout_destroy(&layout);
 }
@@ -234,7 +234,7 @@ Test(layout, of_nothing_is_empty) {
   struct ob_layout layout;
   cr_assert_eq(ob_layout_create(&layout, 2048, 0, NULL, NULL), ONEBIT_OK);
   cr_expect(layout.blocks == 0 && layout.words == 0 && layout.elements == 0);
-  cr_expect_eq(ob_layout_block_from(&layout, 0), 0);
+  cr_expect_eq(ob_layout_first_block_from(&layout, 0), 0);
   ob_layout_destroy(&layout);
 }
 

@@ -203,9 +203,9 @@ Test(options, answers) {
   static char text[4096];
   cr_redirect_stdout();
   cr_redirect_stderr();
-  cr_expect_eq(tool_answer(&tool, TOOL_WRONG, "-q: unknown option"), TOOL_USAGE);
-  cr_expect_eq(tool_answer(&tool, TOOL_VERSION, ""), 0);
-  cr_expect_eq(tool_answer(&tool, TOOL_HELP, ""), 0);
+  cr_expect_eq(tool_print_answer(&tool, TOOL_WRONG, "-q: unknown option"), TOOL_USAGE);
+  cr_expect_eq(tool_print_answer(&tool, TOOL_VERSION, ""), 0);
+  cr_expect_eq(tool_print_answer(&tool, TOOL_HELP, ""), 0);
   fflush(stdout);
   fclose(stdout);
   text[fread(text, 1, sizeof text - 1, cr_get_redirected_stdout())] = '\0';

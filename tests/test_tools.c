@@ -176,7 +176,7 @@ static void send_packet(int from, int to, uint64_t time) {
 /* The next packet arrives at this moment and not a nanosecond earlier. */
 static void expect_packet(uint64_t time, int from, int to) {
   uint64_t next;
-  while ((next = relay_network_next(&network)) < time)
+  while ((next = relay_network_next_time(&network)) < time)
     cr_assert_null(relay_network_receive(&network, next));
   struct relay_packet *packet = relay_network_receive(&network, time - 1);
   cr_assert_null(packet, "a packet came before %g ms", (double)time / MS);
@@ -190,7 +190,7 @@ static void expect_packet(uint64_t time, int from, int to) {
 
 static void expect_no_packet(void) {
   cr_expect_null(relay_network_receive(&network, (uint64_t)1 << 62));
-  cr_expect_eq(relay_network_next(&network), RELAY_NEVER);
+  cr_expect_eq(relay_network_next_time(&network), RELAY_NEVER);
 }
 
 static size_t count_received(int packets) {

@@ -249,11 +249,11 @@ Test(tune, delay_hides_the_exchange) {
 Test(tune, chooses_the_mildest_way_that_is_fast) {
   const struct tune_wanted wanted = {.bits = -1, .delay = -1};
   struct tune_way ways[TUNE_WAYS];
-  size_t last = 0, count = tune_ways(&wanted, ways);
+  size_t last = 0, count = tune_list_ways(&wanted, ways);
   for (double link = 1e12; link > 1e4; link /= 3) {
     struct ob_costs costs = slow_costs(link);
     costs.mpi_byte = 0;
-    size_t chosen = tune_choose(&costs, &slow_training, ways, count);
+    size_t chosen = tune_choose_way(&costs, &slow_training, ways, count);
     double least = INFINITY, bound = TUNE_NEAR * slow_training.steps * slow_training.compute;
     cr_assert_lt(chosen, count);
     cr_expect_geq(chosen, last, "%g bit/s", link);
@@ -272,7 +272,7 @@ Test(tune, chooses_the_mildest_way_that_is_fast) {
 Test(tune, ways_are_what_is_asked_for) {
   struct tune_way ways[TUNE_WAYS];
   const struct tune_wanted wanted = {50, 2, 5, 10};
-  cr_assert_eq(tune_ways(&wanted, ways), 3);
+  cr_assert_eq(tune_list_ways(&wanted, ways), 3);
   const struct tune_way *way = &ways[2];
   cr_expect(way->local_steps == 50 && way->bits == 2 && way->fragments == 5 && way->delay == 10);
   cr_expect(ways[1].warm_up_steps == ONEBIT_WARMUP_STEPS && ways[1].local_steps == 1);
@@ -388,10 +388,10 @@ Test(tune, writes_a_file_and_its_directories) {
   cr_assert(mkdtemp(directory));
   costs.hosts = 1;
   snprintf(path, sizeof path, "%s/a/b/tuning", directory);
-  cr_expect(tune_write(path, &costs, &origin));
-  cr_expect(tune_write(path, &costs, &origin), "it replaces what is there");
+  cr_expect(tune_write_file(path, &costs, &origin));
+  cr_expect(tune_write_file(path, &costs, &origin), "it replaces what is there");
   cr_expect_eq(ob_tuning_read(path, &here, &read, NULL), OB_TUNING_READ, "%s", read.source);
-  cr_expect(!tune_write(directory, &costs, &origin), "a directory is no file");
+  cr_expect(!tune_write_file(directory, &costs, &origin), "a directory is no file");
   cr_expect(tune_can_write(path) && !tune_can_write(directory));
   cr_expect_eq(remove(path), 0);
   for (int k = 0; k < 3; k++) { /* removes a/b, a and the directory, which must be empty */
@@ -476,11 +476,11 @@ Test(tune, predicts_without_corrections) {
   costs.hosts = 16;
   costs.ranks_per_host = 8;
   snprintf(command, sizeof command, PREDICT "--compute 1 --json --tuning %s", path);
-  cr_assert(tune_write(path, &costs, &origin));
+  cr_assert(tune_write_file(path, &costs, &origin));
   snprintf(plain, sizeof plain, "%s", program(0, "%s", command));
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
     ob_cost_add_point(&costs.measured.factor[k], 1e6, 7);
-  cr_assert(tune_write(path, &costs, &origin));
+  cr_assert(tune_write_file(path, &costs, &origin));
   cr_expect_str_eq(program(0, "%s", command), plain);
   remove(path);
 }

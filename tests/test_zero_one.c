@@ -152,7 +152,7 @@ Test(zero_one, in_any_combination) {
 static struct ob_zero_one_schedule make_schedule(size_t freeze_step, size_t update_scaler,
                                                  size_t step_scaler, size_t clipper,
                                                  bool deepspeed) {
-  return ob_zero_one_resolve(
+  return ob_zero_one_fill_defaults(
       &(struct ob_zero_one_schedule){freeze_step, update_scaler, step_scaler, clipper, deepspeed});
 }
 
@@ -178,7 +178,7 @@ static void check_schedule_step_by_step(size_t freeze_step, size_t update_scaler
       return;
     oracle_zero_one_clock_advance(&clock);
     wanted[sends]++;
-    ob_zero_one_count(&schedule, step, counts);
+    ob_zero_one_count_exchanges(&schedule, step, counts);
     if (!CHECK(memcmp(counts, wanted, sizeof counts) == 0,
                "%zu steps: %llu %llu %llu, not %llu %llu %llu", step, (unsigned long long)counts[0],
                (unsigned long long)counts[1], (unsigned long long)counts[2],
@@ -235,7 +235,7 @@ Test(zero_one_schedule, volumes_of_bert) {
   for (size_t k = 0; k < sizeof runs / sizeof runs[0]; k++) {
     struct ob_zero_one_schedule schedule = make_schedule(runs[k].freeze_step, 16, 32678, 16, true);
     uint64_t counts[3];
-    ob_zero_one_count(&schedule, runs[k].calls - 1, counts);
+    ob_zero_one_count_exchanges(&schedule, runs[k].calls - 1, counts);
     for (int e = 0; e < 3; e++)
       cr_expect_eq(counts[e], runs[k].counts[e], "run %d: %d of kind %d", (int)k, (int)counts[e],
                    e);
@@ -248,11 +248,11 @@ Test(zero_one_schedule, has_no_end) {
   uint64_t counts[3], far = (uint64_t)1 << 62;
   cr_expect_eq(ob_zero_one_exchange(&schedule, far), OB_EXCHANGE_DENSE);
   cr_expect_eq(ob_zero_one_exchange(&schedule, far + 1), OB_EXCHANGE_BITS);
-  ob_zero_one_count(&schedule, far, counts);
+  ob_zero_one_count_exchanges(&schedule, far, counts);
   cr_expect_eq(counts[OB_EXCHANGE_DENSE], 63);
   schedule = make_schedule(1, 1, 1, (size_t)-1, false);
   cr_expect_eq(ob_zero_one_exchange(&schedule, far + 1), OB_EXCHANGE_NONE);
-  ob_zero_one_count(&schedule, far, counts);
+  ob_zero_one_count_exchanges(&schedule, far, counts);
   cr_expect_eq(counts[OB_EXCHANGE_DENSE], 1);
   cr_expect_lt(counts[OB_EXCHANGE_BITS], 64);
 }

@@ -35,10 +35,10 @@
 #include <nccl.h>
 #endif
 
-/* --- Knobs: what the library makes of them -----------------------------------------------------*/
+/* --- Knobs, with their values in force ---------------------------------------------------------*/
 
-/* Fills in the value in force; a negative status when the library refuses the knob's. */
-static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) {
+/* Writes a knob's value in force. Returns an error if the library rejects the value. */
+static onebit_status_t resolve_knob(enum ob_knob knob, char *value, size_t capacity) {
   const char *text = ob_knob_text(knob);
   const struct ob_codec *codec;
   struct ob_plan_shape shape;
@@ -109,9 +109,9 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   return status;
 }
 
-/* Prints variables of the environment that look like a knob's and are none: typing errors, or those
- * of Python's bindings and of builds. */
-static void print_others(void) {
+/* Prints variables of the environment whose names begin like a knob's and are none: typing errors,
+ * or variables of Python's bindings and of builds. */
+static void print_unknown_variables(void) {
   for (char **variable = environ; *variable; variable++) {
     const size_t length = strcspn(*variable, "=");
     bool known = strncmp(*variable, "ONEBIT_", 7) != 0;
@@ -129,7 +129,7 @@ static bool print_knobs(void) {
   for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++) {
     const char *text = ob_knob_text(knob);
     char value[64];
-    bool good = resolve(knob, value, sizeof value) == ONEBIT_OK;
+    bool good = resolve_knob(knob, value, sizeof value) == ONEBIT_OK;
     printf("  %-15s %-8s %-12s %s\n", ob_knobs[knob].name, good ? value : text,
            ob_knob_origin(knob), ob_knobs[knob].meaning);
     if (!good)
@@ -138,7 +138,7 @@ static bool print_knobs(void) {
       printf("  %-15s default: %s\n", "", ob_knobs[knob].fallback);
     all_good &= good;
   }
-  print_others();
+  print_unknown_variables();
   return all_good;
 }
 
@@ -151,7 +151,7 @@ static void print_device(int number) {
   if (error == cudaSuccess)
     error = cudaSetDevice(number);
   if (error == cudaSuccess)
-    error = cudaFree(NULL); /* makes a context: a GPU may be there and refuse */
+    error = cudaFree(NULL); /* creates a context, which a GPU may refuse */
   if (error != cudaSuccess) {
     printf("  device %-8d %s\n", number, cudaGetErrorString(error));
     return;
@@ -173,7 +173,7 @@ static void print_version(const char *name, int version) {
 static void print_cuda(void) {
   int runtime = 0, driver = 0, count = 0;
   cudaRuntimeGetVersion(&runtime);
-  cudaDriverGetVersion(&driver); /* 0 where there is none */
+  cudaDriverGetVersion(&driver); /* 0: no driver */
   printf("CUDA              ");
   print_version("runtime", runtime);
   printf(", ");
@@ -200,7 +200,7 @@ static void print_cuda(void) {
 static void print_cuda(void) { printf("CUDA              built without CUDA\n"); }
 #endif
 
-/* --- The rest ----------------------------------------------------------------------------------*/
+/* --- Codecs, threads, MPI and tuning -----------------------------------------------------------*/
 
 static void print_codecs(void) {
   const struct ob_codec *codec, *chosen = NULL;
@@ -216,7 +216,7 @@ static void print_codecs(void) {
 
 static void print_threads(void) {
   char threads[64];
-  bool good = resolve(OB_KNOB_THREADS, threads, sizeof threads) == ONEBIT_OK;
+  bool good = resolve_knob(OB_KNOB_THREADS, threads, sizeof threads) == ONEBIT_OK;
 #ifdef _OPENMP
   printf("threads           OpenMP %d; ", _OPENMP);
 #else
@@ -262,7 +262,7 @@ int main(int argc, char **argv) {
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, NULL, error);
   if (asked != TOOL_RUN)
-    return tool_answer(&tool, asked, error);
+    return tool_print_answer(&tool, asked, error);
   printf("onebit            %s\n", onebit_version());
   print_codecs();
   print_threads();

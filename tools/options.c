@@ -69,7 +69,7 @@ size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values,
   return 0;
 }
 
-int tool_find(const char *word, size_t length, const char *const *names) {
+int tool_find_name(const char *word, size_t length, const char *const *names) {
   for (int i = 0; names[i]; i++)
     if (strlen(names[i]) == length && strncmp(word, names[i], length) == 0)
       return i;
@@ -78,21 +78,21 @@ int tool_find(const char *word, size_t length, const char *const *names) {
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* The largest value: a double cannot hold SIZE_MAX, only a number a little below it. */
-static double highest(const struct tool_option *option) {
+/* Returns the largest value. A double can not hold SIZE_MAX, only a number a little below it. */
+static double get_max_value(const struct tool_option *option) {
   return option->high > 0               ? option->high
          : option->kind == TOOL_INTEGER ? INT_MAX
                                         : (double)(SIZE_MAX >> 11);
 }
 
-static bool in_range(const struct tool_option *option, double value) {
-  return value >= option->low && value <= highest(option);
+static bool is_in_range(const struct tool_option *option, double value) {
+  return value >= option->low && value <= get_max_value(option);
 }
 
 static bool set_integer(const struct tool_option *option, const char *text, void *field) {
   size_t value;
   const char *end = tool_read_integer(text, option->kind == TOOL_SIZE, &value);
-  if (!end || *end || !in_range(option, (double)value))
+  if (!end || *end || !is_in_range(option, (double)value))
     return false;
   if (option->kind == TOOL_INTEGER)
     *(int *)field = (int)value;
@@ -103,7 +103,7 @@ static bool set_integer(const struct tool_option *option, const char *text, void
 
 static bool set_quantity(const struct tool_option *option, const char *text, double *field) {
   double value;
-  if (!tool_read_quantity(text, option->kind, &value) || !in_range(option, value))
+  if (!tool_read_quantity(text, option->kind, &value) || !is_in_range(option, value))
     return false;
   *field = value;
   return true;
@@ -112,20 +112,20 @@ static bool set_quantity(const struct tool_option *option, const char *text, dou
 static bool set_float(const struct tool_option *option, const char *text, float *field) {
   char *end;
   double value = strtod(text, &end);
-  if (end == text || *end || !in_range(option, value))
+  if (end == text || *end || !is_in_range(option, value))
     return false;
   *field = (float)value;
   return true;
 }
 
 static bool set_choice(const struct tool_option *option, const char *text, int *field) {
-  int found = tool_find(text, strlen(text), option->names);
+  int found = tool_find_name(text, strlen(text), option->names);
   if (found >= 0)
     *field = found;
   return found >= 0;
 }
 
-/* Reads the value of a kind that has no `read`. */
+/* Sets the field of an option without a `read` function. */
 static bool set_field(const struct tool_option *option, const char *text, void *field) {
   switch (option->kind) {
   case TOOL_FLAG:
@@ -147,10 +147,10 @@ static bool set_field(const struct tool_option *option, const char *text, void *
 }
 
 /* Writes what an option expects: "expected an integer from 1 to 64". */
-static void expect(const struct tool_option *option, char *text, size_t capacity) {
+static void describe_expected(const struct tool_option *option, char *text, size_t capacity) {
   static const struct {
     const char *what, *unit;
-    double factor; /* of the range in that unit */
+    double factor; /* converts the range to that unit */
   } kinds[] = {
       [TOOL_INTEGER] = {"an integer", "", 1},
       [TOOL_COUNT] = {"an integer", "", 1},
@@ -180,20 +180,20 @@ static void expect(const struct tool_option *option, char *text, size_t capacity
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-enum { HELP = 1 << 10, VERSION, LONG }; /* getopt's values: letters, these, LONG + a row's place */
+enum { HELP = 1 << 10, VERSION, LONG }; /* getopt's values: letters, these, LONG + a row's index */
 
-static bool takes_value(const struct tool_option *option) {
+static bool has_value(const struct tool_option *option) {
   return option->kind != TOOL_FLAG && (option->kind != TOOL_CALL || option->argument);
 }
 
-static bool options_has(const struct tool *tool, const struct tool_option *option) {
+static bool is_available(const struct tool *tool, const struct tool_option *option) {
   return option->kind != TOOL_HEADING && (!option->groups || option->groups & tool->group);
 }
 
 /* The size of getopt's tables, which hold the rows of any program here. */
 enum { ROWS = 96 };
 
-static const struct tool_option *next_row(const struct tool_option *option) {
+static const struct tool_option *get_next_row(const struct tool_option *option) {
   return option[1].kind == TOOL_ROWS ? option[1].rows : option + 1;
 }
 
@@ -203,12 +203,12 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   int row = 0;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
-  letters += sprintf(letters, "-:hv"); /* -: operands stay in place; :: no value is another fault */
+  letters += sprintf(letters, "-:hv"); /* -: operands stay in place; :: reports missing values */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
-       option = next_row(option), row++) {
-    if (!options_has(tool, option))
+       option = get_next_row(option), row++) {
+    if (!is_available(tool, option))
       continue;
-    int value = takes_value(option) ? required_argument : no_argument;
+    int value = has_value(option) ? required_argument : no_argument;
     if (option->name)
       longs[count++] = (struct option){option->name, value, NULL, LONG + row};
     if (option->letter)
@@ -217,16 +217,16 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   longs[count] = (struct option){0};
 }
 
-static const struct tool_option *option_of(const struct tool *tool, int got) {
+static const struct tool_option *find_option(const struct tool *tool, int got) {
   const struct tool_option *option = tool->options;
   for (int row = LONG; got >= LONG && row < got; row++)
-    option = next_row(option);
-  while (got < LONG && option->kind && (!options_has(tool, option) || option->letter != got))
-    option = next_row(option);
+    option = get_next_row(option);
+  while (got < LONG && option->kind && (!is_available(tool, option) || option->letter != got))
+    option = get_next_row(option);
   return option;
 }
 
-/* Sets an option's field to a value; `error` gets the fault. */
+/* Sets an option's field to a value. False: `error` says what is wrong. */
 static bool set_option(const struct tool_option *option, bool is_long, const char *value,
                        void *values, char error[TOOL_ERROR]) {
   char expected[TOOL_ERROR / 2];
@@ -234,7 +234,7 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   if (option->kind == TOOL_CALL)
     wrong = option->read(values, value);
   else if (!set_field(option, value, (char *)values + option->at)) {
-    expect(option, expected, sizeof expected);
+    describe_expected(option, expected, sizeof expected);
     wrong = expected;
   }
   if (!wrong)
@@ -246,9 +246,9 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   return false;
 }
 
-/* Reports what getopt_long did not understand: `argument` is the text, `found` an option it
- * knows. */
-static enum tool_asked refuse(const char *argument, int got, int found, char error[TOOL_ERROR]) {
+/* Reports an argument that getopt_long rejects; `found` is the option in it that it knows, or 0. */
+static enum tool_asked report_bad_argument(const char *argument, int got, int found,
+                                           char error[TOOL_ERROR]) {
   if (got == 1)
     snprintf(error, TOOL_ERROR, "%.120s: unexpected argument", argument);
   else if (got == ':')
@@ -262,8 +262,8 @@ static enum tool_asked refuse(const char *argument, int got, int found, char err
   return TOOL_WRONG;
 }
 
-/* True if an argument is an abbreviation: getopt_long takes them, but a later option can make them
- * ambiguous. */
+/* True if an argument is an abbreviation. getopt_long accepts these, but a later option can make
+ * them ambiguous. */
 static bool is_abbreviated(const char *argument, const struct option *option) {
   size_t length = strlen(option->name);
   return strncmp(argument + 2, option->name, length) != 0 ||
@@ -277,7 +277,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
   int got, operands = 1;
   make_tables(tool, longs, letters);
   error[0] = '\0';
-  opterr = optind = 0; /* prints nothing, and starts at the beginning, whoever used getopt before */
+  opterr = optind = 0; /* getopt prints nothing, and starts at the first argument */
   for (;;) {
     int place = -1, from = optind > 0 ? optind : 1;
     got = getopt_long(*argc, argv, letters, longs, &place);
@@ -286,22 +286,22 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
     if (got == 'h' || got == 'v' || got == HELP || got == VERSION) {
       if (place < 0 || !is_abbreviated(argv[from], &longs[place]))
         return got == VERSION || got == 'v' ? TOOL_VERSION : TOOL_HELP;
-      return refuse(argv[from], '?', 0, error);
+      return report_bad_argument(argv[from], '?', 0, error);
     }
     if (got == 1 && tool->operands)
       argv[operands++] = optarg;
     else if (got == 1 || got == ':' || got == '?')
-      return refuse(argv[from], got, optopt, error);
+      return report_bad_argument(argv[from], got, optopt, error);
     else if (place >= 0 && is_abbreviated(argv[from], &longs[place]))
-      return refuse(argv[from], '?', 0, error);
-    else if (!set_option(option_of(tool, got), place >= 0, optarg, values, error))
+      return report_bad_argument(argv[from], '?', 0, error);
+    else if (!set_option(find_option(tool, got), place >= 0, optarg, values, error))
       return TOOL_WRONG;
   }
-  for (; optind < *argc; optind++) /* behind -- */
+  for (; optind < *argc; optind++) /* operands after -- */
     if (tool->operands)
       argv[operands++] = argv[optind];
     else
-      return refuse(argv[optind], 1, 0, error);
+      return report_bad_argument(argv[optind], 1, 0, error);
   if (tool->operands)
     argv[ *argc = operands] = NULL;
   return TOOL_RUN;
@@ -316,7 +316,7 @@ static void print_default(const struct tool_option *option, const void *values) 
   double value = option->kind == TOOL_COUNT   ? (double)*(const size_t *)field
                  : option->kind == TOOL_FLOAT ? (double)*(const float *)field
                                               : 0;
-  if (value > 0 && in_range(option, value))
+  if (value > 0 && is_in_range(option, value))
     printf("; default %g", value);
 }
 
@@ -347,10 +347,11 @@ void tool_print_help(const struct tool *tool) {
       {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "this text"},
       {.name = "version", .letter = 'v', .kind = TOOL_FLAG, .help = "the version of the library"}};
   printf("usage: %s\n\n%s\n\n", tool->usage, tool->purpose);
-  for (const struct tool_option *option = tool->options; option->kind; option = next_row(option))
+  for (const struct tool_option *option = tool->options; option->kind;
+       option = get_next_row(option))
     if (option->kind == TOOL_HEADING)
       printf("\n%s\n\n", option->help);
-    else if (options_has(tool, option))
+    else if (is_available(tool, option))
       print_row(option, tool->defaults);
   print_row(&own[0], NULL);
   print_row(&own[1], NULL);
@@ -358,7 +359,7 @@ void tool_print_help(const struct tool *tool) {
     printf("\n%s\n", tool->notes);
 }
 
-void tool_complain(const struct tool *tool, const char *format, ...) {
+void tool_print_error(const struct tool *tool, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   fprintf(stderr, "%s: ", tool->name);
@@ -367,9 +368,9 @@ void tool_complain(const struct tool *tool, const char *format, ...) {
   va_end(arguments);
 }
 
-int tool_answer(const struct tool *tool, enum tool_asked asked, const char *error) {
+int tool_print_answer(const struct tool *tool, enum tool_asked asked, const char *error) {
   if (asked == TOOL_WRONG) {
-    tool_complain(tool, "%s; see %s --help", error, tool->name);
+    tool_print_error(tool, "%s; see %s --help", error, tool->name);
     return TOOL_USAGE;
   }
   if (asked == TOOL_HELP)

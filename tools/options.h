@@ -1,8 +1,6 @@
-/*
- * The command line of every program: a table of options, from which one function reads the
- * arguments and another makes --help. Nothing runs before the whole line is read; the first error
- * names the option, its value and what was expected: "--ranks=0: expected an integer from 1 to 64".
- */
+/* Every program describes its command line by a table of options: one function reads the arguments,
+ * another prints --help. Nothing runs before the whole line is read; the first error names the
+ * option, its value and what was expected: "--ranks=0: expected an integer from 1 to 64". */
 #ifndef TOOLS_OPTIONS_H
 #define TOOLS_OPTIONS_H
 
@@ -12,7 +10,7 @@
 enum tool_option_kind {
   TOOL_END,     /* the last row, all zeros */
   TOOL_HEADING, /* no option: a paragraph of --help */
-  TOOL_ROWS,    /* the last row, behind which those of another table, `rows`, go on */
+  TOOL_ROWS,    /* the last row: the rows of another table, `rows`, follow */
   TOOL_FLAG,    /* bool: sets true; takes no value */
   TOOL_INTEGER, /* int */
   TOOL_COUNT,   /* size_t: an integer */
@@ -23,7 +21,7 @@ enum tool_option_kind {
   TOOL_SECONDS, /* double: 0.250, 250ms, 50us */
   TOOL_CHOICE,  /* int: the place of the word in `names` */
   TOOL_TEXT,    /* const char * */
-  TOOL_CALL,    /* `read` sees to it; without `argument` it takes no value, and gets NULL */
+  TOOL_CALL,    /* `read` reads the value; without `argument` there is none, and it gets NULL */
 };
 
 /* Rows are written with a designator for at least one field, so that the others may be left out:
@@ -37,25 +35,25 @@ struct tool_option {
   char letter;      /* the short one, 0: none */
   enum tool_option_kind kind;
   size_t at;                /* offset of the field in the program's struct of values */
-  const char *argument;     /* what --help calls the value */
+  const char *argument;     /* the name of the value in --help */
   const char *help;         /* lines of at most 76 columns */
-  double low, high;         /* of numbers; high 0: what the field can hold */
-  const char *const *names; /* of a choice, with a NULL at the end */
+  double low, high;         /* the range of a number; high 0: up to what the field can hold */
+  const char *const *names; /* the words of a choice, with a NULL at the end */
   tool_read *read;
   unsigned groups; /* the subcommands that have it, as bits; 0: all */
   const struct tool_option *rows;
 };
 
 struct tool {
-  const char *name;    /* "onebit-tune": errors, --version */
-  const char *usage;   /* what follows "usage: " */
+  const char *name;    /* "onebit-tune", in errors and --version */
+  const char *usage;   /* the text after "usage: " */
   const char *purpose; /* paragraphs before the options */
   const struct tool_option *options;
   const char *notes;    /* paragraphs after the options, or NULL */
   unsigned group;       /* the subcommand's bit, where rows have groups */
   bool operands;        /* accepts arguments that are not options */
-  const void *defaults; /* a struct of values: --help says those of TOOL_COUNT and TOOL_FLOAT that
-                           are in their range and not 0. NULL: it says none */
+  const void *defaults; /* a struct of values: --help prints those of TOOL_COUNT and TOOL_FLOAT that
+                           are in their range and not 0. NULL: none */
 };
 
 enum tool_asked { TOOL_RUN, TOOL_HELP, TOOL_VERSION, TOOL_WRONG };
@@ -69,12 +67,12 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
 
 /* Prints help or version on stdout, or the error on stderr, instead of running. Returns the exit
  * status. */
-int tool_answer(const struct tool *tool, enum tool_asked asked, const char *error);
+int tool_print_answer(const struct tool *tool, enum tool_asked asked, const char *error);
 
 void tool_print_help(const struct tool *tool);
 
 /* Prints "NAME: " and a line to stderr. */
-void tool_complain(const struct tool *tool, const char *format, ...)
+void tool_print_error(const struct tool *tool, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* --- Parts, for functions that read a value of their own */
@@ -92,6 +90,6 @@ size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values,
 
 /* Finds a word of `length` bytes among names that end with NULL; returns its place, -1: it is not
  * there. */
-int tool_find(const char *word, size_t length, const char *const *names);
+int tool_find_name(const char *word, size_t length, const char *const *names);
 
 #endif

@@ -1,6 +1,6 @@
-/* The lines of a tuning file: keys with their numbers, points of whole calls, and writing them. The
- * bounds of numbers are far outside of what machines do: they keep out what would make the model's
- * arithmetic senseless, not what is slow. */
+/* Reads and writes the lines of a tuning file: keys with their numbers, and points, which are
+ * measurements of whole calls. The bounds of numbers are wider than any machine needs: they exclude
+ * values that break the model's arithmetic, not slow machines. */
 #include "collectives/cost/tuning.h"
 
 #include <string.h>
@@ -41,9 +41,10 @@ const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS] = {
 };
 /* clang-format on */
 
-/* --- Points: what was measured of whole calls, a line each -------------------------------------*/
+/* --- Points: measurements of whole calls, one in each line -------------------------------------*/
 
-/* Buffers and messages from one element to more than any memory holds, and an int of elements. */
+/* Sizes of buffers and messages range from one element to more than any memory holds; the elements
+ * of a chunk are an int. */
 #define MIN_BYTES 4.0
 #define MAX_BYTES 1e15
 #define MIN_CHUNK 32.0

@@ -238,8 +238,8 @@ void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
     host->views[k].values = ob_host_window(plan, k, segment, chunk);
     host->views[k].halves = (uint16_t *)(void *)host->views[k].values;
   }
-  ob_mean_blocks(&plan->state->work, host->views, host->ranks, plan->flight->call.source.factor,
-                 &inputs, out);
+  ob_average_values(&plan->state->work, host->views, host->ranks, plan->flight->call.source.factor,
+                    &inputs, out);
 }
 
 void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk) {

@@ -1,11 +1,12 @@
 /*
- * The part of a hierarchical plan that happens inside a host. Its L ranks add up their inputs in
- * shared memory, each for one part of the elements, and see each other's results there. (GPUs that
- * send each other messages do not: cuda/stream_messages.c.)
+ * The steps of a hierarchical plan inside a host. The host's L ranks sum their inputs in shared
+ * memory, each for one part of the elements, and read each other's results there. (GPUs that send
+ * messages to each other do not use it: cuda/stream_messages.c.)
  *
  * Every rank has a block: counters, a window of its inputs, in their own type, and the results that
- * it collects from the other hosts. A counter only grows, by one a chunk, over all calls of the
- * plan; whoever waits looks at all counters of one kind. A rank writes only into its own block.
+ * it collects from the other hosts. A counter only grows, by one for each chunk, over all calls of
+ * the plan; a rank that waits reads the counters of one kind of all ranks. A rank writes only into
+ * its own block.
  */
 #ifndef OB_COLLECTIVES_HOST_H
 #define OB_COLLECTIVES_HOST_H
@@ -22,24 +23,24 @@ struct onebit_plan;
 
 struct ob_host {
   size_t ranks, local_rank; /* of this host; 0 ranks: the plan is not hierarchical */
-  /* Without a base they share no memory: the plan's executor runs the steps inside the host, and
-   * nothing below is for it. */
+  /* Without a base address the ranks share no memory: the plan's executor runs the steps inside the
+   * host, and the fields below are unused. */
   struct ob_shared shared;
-  size_t slots, segment_bytes; /* of the window: chunks, and bytes of a segment in one of them */
-  size_t inputs_at, results_at[2]; /* where they begin in a block */
+  size_t slots, segment_bytes; /* of the window: its chunks, and the bytes of a segment in each */
+  size_t inputs_at, results_at[2]; /* their offsets in a block */
   float *mean;                     /* scratch: one message's inputs */
   struct ob_view *views;           /* scratch: one a rank of the host */
 };
 
-/* The part of a call in flight. */
+/* The host's state of a call in flight. */
 struct ob_host_call {
   uint64_t base;   /* chunks of the calls before this one */
   unsigned parity; /* of the number of calls */
   int awaited;     /* the rank whose counter is behind; -1: none */
 };
 
-/* Sets ranks and local_rank, once the plan's messages are measured; and where the ranks share
- * memory makes this rank's block. */
+/* Sets ranks and local_rank once the sizes of the plan's messages are known, and creates this
+ * rank's block if the ranks share memory. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
 
 /* Attaches the other ranks' blocks, after an agreement in which each rank sent its block's name. */
@@ -53,22 +54,23 @@ void ob_host_end(const struct onebit_plan *plan);
 /* Releases the ranks that wait for this rank, after its transport has failed. */
 void ob_host_give_up(const struct onebit_plan *plan);
 
-/* Its steps. */
+/* The functions that run the steps inside a host. */
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
     ob_host_apply_early, ob_host_apply_late;
 
-/* True if the call's inputs, and so those in the windows, are of 16 bits: an optimizer's may be
- * float32 in a plan of another type. */
+/* True if the inputs of the call, and so those in the windows, have 16 bits. An optimizer may have
+ * float32 inputs in a plan of another type. */
 bool ob_host_is_half(const struct onebit_plan *plan);
 
-/* The parts of an executor's own steps: whether a chunk of this rank's inputs may be put in its
- * window; the place of a rank's inputs of a segment; and that they are there, with the flags of
- * this rank. */
+/* Functions for executors that run these steps themselves. is_free: true if a chunk of this rank's
+ * inputs may be written to its window. window: returns the address of a rank's inputs for a
+ * segment. mark_loaded: tells the other ranks that this rank's inputs and flags are there. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk);
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
 void ob_host_mark_loaded(const struct onebit_plan *plan, size_t chunk);
 
-/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_mark_used. */
+/* Computes the mean of the host's inputs for one message. Called between ob_host_barrier and
+ * ob_host_mark_used. */
 void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
 void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk);
@@ -79,7 +81,8 @@ void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk);
  * messages that are put on a stream. */
 bool ob_hierarchical_can_add(const struct onebit_plan *plan);
 
-/* Around a chunk's C E; around its R G; and for its results. */
+/* Add the steps of a chunk inside the host: before it is compressed and exchanged, around its
+ * reduction, and for the collection of its results. */
 void ob_hierarchical_add_inputs(struct onebit_plan *plan, size_t chunk, size_t ahead);
 void ob_hierarchical_add_reducing(struct onebit_plan *plan, size_t chunk);
 void ob_hierarchical_add_collecting(struct onebit_plan *plan, size_t chunk);

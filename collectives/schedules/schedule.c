@@ -80,7 +80,7 @@ static void cut_segment(struct onebit_plan *plan, const struct ob_plan_shape *sh
   size_t first = segment_first_word(plan, shape, segment),
          end = segment_first_word(plan, shape, segment + 1);
   for (size_t i = 0; i < geometry->chunks; i++)
-    geometry->bounds[segment * geometry->chunks + i] = ob_layout_block_from(
+    geometry->bounds[segment * geometry->chunks + i] = ob_layout_first_block_from(
         &geometry->layout, first + scale_by_fraction(end - first, i, geometry->chunks));
 }
 

@@ -1,7 +1,7 @@
 /*
- * Schedules: who reduces what, in which messages, and in which order things are done. A schedule is
- * a row with five functions, in a file of its own. Steps are drawn with a letter each, for chunks
- * 0, 1, ...:
+ * A schedule defines which rank reduces which elements, in which messages, and in which order. It
+ * is a row of five functions, in a file of its own. Drawings show steps as letters, for chunks 0,
+ * 1, ...:
  *
  *   C compress   E exchange: send to servers   r receive from workers   R reduce
  *   G gather: send results to all              c collect them           A apply
@@ -28,24 +28,24 @@ struct ob_plan_shape;
 
 /* The memory that a schedule needs on this rank. */
 struct ob_schedule_sizes {
-  size_t outgoing, incoming, results;      /* members whose messages have memory there */
-  size_t compressed_first, compressed_end; /* the blocks that it compresses */
-  bool reduces;                            /* its segment, with a residual of that */
-  uint64_t wire_bytes;                     /* that it sends in a call */
+  size_t outgoing, incoming, results;      /* numbers of members whose messages each holds */
+  size_t compressed_first, compressed_end; /* the blocks that this rank compresses */
+  bool reduces;                            /* this rank reduces its segment, with a residual */
+  uint64_t wire_bytes;                     /* bytes that this rank sends in a call */
 };
 
 struct ob_schedule {
-  size_t window; /* slots of messages; 0: one a chunk */
+  size_t window; /* the number of message slots; 0: one for each chunk */
   bool whole;    /* each message of an allreduce covers all elements: no servers */
 
   /* Fails unless this plan can use the schedule with its options. NULL: every plan can. */
   onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-  /* Appends the steps of a call (ob_steps_add) up to OB_STEP_DECIDE, which it does not append, and
-   * those that apply the results after it. `decided`: which of these. */
+  /* Appends steps of a call (ob_steps_add): with `decided` false those before OB_STEP_DECIDE, with
+   * true those after it, which apply the results. The caller appends OB_STEP_DECIDE. */
   void (*build)(struct onebit_plan *plan, bool decided);
 
-  /* Once the plan is cut in messages. */
+  /* Computes the memory that this rank needs. Called once the plan is cut into messages. */
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
   /* Writes a line about the task's messages. False: the model cannot estimate this schedule, and
@@ -54,8 +54,8 @@ struct ob_schedule {
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                    size_t capacity);
 
-  /* Returns the seconds by the model, except those that a call takes at any size. NULL: those of
-   * another row. */
+  /* Returns the modelled seconds of a call, without those that a call of any size takes. NULL: the
+   * model uses another row's function. */
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
 };
 
@@ -79,8 +79,8 @@ const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
  * the requested schedule is not possible. */
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Cuts the layout in segments and chunks, and may replace the allgather by doubling: the plan's
- * geometry but for where messages are, and plan->sizes. */
+/* Cuts the layout into segments and chunks, and may replace the allgather by doubling. Fills in
+ * plan->sizes and the plan's geometry, except the places of messages. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Sets the bits an element of all later messages. The plan must have memory for them. Between
@@ -94,18 +94,20 @@ onebit_status_t ob_schedule_steps(struct onebit_plan *plan);
 
 void ob_schedule_add_all(struct onebit_plan *plan, enum ob_step_kind kind);
 
-/* Compress every chunk, and send it as soon as its scales are known: at once, or after the last. */
+/* Adds the steps that compress every chunk and send it as soon as its scales are known: at once or,
+ * with one scale a buffer, after the last chunk is compressed. */
 void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compress,
                              enum ob_step_kind send);
 
-/* Bytes of the messages about the other members' segments; of this rank's own to all others. */
+/* Return the bytes of this rank's messages to the servers, about the other members' segments, and
+ * to all others, about its own segment. */
 uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
 /* A wire's name for people: "one bit", "8 bits", "float32". */
 const char *ob_wire_name(onebit_wire_t wire, int bits);
 
-/* describe() of a schedule that can do the task. */
+/* Implements describe() for schedules that can do the task. */
 bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, onebit_wire_t wire,
                           size_t chunk, char *line, size_t capacity);
 

@@ -1,4 +1,4 @@
-/* Communicators over MPI: made, destroyed, and made anew of the remaining ranks. */
+/* Creates and destroys communicators over MPI, and creates new ones of the remaining ranks. */
 #ifdef ONEBIT_HAVE_MPI
 #include <limits.h>
 #include <sched.h>
@@ -19,8 +19,8 @@
  * together. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-/* Waits for a request for the timeout of the environment at most, and then leaves it as it is.
- * `call` names it. */
+/* Waits for a request until the timeout of the environment, and then leaves it unfinished. `call`
+ * names the operation in error messages. */
 static onebit_status_t mpi_wait(MPI_Request *request, const char *call) {
   struct ob_watch watch = {0};
   double timeout;
@@ -65,7 +65,7 @@ void ob_mpi_state_destroy(onebit_comm_t comm) {
   bool finalized = ob_mpi_is_finalized(), ended = atomic_load(&comm->end.set);
   if (!finalized && !ended)
     MPI_Comm_free(&state->comm);
-  bool over = finalized || !ended || ob_mpi_has_told(state, comm->size);
+  bool over = finalized || !ended || ob_mpi_end_is_sent(state, comm->size);
   pthread_mutex_destroy(&state->lock);
   if (over) {
     ob_release(state->told);
@@ -92,7 +92,7 @@ static onebit_status_t mpi_check_usable(MPI_Comm mpi) {
   return ob_launch_check(mpi);
 }
 
-/* Memory that MPI may still write to after a wait has timed out; then it is kept. */
+/* Memory that MPI may still write to after a wait has timed out: then it is never freed. */
 struct creation {
   MPI_Comm mpi, host;
   int first;
@@ -117,7 +117,7 @@ static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   return mpi_wait(&request, "creation of a communicator: hosts of all ranks");
 }
 
-/* Makes this rank's part; if any rank fails, the caller frees the duplicate. */
+/* Creates this rank's communicator; if any rank fails, the caller frees the duplicate. */
 static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
@@ -141,9 +141,9 @@ static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit
   return ONEBIT_OK;
 }
 
-/* All ranks take the worst of their statuses, and find out if one machine has them all: then the
- * smallest number is also the largest. */
-static onebit_status_t mpi_agree(struct creation *creation, onebit_status_t mine) {
+/* Agrees on the worst status of all ranks, and on the smallest and largest number of a machine,
+ * which are equal if all ranks are on one machine. */
+static onebit_status_t mpi_agree_on_status(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
   creation->own[0] = mine;
   MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
@@ -156,7 +156,7 @@ static onebit_status_t mpi_agree(struct creation *creation, onebit_status_t mine
 }
 
 /* True if all ranks are on one machine, which represents several hosts. */
-static bool mpi_on_one_machine(const struct creation *creation, int size) {
+static bool mpi_is_one_machine(const struct creation *creation, int size) {
   const int *minimum = creation->minimum, *host_of = creation->host_of;
   int rank = 1;
   while (rank < size && host_of[rank] == host_of[0])
@@ -170,7 +170,7 @@ static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int s
   MPI_Request request;
   if (rank == 0)
     ob_tuning_find(costs);
-  if (rank == 0 && mpi_on_one_machine(creation, size))
+  if (rank == 0 && mpi_is_one_machine(creation, size))
     ob_costs_of_one_machine(costs);
   MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
   return mpi_wait(&request, "creation of a communicator: the costs of rank 0");
@@ -187,24 +187,24 @@ static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit
   creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
   if (!creation->host_of)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
-  OB_TRY(mpi_agree(creation, status));
+  OB_TRY(mpi_agree_on_status(creation, status));
   OB_TRY(mpi_find_hosts(creation, rank));
   OB_TRY(mpi_find_costs(creation, rank, size));
   status = wanted ? mpi_create_local(creation->mpi, creation->host_of, comm)
                   : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (*comm)
     (*comm)->costs = creation->costs;
-  OB_TRY(mpi_agree(creation, status));
+  OB_TRY(mpi_agree_on_status(creation, status));
   return ob_agree_names(*comm, NULL);
 }
 
 /* Cleans up after a failure. Memory that MPI may still use stays, and so does its communicator. */
-static void mpi_abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
+static void mpi_clean_up(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
   bool stays = status == ONEBIT_ERROR_TRANSPORT;
   if (comm && stays)
     ob_comm_hear_end(comm, onebit_last_error());
   if (comm)
-    onebit_comm_destroy(comm); /* with the duplicate */
+    onebit_comm_destroy(comm); /* this frees the duplicate, too */
   else if (!stays)
     MPI_Comm_free(&creation->mpi);
   if (stays)
@@ -232,7 +232,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (result)
     *result = NULL;
   OB_TRY(mpi_check_usable(mpi_comm));
-  /* Too little memory to be treated as able to run out: the others could not be told. */
+  /* ob_allocate, which tests make fail, is not used here: the other ranks could not be told. */
   struct creation *creation = calloc(1, sizeof *creation);
   if (!creation)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
@@ -242,7 +242,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (duplicated)
     status = mpi_create(creation, result != NULL, &comm);
   if (status != ONEBIT_OK && duplicated)
-    mpi_abandon(creation, comm, status);
+    mpi_clean_up(creation, comm, status);
   else
     ob_release(creation->host_of);
   if (status == ONEBIT_OK)

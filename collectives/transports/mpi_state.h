@@ -1,4 +1,4 @@
-/* The state of a communicator over MPI, between what makes it (comm_mpi.c) and what uses it. */
+/* The state of a communicator over MPI: comm_mpi.c creates it, transport_mpi.c uses it. */
 #ifndef OB_COLLECTIVES_MPI_STATE_H
 #define OB_COLLECTIVES_MPI_STATE_H
 
@@ -11,12 +11,12 @@
 
 struct ob_mpi_state {
   MPI_Comm comm;
-  int end_tag;          /* of messages about the end; no batch uses it */
+  int end_tag;          /* the tag of messages about the end; no batch uses it */
   bool multiple;        /* several threads may call MPI at once */
   atomic_bool inside;   /* a thread is in MPI; means nothing if several may be */
-  atomic_bool to_tell;  /* the others are still to be told of the end */
-  pthread_mutex_t lock; /* of what follows */
-  MPI_Request *told;    /* one a rank */
+  atomic_bool to_tell;  /* the message about the end is still to be sent */
+  pthread_mutex_t lock; /* protects the fields below */
+  MPI_Request *told;    /* sends of the message about the end, one for each rank */
   char out[OB_END_BYTES], in[OB_END_BYTES];
 };
 
@@ -27,8 +27,8 @@ void ob_mpi_state_destroy(onebit_comm_t comm);
 /* True if MPI has user-level failure mitigation. */
 bool ob_mpi_has_ulfm(void);
 
-/* True if all messages about the end have left, for which they have a moment. */
-bool ob_mpi_has_told(const struct ob_mpi_state *state, int size);
+/* Waits a moment for the messages about the end. Returns true if all of them have been sent. */
+bool ob_mpi_end_is_sent(const struct ob_mpi_state *state, int size);
 
 onebit_status_t ob_mpi_error(const char *call, int code);
 bool ob_mpi_is_finalized(void);

@@ -35,7 +35,7 @@ static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
 }
 
 /* True if all ranks are on the same machine, which represents several hosts. */
-static bool settle_on_one_machine(onebit_comm_t comm) {
+static bool settle_is_one_machine(onebit_comm_t comm) {
   uint64_t first = ob_agree_note(comm, 0);
   int rank = 1;
   while (rank < comm->size && ob_agree_note(comm, rank) == first)
@@ -49,7 +49,7 @@ static onebit_status_t settle_find_costs(onebit_comm_t comm) {
   batch->sends = batch->receives = 0;
   if (comm->rank == 0)
     ob_tuning_find(&comm->costs);
-  if (comm->rank == 0 && settle_on_one_machine(comm))
+  if (comm->rank == 0 && settle_is_one_machine(comm))
     ob_costs_of_one_machine(&comm->costs);
   for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
     batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};

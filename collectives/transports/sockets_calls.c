@@ -89,7 +89,7 @@ bool ob_net_is_absence(int code) {
 }
 
 /* Returns the remedy for an error, if one is known. */
-static const char *remedy_for(int code) {
+static const char *find_remedy(int code) {
   switch (code) {
   case ENFILE:
     return ": this host has no more (sysctl fs.file-max)";
@@ -118,7 +118,7 @@ const char *ob_net_reason(int code, char text[OB_NET_REASON]) {
     snprintf(text, OB_NET_REASON, "%s: this process may have %llu (ulimit -n)", reason,
              (unsigned long long)limit.rlim_cur);
   else
-    snprintf(text, OB_NET_REASON, "%s%s", reason, remedy_for(code));
+    snprintf(text, OB_NET_REASON, "%s%s", reason, find_remedy(code));
   return text;
 }
 
@@ -137,7 +137,7 @@ void ob_net_raise_limit(void) {
 
 /* --- Names, addresses and listeners ------------------------------------------------------------*/
 
-static bool is_number(const char *host) {
+static bool is_numeric_host(const char *host) {
   const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_flags = AI_NUMERICHOST};
   struct addrinfo *found = NULL;
   bool is = getaddrinfo(host, NULL, &wanted, &found) == 0;
@@ -146,8 +146,8 @@ static bool is_number(const char *host) {
   return is;
 }
 
-static onebit_status_t sockets_address_look_up(const char *host, const char *port,
-                                               struct ob_address *address) {
+static onebit_status_t resolve_host(const char *host, const char *port,
+                                    struct ob_address *address) {
   const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   struct addrinfo *found = NULL;
   int code = getaddrinfo(host, port, &wanted, &found);
@@ -158,14 +158,14 @@ static onebit_status_t sockets_address_look_up(const char *host, const char *por
                     host, gai_strerror(code));
   memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
   address->length = found->ai_addrlen;
-  address->named = !is_number(host) && strcmp(host, "localhost") != 0;
+  address->named = !is_numeric_host(host) && strcmp(host, "localhost") != 0;
   freeaddrinfo(found);
   return ONEBIT_OK;
 }
 
 /* Returns the interface of a link-local address, which is meaningless without it; NULL for
  * others. */
-static uint32_t *scope_of(struct ob_address *address) {
+static uint32_t *find_scope_id(struct ob_address *address) {
   struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address->storage;
   bool local = address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
   return local ? &six->sin6_scope_id : NULL;
@@ -173,12 +173,12 @@ static uint32_t *scope_of(struct ob_address *address) {
 
 void ob_address_set_scope(struct ob_address *address, const struct ob_address *from) {
   struct ob_address other = *from;
-  uint32_t *scope = scope_of(address), *given = scope_of(&other);
+  uint32_t *scope = find_scope_id(address), *given = find_scope_id(&other);
   if (scope && !*scope && given)
     *scope = *given;
 }
 
-static onebit_status_t address_refuse(const char *text) {
+static onebit_status_t report_bad_address(const char *text) {
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "options->rendezvous \"%.100s\": expected host:port, e.g. node1:29400", text);
 }
@@ -191,10 +191,10 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
   long port = colon ? strtol(colon + 1, &end, 10) : 0;
   if (length == 0 || length >= sizeof host || port < 1 || port > 65535 || *end ||
       (!brackets && memchr(text, ':', length)))
-    return address_refuse(text);
+    return report_bad_address(text);
   snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), text + brackets);
-  OB_TRY(sockets_address_look_up(host, colon + 1, address));
-  const uint32_t *scope = scope_of(address);
+  OB_TRY(resolve_host(host, colon + 1, address));
+  const uint32_t *scope = find_scope_id(address);
   if (scope && !*scope)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "options->rendezvous \"%.100s\": a link-local address needs its interface, "
@@ -244,7 +244,7 @@ int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *addres
   return 1;
 }
 
-static struct ob_address any_of(const struct ob_address *address) {
+static struct ob_address choose_listen_address(const struct ob_address *address) {
   struct ob_address any = *address;
   if (ob_address_is_loopback(address) && !address->named)
     return any;
@@ -256,7 +256,7 @@ static struct ob_address any_of(const struct ob_address *address) {
 }
 
 int ob_address_listen(const struct ob_address *address) {
-  const struct ob_address at = any_of(address);
+  const struct ob_address at = choose_listen_address(address);
   int yes = 1;
   int file = ob_net_socket(at.storage.ss_family);
   if (file < 0)

@@ -1,6 +1,6 @@
 /*
- * Connects ranks that have found each other, all with all: each to those below it. Every connection
- * begins with a greeting; one that sends something else, or nothing, is closed.
+ * Connects ranks that have found each other: each rank connects to all ranks with lower numbers.
+ * Every connection begins with a greeting; one that sends something else, or nothing, is closed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,10 +18,11 @@
 /* A refusal this old came from a rank 0 that has exited since; a new rank 0 answers sooner. */
 #define RECENT_SECONDS 2.0
 
-/* --- Small things ------------------------------------------------------------------------------*/
+/* --- Errors, sends and receives ----------------------------------------------------------------*/
 
-/* True while a rank 0 of another job answers: the time may end in the midst of the next attempt. */
-static bool sockets_connect_is_refused(const struct ob_rendezvous *state) {
+/* True if a rank 0 of another job has refused this rank recently: the timeout may expire during the
+ * next attempt. */
+static bool is_refused_by_other_job(const struct ob_rendezvous *state) {
   return state->refused_since > 0 && ob_seconds() - state->refused_last < RECENT_SECONDS;
 }
 
@@ -32,13 +33,13 @@ onebit_status_t ob_rendezvous_pause(struct ob_rendezvous *state, const char *wha
   snprintf(text, sizeof text, "sockets: %s", what);
   onebit_status_t status =
       ob_watch_for(&state->watch, state->timeout + (state->joined ? GRACE : 0), text, whom);
-  return status != ONEBIT_OK && sockets_connect_is_refused(state)
-             ? ob_rendezvous_hear(state, &state->verdict)
+  return status != ONEBIT_OK && is_refused_by_other_job(state)
+             ? ob_rendezvous_repeat_error(state, &state->verdict)
              : status;
 }
 
 /* Returns the thread's latest error message without "sockets: ". */
-static const char *rendezvous_plain(void) {
+static const char *plain_error_message(void) {
   static const char begins[] = "sockets: ";
   const char *text = onebit_last_error();
   return strncmp(text, begins, sizeof begins - 1) == 0 ? text + sizeof begins - 1 : text;
@@ -53,7 +54,7 @@ onebit_status_t ob_rendezvous_failed(const struct ob_rendezvous *state, const ch
   return status;
 }
 
-onebit_status_t ob_rendezvous_hear(struct ob_rendezvous *state, struct ob_answer *answer) {
+onebit_status_t ob_rendezvous_repeat_error(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   state->told = true;
   return ob_error(answer->status == ONEBIT_ERROR_MISMATCH ? ONEBIT_ERROR_MISMATCH
@@ -65,9 +66,9 @@ bool ob_send_all(int file, const void *data, size_t bytes) {
   return ob_net_send(file, data, bytes) == (ssize_t)bytes;
 }
 
-/* The status of a call that has moved `moved` bytes, or failed. */
-static onebit_status_t sockets_connect_judge(struct ob_rendezvous *state, const char *call,
-                                             ssize_t moved) {
+/* Returns the status of a send or receive that has moved `moved` bytes, or has failed. */
+static onebit_status_t check_transfer(struct ob_rendezvous *state, const char *call,
+                                      ssize_t moved) {
   if (moved > 0)
     return ONEBIT_OK;
   if (moved < 0 && (errno == EAGAIN || errno == EINTR))
@@ -80,7 +81,7 @@ onebit_status_t ob_rendezvous_send(struct ob_rendezvous *state, int file, const 
                                    size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     ssize_t sent = ob_net_send(file, (const char *)data + done, bytes - done);
-    OB_TRY(sockets_connect_judge(state, "send", sent));
+    OB_TRY(check_transfer(state, "send", sent));
     done += sent > 0 ? (size_t)sent : 0;
   }
   return ONEBIT_OK;
@@ -90,7 +91,7 @@ onebit_status_t ob_rendezvous_receive(struct ob_rendezvous *state, int file, voi
                                       size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     ssize_t got = ob_net_recv(file, (char *)data + done, bytes - done);
-    OB_TRY(sockets_connect_judge(state, "recv", got));
+    OB_TRY(check_transfer(state, "recv", got));
     done += got > 0 ? (size_t)got : 0;
   }
   return ONEBIT_OK;
@@ -108,7 +109,8 @@ static struct ob_greeting make_greeting(const struct ob_rendezvous *state, int s
                               .key = {state->key[0], state->key[1]}};
 }
 
-static bool has_key(const struct ob_rendezvous *state, const struct ob_greeting *greeting) {
+static bool has_communicator_key(const struct ob_rendezvous *state,
+                                 const struct ob_greeting *greeting) {
   return greeting->version == OB_GREETING_VERSION && greeting->kind == OB_STREAM &&
          memcmp(greeting->key, state->key, sizeof state->key) == 0;
 }
@@ -119,8 +121,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
   struct ob_greeting answer = make_greeting(state, greeting->stream);
   if (state->rank == 0 && greeting->kind != OB_STREAM)
     return ob_join_accept(state, visitor);
-  if (!has_key(state, greeting) || greeting->rank <= state->rank || greeting->rank >= state->size ||
-      greeting->stream < 0 || greeting->stream > state->streams ||
+  if (!has_communicator_key(state, greeting) || greeting->rank <= state->rank ||
+      greeting->rank >= state->size || greeting->stream < 0 || greeting->stream > state->streams ||
       !ob_send_all(visitor->file, &answer, sizeof answer))
     return false;
   /* Replaces an earlier connection with this number, which the sender has given up and over which
@@ -135,7 +137,7 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
   return false;
 }
 
-/* A connection to a rank below: it connects, greets, and waits for the answer. */
+/* A connection to a rank with a lower number: it connects, greets, and waits for the answer. */
 struct attempt {
   struct ob_visitor visitor;
   bool greeted, over;
@@ -173,8 +175,8 @@ static onebit_status_t open_attempt(struct ob_rendezvous *state, struct attempt 
   return ONEBIT_OK;
 }
 
-static onebit_status_t move_attempt(struct ob_rendezvous *state, struct attempt *attempt, int rank,
-                                    int stream) {
+static onebit_status_t continue_attempt(struct ob_rendezvous *state, struct attempt *attempt,
+                                        int rank, int stream) {
   struct ob_visitor *visitor = &attempt->visitor;
   if (!attempt->greeted)
     return open_attempt(state, attempt, rank, stream);
@@ -183,7 +185,7 @@ static onebit_status_t move_attempt(struct ob_rendezvous *state, struct attempt 
       fail_attempt(attempt);
     return ONEBIT_OK;
   }
-  if (visitor->greeting.rank != rank || !has_key(state, &visitor->greeting)) {
+  if (visitor->greeting.rank != rank || !has_communicator_key(state, &visitor->greeting)) {
     fail_attempt(attempt);
     return ONEBIT_OK;
   }
@@ -194,7 +196,7 @@ static onebit_status_t move_attempt(struct ob_rendezvous *state, struct attempt 
 }
 
 /* Returns the first rank that is not connected yet, or -1. */
-static int first_apart(const struct ob_rendezvous *state) {
+static int find_unconnected_rank(const struct ob_rendezvous *state) {
   for (int rank = 0; rank < state->size; rank++)
     for (int i = 0; i <= state->streams && rank != state->rank; i++)
       if (state->sockets->links[rank].streams[i].file < 0)
@@ -206,33 +208,34 @@ static struct ob_answer make_report(const struct ob_rendezvous *state, onebit_st
   struct ob_answer answer = {
       .magic = OB_GREETING_MAGIC, .version = OB_GREETING_VERSION, .status = status};
   if (status != ONEBIT_OK && state->told)
-    snprintf(answer.text, sizeof answer.text, "%.255s", rendezvous_plain());
+    snprintf(answer.text, sizeof answer.text, "%.255s", plain_error_message());
   else if (status != ONEBIT_OK)
-    snprintf(answer.text, sizeof answer.text, "rank %d: %.230s", state->rank, rendezvous_plain());
+    snprintf(answer.text, sizeof answer.text, "rank %d: %.230s", state->rank,
+             plain_error_message());
   return answer;
 }
 
-/* Called once this rank is connected with all. ONEBIT_OK: so are all ranks. */
-static onebit_status_t sockets_connect_settle(struct ob_rendezvous *state, bool *reported) {
+/* Reports that this rank is connected with all others. ONEBIT_OK: all ranks are. */
+static onebit_status_t report_connected(struct ob_rendezvous *state, bool *reported) {
   const struct ob_answer answer = make_report(state, ONEBIT_OK);
-  if (state->rank == 0 && (ob_members_first_apart(state) >= 0 || !ob_join_is_quiet(state)))
+  if (state->rank == 0 && (ob_members_find_unconnected(state) >= 0 || !ob_join_is_quiet(state)))
     return ONEBIT_IN_PROGRESS;
   if (state->rank == 0)
-    ob_members_tell(state, &answer);
+    ob_members_send_verdict(state, &answer);
   else if (!*reported)
     *reported = ob_rendezvous_send(state, state->root, &answer, sizeof answer) == ONEBIT_OK;
   return state->rank == 0 ? state->refused : ONEBIT_IN_PROGRESS;
 }
 
 /* Reads the other ranks' messages. ONEBIT_IN_PROGRESS: none ends the rendezvous. */
-static onebit_status_t hear_others(struct ob_rendezvous *state) {
+static onebit_status_t read_reports_or_verdict(struct ob_rendezvous *state) {
   if (state->rank > 0)
     return ob_verdict_read(state);
   OB_TRY(ob_members_read(state, false));
   return ONEBIT_IN_PROGRESS;
 }
 
-static onebit_status_t pause_apart(struct ob_rendezvous *state, int apart) {
+static onebit_status_t pause_for_connections(struct ob_rendezvous *state, int apart) {
   char whom[128];
   if (apart < 0)
     snprintf(whom, sizeof whom, "the connections between other ranks");
@@ -246,19 +249,18 @@ static onebit_status_t connect_all(struct ob_rendezvous *state, struct attempt *
   const int each = state->streams + 1, count = state->rank * each;
   bool reported = false;
   for (;;) {
-    int apart = first_apart(state);
-    onebit_status_t status =
-        apart < 0 ? sockets_connect_settle(state, &reported) : ONEBIT_IN_PROGRESS;
+    int apart = find_unconnected_rank(state);
+    onebit_status_t status = apart < 0 ? report_connected(state, &reported) : ONEBIT_IN_PROGRESS;
     if (status == ONEBIT_IN_PROGRESS)
-      status = hear_others(state);
+      status = read_reports_or_verdict(state);
     if (status != ONEBIT_IN_PROGRESS)
       return status;
     OB_TRY(ob_visitors_serve(state, accept_stream));
     OB_TRY(state->refused);
     for (int i = 0; i < count; i++)
       if (!attempts[i].over)
-        OB_TRY(move_attempt(state, &attempts[i], i / each, i % each));
-    OB_TRY(pause_apart(state, apart));
+        OB_TRY(continue_attempt(state, &attempts[i], i / each, i % each));
+    OB_TRY(pause_for_connections(state, apart));
   }
 }
 
@@ -279,7 +281,7 @@ static onebit_status_t connect_ranks(struct ob_rendezvous *state) {
 
 /* --- Rendezvous --------------------------------------------------------------------------------*/
 
-static void sockets_connect_leave(struct ob_rendezvous *state) {
+static void close_rendezvous(struct ob_rendezvous *state) {
   for (int i = 0; i < OB_VISITORS; i++)
     ob_visitor_close(&state->visitors[i]);
   for (int rank = 0; state->members && rank < state->size; rank++)
@@ -292,18 +294,18 @@ static void sockets_connect_leave(struct ob_rendezvous *state) {
 }
 
 /* Sends the other ranks the outcome, and keeps this rank's error message. */
-static void sockets_connect_tell(struct ob_rendezvous *state, onebit_status_t status) {
+static void send_outcome(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
   const struct ob_answer answer = make_report(state, status);
   snprintf(text, sizeof text, "%s", onebit_last_error());
   if (state->rank == 0)
-    ob_members_tell(state, &answer);
+    ob_members_send_verdict(state, &answer);
   else if (!state->told && state->watch.waited < state->timeout)
     ob_join_report(state, &answer);
   ob_error(status, "%s", text);
 }
 
-static onebit_status_t find_and_connect(struct ob_rendezvous *state) {
+static onebit_status_t join_and_connect(struct ob_rendezvous *state) {
   OB_TRY(state->rank == 0 ? ob_join_gather(state) : ob_join(state));
   return connect_ranks(state);
 }
@@ -323,9 +325,9 @@ static onebit_status_t run_rendezvous(struct ob_rendezvous *state) {
     state->members[rank].file = -1;
   ob_presence_begin(&state->presence, state->rank, state->size, "sockets");
   state->watch.presence = &state->presence;
-  onebit_status_t status = find_and_connect(state);
+  onebit_status_t status = join_and_connect(state);
   if (status != ONEBIT_OK)
-    sockets_connect_tell(state, status);
+    send_outcome(state, status);
   return status;
 }
 
@@ -354,7 +356,7 @@ onebit_status_t ob_sockets_connect(const onebit_sockets_options_t *options, doub
     ob_sockets_keep_listener(state->sockets, state->listener);
     state->listener = -1;
   }
-  sockets_connect_leave(state);
+  close_rendezvous(state);
   if (status == ONEBIT_OK)
     *sockets = state->sockets;
   else

@@ -73,8 +73,8 @@ double ob_join_last = 2.0;
 
 /* --- Who joins ---------------------------------------------------------------------------------*/
 
-static void sockets_gather_refuse(const struct ob_visitor *visitor, onebit_status_t status,
-                                  int for_now, const char *text) {
+static void refuse_visitor(const struct ob_visitor *visitor, onebit_status_t status, int for_now,
+                           const char *text) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,
                              .status = status,
@@ -83,21 +83,20 @@ static void sockets_gather_refuse(const struct ob_visitor *visitor, onebit_statu
   (void)!ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-static const char *sockets_gather_name_of(const char *named) { return *named ? named : "nothing"; }
+static const char *job_source_name(const char *named) { return *named ? named : "nothing"; }
 
 static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   const char *named = visitor->greeting.named;
   char text[256];
   if (strncmp(named, state->job.named, sizeof state->job.named) == 0)
     snprintf(text, sizeof text, "rank 0 at %.100s is of another job: its %s is another one",
-             state->options->rendezvous, sockets_gather_name_of(named));
+             state->options->rendezvous, job_source_name(named));
   else
     snprintf(text, sizeof text,
              "rank 0 at %.72s is of another job, or is not told the same: there %s names the job, "
              "here %.31s (ONEBIT_JOB on all ranks names it)",
-             state->options->rendezvous, sockets_gather_name_of(state->job.named),
-             sockets_gather_name_of(named));
-  sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
+             state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
+  refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
 
 static bool send_challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
@@ -130,7 +129,7 @@ static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_vi
 
 /* Refuses a second rank with the same number. In a job without an exact name, either could be this
  * job's: then the communicator fails. */
-static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+static void refuse_second_rank(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   char text[256];
   snprintf(text, sizeof text, "there is a rank %d already", rank);
@@ -142,19 +141,19 @@ static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *
              rank, state->options->rendezvous);
     state->refused = ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: %s", text);
   }
-  sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, text);
+  refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, 0, text);
 }
 
-static void refuse_size(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+static void refuse_other_size(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   char text[128];
   snprintf(text, sizeof text, "the number of ranks differs: %d on rank 0, %d on rank %d",
            state->size, visitor->greeting.size, visitor->greeting.rank);
   if (state->job.exact)
     state->refused = ob_error(ONEBIT_ERROR_MISMATCH, "sockets: %s", text);
-  sockets_gather_refuse(visitor, ONEBIT_ERROR_MISMATCH, 0, text);
+  refuse_visitor(visitor, ONEBIT_ERROR_MISMATCH, 0, text);
 }
 
-static void sockets_gather_add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+static void gather_add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   memcpy(state->addresses[rank], visitor->greeting.address, OB_ADDRESS_BYTES);
   state->members[rank] = (struct ob_member){.file = visitor->file};
@@ -165,8 +164,7 @@ static void sockets_gather_add_member(struct ob_rendezvous *state, struct ob_vis
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (greeting->version != OB_GREETING_VERSION)
-    sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0,
-                          "rank 0 has another version of the library");
+    refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, 0, "rank 0 has another version of the library");
   if (greeting->version != OB_GREETING_VERSION || greeting->kind != OB_JOIN)
     return false;
   greeting->named[sizeof greeting->named - 1] = '\0';
@@ -179,11 +177,11 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   else if (state->verdict.status != ONEBIT_OK)
     (void)!ob_send_all(visitor->file, &state->verdict, sizeof state->verdict);
   else if (greeting->size != state->size || greeting->rank >= state->size)
-    refuse_size(state, visitor);
+    refuse_other_size(state, visitor);
   else if (greeting->rank == 0 || state->members[greeting->rank].file >= 0)
-    refuse_second(state, visitor);
+    refuse_second_rank(state, visitor);
   else
-    sockets_gather_add_member(state, visitor);
+    gather_add_member(state, visitor);
   if (state->verdict.status != ONEBIT_OK && greeting->rank < state->size)
     state->members[greeting->rank].connected = true; /* the member has been told */
   return false;
@@ -220,7 +218,7 @@ static onebit_status_t read_member(struct ob_rendezvous *state, int rank, bool j
   if (member->done < sizeof member->report)
     return ONEBIT_OK;
   member->connected = member->report.status == ONEBIT_OK;
-  return member->connected ? ONEBIT_OK : ob_rendezvous_hear(state, &member->report);
+  return member->connected ? ONEBIT_OK : ob_rendezvous_repeat_error(state, &member->report);
 }
 
 onebit_status_t ob_members_read(struct ob_rendezvous *state, bool joining) {
@@ -229,7 +227,7 @@ onebit_status_t ob_members_read(struct ob_rendezvous *state, bool joining) {
   return ONEBIT_OK;
 }
 
-int ob_members_first_apart(const struct ob_rendezvous *state) {
+int ob_members_find_unconnected(const struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++)
     if (!state->members[rank].connected)
       return rank;
@@ -238,8 +236,8 @@ int ob_members_first_apart(const struct ob_rendezvous *state) {
 
 /* --- Answers of rank 0 -------------------------------------------------------------------------*/
 
-/* Closes the members' files first, so that there are free ones for ranks that still come. */
-static void tell_members(struct ob_rendezvous *state) {
+/* Sends the verdict, and closes the members' files to have free ones for ranks that still come. */
+static void send_verdict(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_member *member = &state->members[rank];
     if (member->file < 0)
@@ -252,23 +250,23 @@ static void tell_members(struct ob_rendezvous *state) {
   }
 }
 
-void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdict) {
+void ob_members_send_verdict(struct ob_rendezvous *state, const struct ob_answer *verdict) {
   double until = ob_seconds() + ob_join_last;
   bool late = state->watch.waited >= state->timeout;
-  bool two_jobs = !state->job.exact && state->refused != ONEBIT_OK; /* and more ranks to come */
+  bool two_jobs = !state->job.exact && state->refused != ONEBIT_OK; /* more of their ranks come */
   state->verdict = *verdict;
-  tell_members(state);
+  send_verdict(state);
   while (verdict->status != ONEBIT_OK && !late && state->listener >= 0 &&
-         (two_jobs || ob_members_first_apart(state) > 0) && ob_seconds() < until) {
+         (two_jobs || ob_members_find_unconnected(state) > 0) && ob_seconds() < until) {
     (void)ob_visitors_serve(state, ob_join_accept);
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }
 }
 
-/* --- All of it ---------------------------------------------------------------------------------*/
+/* --- The whole rendezvous of rank 0 ------------------------------------------------------------*/
 
 /* Writes "rank 2, rank 5, rank 6 and 12 more"; returns false if all have joined. */
-static bool list_missing(const struct ob_rendezvous *state, char *text, size_t bytes) {
+static bool list_missing_ranks(const struct ob_rendezvous *state, char *text, size_t bytes) {
   int missing = 0;
   size_t length = 0;
   for (int rank = 1; rank < state->size; rank++)
@@ -282,9 +280,9 @@ static bool list_missing(const struct ob_rendezvous *state, char *text, size_t b
   return missing > 0;
 }
 
-/* Takes the listener of a communicator of this process that has the port. Any other rank 0 at the
- * port is told, so that both jobs fail. */
-static onebit_status_t listen_at(struct ob_rendezvous *state) {
+/* Listens at the rendezvous address. If a communicator of this process has the port, its listener
+ * is used; if another rank 0 has it, that rank is told, so that both jobs fail. */
+static onebit_status_t listen_at_rendezvous(struct ob_rendezvous *state) {
   char reason[OB_NET_REASON];
   state->listener = ob_address_listen(&state->at);
   int code = errno;
@@ -293,12 +291,12 @@ static onebit_status_t listen_at(struct ob_rendezvous *state) {
   if (state->listener >= 0)
     return ONEBIT_OK;
   if (code == EADDRINUSE)
-    ob_join_claim(state);
+    ob_join_as_second_root(state);
   return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0 cannot listen at %.100s: %s",
                   state->options->rendezvous, ob_net_reason(code, reason));
 }
 
-static onebit_status_t send_table(struct ob_rendezvous *state) {
+static onebit_status_t gather_send_addresses(struct ob_rendezvous *state) {
   const struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                                    .version = OB_GREETING_VERSION,
                                    .streams = state->streams,
@@ -310,7 +308,7 @@ static onebit_status_t send_table(struct ob_rendezvous *state) {
     if (status == ONEBIT_OK)
       status = ob_rendezvous_send(state, file, state->addresses, bytes);
     if (status == ONEBIT_IN_PROGRESS) {
-      OB_TRY(read_member(state, rank, false)); /* rank 0 may have sent the reason */
+      OB_TRY(read_member(state, rank, false)); /* the rank may have sent a reason */
       return lose_member(state, rank, false);
     }
     OB_TRY(status);
@@ -319,13 +317,13 @@ static onebit_status_t send_table(struct ob_rendezvous *state) {
 }
 
 /* Until the list is sent, ranks may leave again and others take their places. */
-static onebit_status_t await_members(struct ob_rendezvous *state) {
+static onebit_status_t wait_for_members(struct ob_rendezvous *state) {
   char missing[96];
   for (;;) {
     OB_TRY(ob_members_read(state, true));
     OB_TRY(ob_visitors_serve(state, ob_join_accept));
     OB_TRY(state->refused);
-    if (!list_missing(state, missing, sizeof missing))
+    if (!list_missing_ranks(state, missing, sizeof missing))
       break;
     strncat(missing, " to join", sizeof missing - strlen(missing) - 1);
     OB_TRY(ob_rendezvous_pause(state, state->options->rendezvous, missing));
@@ -341,11 +339,11 @@ bool ob_join_is_quiet(const struct ob_rendezvous *state) {
 }
 
 onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
-  OB_TRY(listen_at(state));
-  OB_TRY(await_members(state));
+  OB_TRY(listen_at_rendezvous(state));
+  OB_TRY(wait_for_members(state));
   if (ob_net_getrandom(state->key, sizeof state->key) != 0)
     return ob_net_failed("getrandom");
-  return send_table(state);
+  return gather_send_addresses(state);
 }
 
 /* --- Late ranks --------------------------------------------------------------------------------*/
@@ -357,7 +355,7 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
  */
 
 /* Warns of a rank that is late: a rank of another job may have taken its place. */
-static void sockets_late_warn(struct ob_sockets *sockets) {
+static void warn_of_late_rank(struct ob_sockets *sockets) {
   if (!sockets->warned)
     ob_log(
         OB_LOG_WARN, sockets->rank,
@@ -368,7 +366,7 @@ static void sockets_late_warn(struct ob_sockets *sockets) {
 }
 
 /* Reads the greeting first: closing a connection with unread bytes discards the answer. */
-static void refuse_one(struct ob_sockets *sockets, int file) {
+static void refuse_late_rank(struct ob_sockets *sockets, int file) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,
                              .status = ONEBIT_ERROR_TRANSPORT,
@@ -383,15 +381,16 @@ static void refuse_one(struct ob_sockets *sockets, int file) {
   (void)!ob_net_recv(file, &greeting, sizeof greeting);
   (void)!ob_send_all(file, &answer, sizeof answer);
   ob_own_close(file);
+  /* A rank with this key comes for the job's next communicator. */
   if (greeting.magic == OB_GREETING_MAGIC &&
-      memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0) /* for the next one */
-    sockets_late_warn(sockets);
+      memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0)
+    warn_of_late_rank(sockets);
 }
 
 void ob_sockets_refuse(struct ob_sockets *sockets) {
   int file;
   while ((file = ob_net_accept(sockets->listener)) >= 0)
-    refuse_one(sockets, file);
+    refuse_late_rank(sockets, file);
 }
 
 void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener) {

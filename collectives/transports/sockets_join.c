@@ -1,5 +1,4 @@
-/* Joins rank 0: the part of ranks 1 and up; and finds the name of the job by which all find each
- * other. */
+/* Finds the name of the job, which all its ranks share; and lets ranks 1 and up join rank 0. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +14,9 @@
 
 /* --- The job of a rank -------------------------------------------------------------------------*/
 
-/* Job numbers that launchers set. `part` tells jobs with one number apart: a step of an allocation.
- * `exact`: no two jobs have the same. A launcher comes before the one that started it. */
+/* The variables in which launchers set job numbers. `part` distinguishes jobs with the same number,
+ * such as the steps of an allocation. `exact`: no two jobs have the same number. A launcher comes
+ * before the launcher that started it. */
 static const struct launcher {
   const char *number, *part;
   bool exact;
@@ -32,7 +32,7 @@ static const struct launcher {
 };
 
 /* Returns NULL if the variable has no job number. torchrun without an id writes "none". */
-static const char *sockets_job_value_of(const char *name) {
+static const char *read_job_number(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text && strcmp(text, "none") != 0 ? text : NULL;
 }
@@ -55,8 +55,7 @@ void ob_job_find(const char *secret, struct ob_job *job) {
   }
   for (size_t k = 0; k < sizeof launchers / sizeof launchers[0]; k++) {
     const struct launcher *launcher = &launchers[k];
-    const char *number = sockets_job_value_of(launcher->number),
-               *part = sockets_job_value_of(launcher->part);
+    const char *number = read_job_number(launcher->number), *part = read_job_number(launcher->part);
     if (!number)
       continue;
     set_job(job, launcher->number, number, part ? part : "", launcher->exact || part);
@@ -89,7 +88,8 @@ static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
   else
     snprintf(whom, sizeof whom, "rank 0 to answer (%.63s)", at);
   onebit_status_t status = ob_rendezvous_pause(state, state->options->rendezvous, whom);
-  return status != ONEBIT_OK && refused ? ob_rendezvous_hear(state, &state->verdict) : status;
+  return status != ONEBIT_OK && refused ? ob_rendezvous_repeat_error(state, &state->verdict)
+                                        : status;
 }
 
 /* Tries once to connect. ONEBIT_IN_PROGRESS: not yet. */
@@ -112,8 +112,7 @@ static onebit_status_t connect_root(struct ob_rendezvous *state) {
 }
 
 /* Listens at the local address of the connection with rank 0. */
-static onebit_status_t sockets_join_open_own(struct ob_rendezvous *state,
-                                             char text[OB_ADDRESS_BYTES]) {
+static onebit_status_t open_own_listener(struct ob_rendezvous *state, char text[OB_ADDRESS_BYTES]) {
   struct ob_address own, bound;
   char reason[OB_NET_REASON];
   if (ob_net_getsockname(state->root, &own) < 0)
@@ -135,17 +134,17 @@ static onebit_status_t sockets_join_open_own(struct ob_rendezvous *state,
 
 /* Handles a refusal. A temporary one may come from a job that has just ended, or from the next
  * communicator of this job. */
-static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
+static onebit_status_t handle_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   if (answer->streams != OB_ANSWER_FOR_NOW)
-    return ob_rendezvous_hear(state, answer);
+    return ob_rendezvous_repeat_error(state, answer);
   state->verdict = *answer;
   if (state->refused_since == 0)
     state->refused_since = ob_seconds();
   state->refused_last = ob_seconds();
   if (state->refused_last - state->refused_since > OTHER_JOB_SECONDS &&
       !ob_sockets_is_member(answer->key))
-    return ob_rendezvous_hear(state, answer);
+    return ob_rendezvous_repeat_error(state, answer);
   nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
   return ONEBIT_IN_PROGRESS;
 }
@@ -156,22 +155,22 @@ static onebit_status_t read_answer(struct ob_rendezvous *state, struct ob_answer
     *answer = (struct ob_answer){.status = ONEBIT_ERROR_TRANSPORT,
                                  .streams = OB_ANSWER_FOR_NOW,
                                  .text = "another program than rank 0 listens there"};
-  return answer->status < 0 ? hear_refusal(state, answer) : ONEBIT_OK;
+  return answer->status < 0 ? handle_refusal(state, answer) : ONEBIT_OK;
 }
 
 static onebit_status_t send_proof(struct ob_rendezvous *state, const struct ob_answer *challenge) {
   uint64_t proof[2];
   if (challenge->status != ONEBIT_IN_PROGRESS)
-    return ONEBIT_IN_PROGRESS; /* no rank 0 */
+    return ONEBIT_IN_PROGRESS; /* it is not rank 0's answer */
   ob_job_prove(&state->job, challenge->key, proof);
   OB_TRY(ob_rendezvous_send(state, state->root, proof, sizeof proof));
   state->joined = true;
   return ONEBIT_OK;
 }
 
-/* Replaces loopback addresses in the list, which the name of rank 0's host may stand for there, by
- * the address that reaches rank 0. */
-static void reach_from_here(struct ob_rendezvous *state) {
+/* Replaces loopback addresses in the list by the address at which this rank reaches rank 0. Ranks
+ * on rank 0's host have loopback addresses if its name stands for one there. */
+static void replace_loopback_addresses(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_address listed, reached = state->at;
     if (!ob_address_scan(state->addresses[rank], &listed) || !ob_address_is_loopback(&listed) ||
@@ -183,7 +182,7 @@ static void reach_from_here(struct ob_rendezvous *state) {
   ob_address_print(&state->at, state->addresses[0]);
 }
 
-static onebit_status_t read_table(struct ob_rendezvous *state) {
+static onebit_status_t read_addresses(struct ob_rendezvous *state) {
   struct ob_answer answer;
   size_t bytes = (size_t)state->size * OB_ADDRESS_BYTES;
   OB_TRY(read_answer(state, &answer));
@@ -193,7 +192,7 @@ static onebit_status_t read_table(struct ob_rendezvous *state) {
   state->streams = answer.streams;
   memcpy(state->key, answer.key, sizeof state->key);
   OB_TRY(ob_rendezvous_receive(state, state->root, state->addresses, bytes));
-  reach_from_here(state);
+  replace_loopback_addresses(state);
   state->watch = (struct ob_watch){.presence = &state->presence};
   return ONEBIT_OK;
 }
@@ -208,11 +207,11 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
   memcpy(greeting.named, state->job.named, sizeof greeting.named);
   ob_sockets_newest_key(greeting.key);
   if (listens)
-    OB_TRY(sockets_join_open_own(state, greeting.address));
+    OB_TRY(open_own_listener(state, greeting.address));
   return ob_rendezvous_send(state, state->root, &greeting, sizeof greeting);
 }
 
-static onebit_status_t sockets_join_enter(struct ob_rendezvous *state, bool listens) {
+static onebit_status_t greet_and_prove(struct ob_rendezvous *state, bool listens) {
   struct ob_answer answer;
   onebit_status_t status = greet_root(state, listens);
   if (status == ONEBIT_IN_PROGRESS) /* it may have been refused earlier */
@@ -234,9 +233,9 @@ static void close_root(struct ob_rendezvous *state) {
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)
-    status = sockets_join_enter(state, true);
+    status = greet_and_prove(state, true);
   if (status == ONEBIT_OK)
-    status = read_table(state);
+    status = read_addresses(state);
   if (status == ONEBIT_IN_PROGRESS)
     close_root(state);
   return status;
@@ -264,10 +263,11 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
   if (state->verdict_done < sizeof state->verdict)
     return ONEBIT_IN_PROGRESS;
   return state->verdict.status == ONEBIT_OK ? ONEBIT_OK
-                                            : ob_rendezvous_hear(state, &state->verdict);
+                                            : ob_rendezvous_repeat_error(state, &state->verdict);
 }
 
-/* Rank 0 may still come. A failure to report is not reported itself. */
+/* Joins rank 0 first, which may start later, if this rank has not joined yet. A failure to send the
+ * report is ignored. */
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report) {
   double until = ob_seconds() + ob_join_last;
   state->timeout = ob_join_last;
@@ -275,7 +275,7 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
   while (!state->joined && !state->told && ob_seconds() < until) {
     close_root(state);
     if (connect_root(state) == ONEBIT_OK)
-      (void)sockets_join_enter(state, false);
+      (void)greet_and_prove(state, false);
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }
   if (state->joined)
@@ -283,11 +283,11 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
 }
 
 /* Joins as a second rank 0, which makes a job without an exact name fail. */
-void ob_join_claim(struct ob_rendezvous *state) {
+void ob_join_as_second_root(struct ob_rendezvous *state) {
   struct ob_answer answer;
   double timeout = state->timeout;
   state->timeout = timeout < ob_join_last ? timeout : ob_join_last;
-  if (connect_root(state) == ONEBIT_OK && sockets_join_enter(state, false) == ONEBIT_OK)
+  if (connect_root(state) == ONEBIT_OK && greet_and_prove(state, false) == ONEBIT_OK)
     (void)read_answer(state, &answer);
   close_root(state);
   state->timeout = timeout;

@@ -13,13 +13,13 @@
 #include "collectives/transports/sockets_state.h"
 
 #define END_MAGIC 0x4542314fu /* the bytes "O1BE" */
-/* The most events taken at once, and reads of a stream before the others have their turn. */
+/* The most events taken at once, and the most reads of a stream before the next stream's turn. */
 #define EVENTS 64
 #define READS  8
-/* Another thread may take the event that this one sleeps for. */
+/* The longest sleep, since another thread may take the event that this one waits for. */
 #define LONGEST_SLEEP 0.005
 
-static bool is_control(const struct ob_stream *stream) {
+static bool is_control_stream(const struct ob_stream *stream) {
   return stream == &stream->link->streams[stream->link->sockets->streams];
 }
 
@@ -78,7 +78,7 @@ static void end_stream(struct ob_stream *stream) {
     lose_link(link, "it has closed its connections: its process has ended, or has given up");
 }
 
-void ob_sockets_tell(struct ob_sockets *sockets, const char *text) {
+void ob_sockets_send_end_note(struct ob_sockets *sockets, const char *text) {
   struct ob_end_note note = {.magic = END_MAGIC};
   snprintf(note.text, sizeof note.text, "%s", text);
   for (int rank = 0; rank < sockets->size; rank++)
@@ -103,7 +103,7 @@ static onebit_status_t grow_tags(struct ob_sockets_link *link) {
 }
 
 /* Returns the index of the tag, or the one where it belongs. */
-static size_t sockets_move_index_of(const struct ob_sockets_link *link, int tag) {
+static size_t find_tag_index(const struct ob_sockets_link *link, int tag) {
   size_t low = 0, high = link->tag_count;
   while (low < high) {
     size_t middle = (low + high) / 2;
@@ -117,7 +117,7 @@ static size_t sockets_move_index_of(const struct ob_sockets_link *link, int tag)
 
 static onebit_status_t find_tag_count(struct ob_sockets_link *link, int tag,
                                       struct ob_tag_count **count) {
-  size_t index = sockets_move_index_of(link, tag);
+  size_t index = find_tag_index(link, tag);
   if (index == link->tag_count || link->tags[index].tag != tag) {
     if (link->tag_count == link->tag_capacity)
       OB_TRY(grow_tags(link));
@@ -143,7 +143,7 @@ static void end_segment(struct ob_stream *stream) {
     close_outgoing(message);
 }
 
-static void write_some(struct ob_stream *stream) {
+static void write_stream(struct ob_stream *stream) {
   const struct ob_segment *out = &stream->out;
   size_t head = sizeof *out, done = stream->out_done, past = done > head ? done - head : 0;
   struct iovec parts[2] = {
@@ -161,15 +161,15 @@ static void write_some(struct ob_stream *stream) {
     end_segment(stream);
 }
 
-/* The number of streams that carry messages. */
-static int used_streams(const struct ob_sockets_link *link) {
+/* Returns the number of streams that carry messages. */
+static int used_stream_count(const struct ob_sockets_link *link) {
   return link->far || link->sockets->use_all ? link->sockets->streams : 1;
 }
 
 /* Chooses the stream for the next segment of the link's first message. A short message takes the
  * first free stream; the segments of a long one alternate between streams. */
 static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
-  int streams = used_streams(link);
+  int streams = used_stream_count(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
   for (int i = 0; i < streams; i++) {
     struct ob_stream *stream = &link->streams[(from + i) % streams];
@@ -179,9 +179,9 @@ static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
   return NULL;
 }
 
-static void give_segment(struct ob_sockets_link *link, struct ob_stream *stream) {
+static void assign_segment(struct ob_sockets_link *link, struct ob_stream *stream) {
   struct ob_outgoing *message = link->first;
-  int streams = used_streams(link);
+  int streams = used_stream_count(link);
   size_t bytes = ob_segment_bytes(message->total, message->given, streams);
   if (message->total > OB_SEGMENT_MIN)
     ob_stream_limit_unsent(stream);
@@ -218,10 +218,10 @@ static void push_segments(struct ob_sockets_link *link) {
   int count = link->sockets->streams;
   for (int i = 0; i < count && !link->lost; i++)
     if (streams[i].sending && !streams[i].blocked)
-      write_some(&streams[i]);
+      write_stream(&streams[i]);
   while (!link->lost && link->first && (next = find_free_stream(link))) {
-    give_segment(link, next);
-    write_some(next);
+    assign_segment(link, next);
+    write_stream(next);
   }
   for (int i = 0; i < count; i++)
     watch_stream(&streams[i]);
@@ -256,7 +256,7 @@ static void unlink_incoming(struct ob_sockets_link *link, const struct ob_incomi
     *at = message->next;
 }
 
-/* Directs segments that streams are reading to another message from now on. */
+/* Makes streams that are reading segments of one message store the rest in another. */
 static void redirect_streams(struct ob_sockets_link *link, const struct ob_incoming *from,
                              struct ob_incoming *to) {
   for (int i = 0; i < link->sockets->streams; i++)
@@ -264,7 +264,7 @@ static void redirect_streams(struct ob_sockets_link *link, const struct ob_incom
       link->streams[i].arriving = to;
 }
 
-static void check_arrived(struct ob_sockets_link *link, struct ob_incoming *message) {
+static void complete_if_arrived(struct ob_sockets_link *link, struct ob_incoming *message) {
   if (message->arrived < message->total || !message->endpoint)
     return;
   message->endpoint->bytes = message->total;
@@ -274,8 +274,8 @@ static void check_arrived(struct ob_sockets_link *link, struct ob_incoming *mess
   message->open = NULL;
 }
 
-static bool sockets_move_fits(struct ob_sockets_link *link, const struct ob_incoming *receive,
-                              size_t total) {
+static bool check_message_fits(struct ob_sockets_link *link, const struct ob_incoming *receive,
+                               size_t total) {
   if (total <= receive->endpoint->bytes)
     return true;
   lose_link(link, "it sent a message of %zu bytes, which is longer than expected, %zu", total,
@@ -284,8 +284,8 @@ static bool sockets_move_fits(struct ob_sockets_link *link, const struct ob_inco
 }
 
 /* Keeps a message that no receive has asked for yet. */
-static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
-                                           const struct ob_segment *in) {
+static struct ob_incoming *keep_unexpected_message(struct ob_sockets_link *link,
+                                                   const struct ob_segment *in) {
   struct ob_incoming *message = in->total < PTRDIFF_MAX - sizeof *message
                                     ? ob_allocate(1, sizeof *message + in->total)
                                     : NULL;
@@ -303,16 +303,17 @@ static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
 }
 
 /* Returns the message of a segment; NULL: it is discarded, or the link is lost. */
-static struct ob_incoming *message_of(struct ob_sockets_link *link, const struct ob_segment *in) {
+static struct ob_incoming *find_segment_message(struct ob_sockets_link *link,
+                                                const struct ob_segment *in) {
   struct ob_incoming *message = *find_incoming(link, in->tag, in->number);
   struct ob_tag_count *count;
   if (!message && find_tag_count(link, in->tag, &count) != ONEBIT_OK)
     lose_link(link, "%.120s", onebit_last_error());
   if (!message && !link->lost && in->number >= count->received)
-    return keep_unexpected(link, in);
+    return keep_unexpected_message(link, in);
   if (!message)
     return NULL;
-  if (message->total == OB_TOTAL_UNKNOWN && sockets_move_fits(link, message, in->total))
+  if (message->total == OB_TOTAL_UNKNOWN && check_message_fits(link, message, in->total))
     message->total = in->total;
   else if (!link->lost &&
            (message->total != in->total || in->bytes > message->total - message->arrived))
@@ -327,11 +328,11 @@ static void begin_segment(struct ob_stream *stream) {
     lose_link(stream->link, "it sent what is no part of a message");
     return;
   }
-  stream->arriving = message_of(stream->link, in);
+  stream->arriving = find_segment_message(stream->link, in);
   stream->in_left = in->bytes;
   stream->in_offset = in->offset;
   if (stream->arriving && in->bytes == 0)
-    check_arrived(stream->link, stream->arriving);
+    complete_if_arrived(stream->link, stream->arriving);
 }
 
 /* Counts received bytes: first the segment's, then the next head's. */
@@ -345,14 +346,14 @@ static void count_received(struct ob_stream *stream, size_t got) {
     message->arrived += mine;
     if (stream->in_left == 0)
       stream->arriving = NULL;
-    check_arrived(stream->link, message);
+    complete_if_arrived(stream->link, message);
   }
   if (stream->in_done == sizeof stream->in)
     begin_segment(stream);
 }
 
 /* Plans a read: the rest of a segment, and the head behind it. Returns the bytes. */
-static size_t plan_read(struct ob_stream *stream, struct iovec parts[2], size_t *count) {
+static size_t plan_stream_read(struct ob_stream *stream, struct iovec parts[2], size_t *count) {
   size_t left = stream->in_left, bytes = left;
   *count = 0;
   if (left > 0 && stream->arriving)
@@ -368,11 +369,11 @@ static size_t plan_read(struct ob_stream *stream, struct iovec parts[2], size_t 
   return bytes + sizeof stream->in - stream->in_done;
 }
 
-static void read_some(struct ob_stream *stream) {
+static void read_stream(struct ob_stream *stream) {
   for (int reads = 0; reads < READS && !stream->ended; reads++) {
     struct iovec parts[2];
     struct msghdr message = {.msg_iov = parts};
-    size_t count, wanted = plan_read(stream, parts, &count);
+    size_t count, wanted = plan_stream_read(stream, parts, &count);
     message.msg_iovlen = count;
     ssize_t got = recvmsg(stream->file, &message, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -388,11 +389,11 @@ static void read_some(struct ob_stream *stream) {
   }
 }
 
-/* Moves the part of a message that arrived before its receive. */
-static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receive,
-                        struct ob_incoming *early) {
+/* Copies the part of a message that arrived before its receive to the receive. */
+static void adopt_early_message(struct ob_sockets_link *link, struct ob_incoming *receive,
+                                struct ob_incoming *early) {
   unlink_incoming(link, early);
-  if (sockets_move_fits(link, receive, early->total)) {
+  if (check_message_fits(link, receive, early->total)) {
     memcpy(receive->data, early->data, early->total);
     receive->total = early->total;
     receive->arrived = early->arrived;
@@ -413,16 +414,16 @@ onebit_status_t ob_sockets_receive(struct ob_sockets_link *link, struct ob_incom
   receive->arrived = 0;
   struct ob_incoming **at = find_incoming(link, tag, receive->number);
   if (*at)
-    adopt_early(link, receive, *at);
+    adopt_early_message(link, receive, *at);
   for (at = &link->incoming; *at;)
     at = &(*at)->next;
   *at = receive;
   receive->next = NULL;
-  check_arrived(link, receive);
+  complete_if_arrived(link, receive);
   return ONEBIT_OK;
 }
 
-/* --- Taking back -------------------------------------------------------------------------------*/
+/* --- Cancelling --------------------------------------------------------------------------------*/
 
 void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming *receive) {
   if (!receive->open)
@@ -455,12 +456,12 @@ void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *me
 static void handle_event(struct ob_stream *stream, uint32_t events) {
   if (stream->ended)
     return;
-  if (is_control(stream)) {
+  if (is_control_stream(stream)) {
     read_end_note(stream);
     return;
   }
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-    read_some(stream);
+    read_stream(stream);
   if (events & EPOLLOUT && !stream->ended) {
     stream->blocked = false;
     push_segments(stream->link);

@@ -41,14 +41,14 @@ enum ob_greeting_kind { OB_JOIN = 1, OB_STREAM = 2 };
 struct ob_greeting {
   uint32_t magic, version;
   int32_t kind, rank, size, stream;
-  uint64_t key[2]; /* the communicator's; in JOIN the newest one of this process, or zeros */
+  uint64_t key[2]; /* the communicator's key; in JOIN that of this process's newest one, or zeros */
   char address[OB_ADDRESS_BYTES];
-  char named[32]; /* ob_job's */
+  char named[32]; /* as in ob_job */
 };
 
-/* Rank 0's answer, and a member's report. ONEBIT_IN_PROGRESS: a challenge with the nonce in `key`.
- * ONEBIT_OK: the addresses of all follow, or to a member that has reported, nothing. Otherwise
- * `text` is the error message. */
+/* Rank 0's answer, or a member's report. Status ONEBIT_IN_PROGRESS: it is a challenge with the
+ * nonce in `key`. ONEBIT_OK: the addresses of all follow, or nothing to a member that has reported.
+ * Otherwise `text` is the error message. */
 struct ob_answer {
   uint32_t magic, version;
   int32_t status;
@@ -60,7 +60,7 @@ struct ob_answer {
 
 /* --- State -------------------------------------------------------------------------------------*/
 
-/* Connections whose rank is unknown yet; a new one replaces the oldest. */
+/* The most connections whose rank is unknown yet; a new one replaces the oldest. */
 #define OB_VISITORS 128
 
 struct ob_visitor {
@@ -74,7 +74,7 @@ struct ob_visitor {
 
 /* Rank 0's state of a rank that has joined. */
 struct ob_member {
-  int file; /* -1: not yet */
+  int file; /* -1: it has not joined yet */
   struct ob_answer report;
   size_t done;
   bool connected;
@@ -87,20 +87,20 @@ struct ob_rendezvous {
   struct ob_watch watch;
   struct ob_presence presence;
   struct ob_address at;  /* rank 0's listening address, as this rank reaches it */
-  struct ob_address own; /* this rank's address on the way to rank 0 */
+  struct ob_address own; /* this rank's address in its connection with rank 0 */
   struct ob_job job;
   uint64_t key[2];
   char (*addresses)[OB_ADDRESS_BYTES];
-  struct ob_member *members; /* rank 0's, one a rank */
+  struct ob_member *members; /* on rank 0: one for each rank */
   int root;                  /* the connection of the other ranks with rank 0; -1: none */
   bool joined;               /* rank 0 has this rank's address */
   struct ob_answer verdict;
   size_t verdict_done;
-  bool told;               /* the error is another rank's, with its message */
+  bool told;               /* the error message came from another rank */
   onebit_status_t refused; /* the error of a visitor that makes the communicator fail */
   double complete;         /* on rank 0: the time at which all had joined */
   int absence;             /* the errno of the latest attempt to reach rank 0 */
-  double refused_since;    /* the time since which rank 0 is another job's; 0: it is not */
+  double refused_since;    /* the time since which a rank 0 of another job answers; 0: none does */
   double refused_last;     /* time of its latest refusal, which is in `verdict` */
   struct ob_sockets *sockets;
   struct ob_visitor visitors[OB_VISITORS];
@@ -118,7 +118,7 @@ onebit_status_t ob_rendezvous_pause(struct ob_rendezvous *state, const char *wha
 onebit_status_t ob_rendezvous_failed(const struct ob_rendezvous *state, const char *call);
 
 /* Reports another rank's error, with its message. */
-onebit_status_t ob_rendezvous_hear(struct ob_rendezvous *state, struct ob_answer *answer);
+onebit_status_t ob_rendezvous_repeat_error(struct ob_rendezvous *state, struct ob_answer *answer);
 
 /* Send and receive all bytes. ONEBIT_IN_PROGRESS: the connection ended before that. */
 onebit_status_t ob_rendezvous_send(struct ob_rendezvous *state, int file, const void *data,
@@ -129,9 +129,9 @@ onebit_status_t ob_rendezvous_receive(struct ob_rendezvous *state, int file, voi
 /* Returns true if all bytes were sent at once, as a few are on a new connection. */
 bool ob_send_all(int file, const void *data, size_t bytes);
 
-/* sockets_gather.c: serves connections from others. Calls `accept_one` with each that has
- * greeted, and again when more bytes have come. It takes the file, or returns true to wait for
- * more; otherwise the connection is closed. */
+/* sockets_gather.c: serves connections from other ranks. Calls `accept_one` with each visitor that
+ * has sent its greeting, and again when more bytes have arrived. `accept_one` keeps the file, or
+ * returns true to wait for more bytes; otherwise the connection is closed. */
 typedef bool ob_visitor_accept(struct ob_rendezvous *state, struct ob_visitor *visitor);
 onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept *accept_one);
 /* Sets state->refused to an error of the system. */
@@ -148,10 +148,10 @@ bool ob_join_is_quiet(const struct ob_rendezvous *state);
 /* Reads the members' reports. `joining`: a member whose connection ends may still come back. */
 onebit_status_t ob_members_read(struct ob_rendezvous *state, bool joining);
 /* Returns the first member that has not reported that it is connected with all; -1: none. */
-int ob_members_first_apart(const struct ob_rendezvous *state);
-/* Sends the members the verdict. If it is an error, ranks that join later get it too, for a
- * while. */
-void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdict);
+int ob_members_find_unconnected(const struct ob_rendezvous *state);
+/* Sends the verdict to all members. If it is an error, ranks that join up to ob_join_last seconds
+ * later get it, too. */
+void ob_members_send_verdict(struct ob_rendezvous *state, const struct ob_answer *verdict);
 
 /* sockets_join.c, on the other ranks. Joins; returns when this rank has the list of all. */
 onebit_status_t ob_join(struct ob_rendezvous *state);
@@ -161,12 +161,12 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state);
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report);
 /* Called when rank 0's port is in use: joins at the port, and reports an error if another rank 0
  * has it. */
-void ob_join_claim(struct ob_rendezvous *state);
+void ob_join_as_second_root(struct ob_rendezvous *state);
 
 /* Seconds after all have joined in which rank 0 of a job without an exact name looks for a second
  * job at its port. Tests set it. */
 extern double ob_join_quiet;
-/* For how many seconds a failed rank still answers ranks that connect. */
+/* Seconds for which a failed rank still answers ranks that connect. */
 extern double ob_join_last;
 
 #endif

@@ -16,8 +16,8 @@
 #include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
 
-/* Linux 6.15: how long the system waits at most before it sends again, in milliseconds. Its own
- * limit, two minutes, would add as much to each time that a host is away. */
+/* Linux 6.15: the longest wait of the system before it sends again, in milliseconds. Its own limit,
+ * two minutes, would lengthen each outage of a host by as much. */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
@@ -32,14 +32,15 @@
  * take 40 s with RESEND_MS. */
 #define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
-/* The most reads, of OB_SEGMENT_MIN bytes each, of unwanted bytes at the end. */
+/* The most reads, of OB_SEGMENT_MIN bytes each, that discard unread bytes before a stream is
+ * closed. */
 #define LAST_READS 64
 
 static size_t stream_count(const struct ob_sockets *sockets) {
   return (size_t)sockets->size * ((size_t)sockets->streams + 1);
 }
 
-/* --- Those of this process --------------------------------------------------------------------*/
+/* --- The communicators of this process ---------------------------------------------------------*/
 
 static struct ob_sockets *first;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,7 +82,7 @@ void ob_sockets_newest_key(uint64_t key[2]) {
     }
 }
 
-static bool listens_at(const struct ob_sockets *sockets, const struct ob_address *at) {
+static bool is_listening_at(const struct ob_sockets *sockets, const struct ob_address *at) {
   struct ob_address own;
   return !ob_sockets_is_foreign(sockets) && sockets->listener >= 0 &&
          ob_net_getsockname(sockets->listener, &own) == 0 &&
@@ -93,7 +94,7 @@ int ob_sockets_claim_listener(const struct ob_address *at) {
   pthread_mutex_lock(&list_lock);
   for (struct ob_sockets *one = first; one && file < 0; one = one->next) {
     pthread_mutex_lock(&one->lock);
-    if (listens_at(one, at)) {
+    if (is_listening_at(one, at)) {
       file = one->listener;
       one->listener = -1;
       epoll_ctl(one->events, EPOLL_CTL_DEL, file, NULL);
@@ -106,7 +107,7 @@ int ob_sockets_claim_listener(const struct ob_address *at) {
 
 /* --- Connections ------------------------------------------------------------------------------*/
 
-static void sockets_state_lay_out(struct ob_sockets *sockets) {
+static void init_links(struct ob_sockets *sockets) {
   for (int rank = 0; rank < sockets->size; rank++) {
     struct ob_sockets_link *link = &sockets->links[rank];
     link->sockets = sockets;
@@ -144,13 +145,13 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
                ? ob_net_failed("epoll_create")
                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
   }
-  sockets_state_lay_out(sockets);
+  init_links(sockets);
   *result = sockets;
   return ONEBIT_OK;
 }
 
-/* Closes a stream. Bytes that were not read would make the system throw away what is still to
- * leave, so they are read first. */
+/* Closes a stream. Unread bytes are read first, since they would make the system discard bytes that
+ * are still to be sent. */
 static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   if (stream->file < 0)
     return;
@@ -185,28 +186,29 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
   ob_release(sockets);
 }
 
-/* The bytes that a connection takes besides those under way. They cannot go to another any more, so
- * a slow one must not hold much when a message ends; and a fast one must not run dry before a rank
- * comes back to it: 64 kB of each of 8 are 4 ms at 1 Gbit/s. */
+/* Limits of a connection's unsent bytes, besides those under way. Unsent bytes cannot move to
+ * another connection, so a slow connection must not hold many of them when a message ends; and a
+ * fast one must not run out of them before the rank writes to it again: 64 kB on each of 8
+ * connections take 4 ms at 1 Gbit/s. */
 #define MIN_UNSENT     (16 << 10)
 #define MAX_UNSENT     (64 << 10)
 #define UNSENT_SECONDS 0.02
 
-static void sockets_state_set(int file, int level, int option, int value) {
-  setsockopt(file, level, option, &value, sizeof value); /* without it, slower */
+static void set_socket_option(int file, int level, int option, int value) {
+  setsockopt(file, level, option, &value, sizeof value); /* a failure only makes messages slower */
 }
 
 /* Buffer sizes are left to the system, which adapts them to the link; a size that is set stays
  * fixed, and below net.core.rmem_max. */
 static void set_socket_options(int file) {
-  sockets_state_set(file, IPPROTO_TCP, TCP_NODELAY, 1);
-  sockets_state_set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
-  sockets_state_set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
-  sockets_state_set(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
-  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
-  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
-  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
-  sockets_state_set(file, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_socket_option(file, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_socket_option(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
+  set_socket_option(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
+  set_socket_option(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
+  set_socket_option(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
+  set_socket_option(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
+  set_socket_option(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
+  set_socket_option(file, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
 void ob_stream_limit_unsent(struct ob_stream *stream) {
@@ -221,17 +223,18 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
                                      : (int)unsent / MIN_UNSENT * MIN_UNSENT;
   if (wanted == stream->unsent)
     return;
-  sockets_state_set(stream->file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
+  set_socket_option(stream->file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
   stream->unsent = wanted;
 }
 
-/* A round trip from which on a link is far: in so long one connection moves what fits into its
- * window, 4 MB by default, which is 16 Gbit/s. Nearer, more of them bring nothing and cost calls of
- * the system: 64 MiB at 1 Gbit/s took a fifth longer over 16 than over one. */
+/* A link with this round-trip time or more is far. In one round trip a connection moves its window
+ * at most, 4 MB by default, which is 16 Gbit/s at this time. On nearer links more connections are
+ * no faster and take more system calls: 64 MiB at 1 Gbit/s took a fifth longer over 16 connections
+ * than over one. */
 #define FAR_MICROSECONDS 2000
 
 /* True if a new connection, with no queue yet, has a long round trip. */
-static bool is_far(int file) {
+static bool is_far_link(int file) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;
   return getsockopt(file, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0 ||
@@ -245,7 +248,7 @@ onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int numbe
   if (ob_net_epoll_add(sockets->events, file, &event) < 0)
     return ob_net_failed("epoll_ctl");
   stream->file = file;
-  stream->link->far |= is_far(file);
+  stream->link->far |= is_far_link(file);
   return ONEBIT_OK;
 }
 
@@ -254,18 +257,18 @@ onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int numbe
 #define SEGMENT_MAGIC 0x5342314fu /* the bytes "O1BS" */
 #define SEGMENT_STEP  ((uint64_t)4096)
 
-static uint32_t sockets_segment_check_of(const struct ob_segment *segment) {
+static uint32_t hash_segment(const struct ob_segment *segment) {
   size_t from = offsetof(struct ob_segment, number);
   return (uint32_t)ob_hash(OB_HASH_START, &segment->number, sizeof *segment - from);
 }
 
 void ob_segment_seal(struct ob_segment *segment) {
   segment->magic = SEGMENT_MAGIC;
-  segment->check = sockets_segment_check_of(segment);
+  segment->check = hash_segment(segment);
 }
 
 bool ob_segment_is_valid(const struct ob_segment *segment) {
-  return segment->magic == SEGMENT_MAGIC && segment->check == sockets_segment_check_of(segment) &&
+  return segment->magic == SEGMENT_MAGIC && segment->check == hash_segment(segment) &&
          segment->tag >= 0 && segment->total <= PTRDIFF_MAX && segment->bytes <= OB_SEGMENT_MAX &&
          segment->offset <= segment->total && segment->bytes <= segment->total - segment->offset &&
          (segment->bytes > 0 || segment->total == 0);

@@ -3,8 +3,8 @@
  *
  * A message travels in segments, each behind a head that says which message it belongs to, the n-th
  * with that tag between the two ranks, and where in it: so segments may take any stream, and arrive
- * in any order. One more connection of each two ranks, with nothing else on it, tells of the
- * end.
+ * in any order. One more connection between each two ranks, the control connection, only carries
+ * the note about the end.
  */
 #ifndef OB_COLLECTIVES_SOCKETS_STATE_H
 #define OB_COLLECTIVES_SOCKETS_STATE_H
@@ -26,7 +26,7 @@
 #define OB_SEGMENT_MAX ((size_t)256 << 10)
 
 struct ob_segment {
-  uint32_t magic, check; /* of what follows */
+  uint32_t magic, check; /* check: a hash of the fields below */
   uint64_t number;       /* the message's number among those with its tag from that rank */
   uint64_t total;        /* bytes of the message */
   uint64_t offset;       /* offset of the segment in the message */
@@ -64,7 +64,7 @@ struct ob_incoming {
   size_t total, arrived;        /* bytes; total is OB_TOTAL_UNKNOWN before the first segment */
   uint64_t number;
   int tag;
-  size_t *open; /* as above */
+  size_t *open; /* counts incomplete messages, as above */
 };
 #define OB_TOTAL_UNKNOWN SIZE_MAX
 
@@ -74,13 +74,13 @@ struct ob_stream {
   int file;     /* -1: none */
   bool ended;   /* the other side has closed the stream */
   bool blocked; /* the stream's buffer is full until the system reports otherwise */
-  bool watched; /* the system is to say so */
-  int unsent;   /* the limit of its bytes besides those under way; 0: as at its start */
+  bool watched; /* the system reports when there is space again */
+  int unsent;   /* the limit of unsent bytes that was set; 0: the initial one */
   struct ob_outgoing *sending;
   struct ob_segment out, in;
-  size_t out_done;              /* sent bytes of head and segment */
-  size_t in_done;               /* bytes of the head that have arrived */
-  size_t in_left, in_offset;    /* bytes of the segment that are still to arrive; their place */
+  size_t out_done;           /* sent bytes of head and segment */
+  size_t in_done;            /* bytes of the head that have arrived */
+  size_t in_left, in_offset; /* bytes of the segment still to arrive; their offset in the message */
   struct ob_incoming *arriving; /* NULL: the bytes are discarded */
 };
 
@@ -100,13 +100,13 @@ struct ob_end_note {
 struct ob_sockets_link {
   struct ob_sockets *sockets;
   int peer;
-  struct ob_stream *streams;         /* and the control connection after them */
+  struct ob_stream *streams;         /* and after them the control connection */
   struct ob_outgoing *first, **last; /* messages that are not yet completely given to streams */
   struct ob_incoming *incoming;      /* in the order in which they were begun */
   struct ob_tag_count *tags;         /* ascending */
   size_t tag_count, tag_capacity;
   int turn;  /* the stream that gets the next segment first */
-  int ended; /* streams */
+  int ended; /* the number of streams that have ended */
   bool far;  /* a single connection may not fill the link */
   bool lost; /* neither direction works any more */
   char why[160];
@@ -115,7 +115,7 @@ struct ob_sockets_link {
 };
 
 struct ob_sockets {
-  struct ob_sockets *next; /* of this process */
+  struct ob_sockets *next; /* the next communicator of this process */
   unsigned forks;          /* ob_forks() of the process that made it */
   uint64_t key[2];         /* the same on all ranks, different in each communicator */
   int listener;            /* on rank 0 of a job without an exact name; -1: none */
@@ -124,7 +124,7 @@ struct ob_sockets {
   pthread_mutex_t lock;
   int events; /* of epoll */
   bool any_lost;
-  bool warned;                   /* that a rank came to the listener */
+  bool warned;                   /* a warning about a late rank was logged */
   bool use_all;                  /* all streams carry messages, even on a near link */
   struct ob_sockets_link *links; /* one a rank */
   struct ob_stream *all_streams;
@@ -140,7 +140,8 @@ void ob_sockets_destroy(struct ob_sockets *sockets);
  * connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the file is still the caller's. */
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
 
-/* True if this process was forked from the one that made it: the connections are not its own. */
+/* True if this process was forked from the one that created the connections, so that they are not
+ * its own. */
 bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
 
 /* True if this process has a communicator with that key that was not destroyed. */
@@ -184,6 +185,6 @@ void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *me
 void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming *receive);
 
 /* Sends the other ranks the note about the end. */
-void ob_sockets_tell(struct ob_sockets *sockets, const char *text);
+void ob_sockets_send_end_note(struct ob_sockets *sockets, const char *text);
 
 #endif

@@ -36,7 +36,7 @@ struct ob_batch {
 struct ob_window {
   onebit_comm_t comm;
   unsigned char *memory;
-  size_t used; /* of its bytes */
+  size_t used; /* bytes of it that are in use */
 };
 
 struct ob_transport {
@@ -52,8 +52,8 @@ struct ob_transport {
    * could not be. NULL: nothing to do. */
   bool (*cancel)(struct ob_batch *batch);
   onebit_status_t (*begin)(struct ob_batch *batch, int tag);
-  /* Returns ONEBIT_OK when all of the batch is complete, else ONEBIT_IN_PROGRESS. Waits for that
-   * for about `seconds` at most; 0: not at all. */
+  /* Returns ONEBIT_OK when the whole batch is complete, else ONEBIT_IN_PROGRESS. Waits for about
+   * `seconds` at most; 0: not at all. */
   onebit_status_t (*test)(struct ob_batch *batch, double seconds);
   /* Waits about `seconds` at most until a message has arrived for any batch of the communicator, or
    * can be sent. NULL: a thread can wait for one batch only. */
@@ -67,8 +67,9 @@ struct ob_transport {
   /* Returns the communicator's stream on which messages may be put beside kernels. NULL: it has
    * none. */
   void *(*stream)(onebit_comm_t comm);
-  /* Memory for all messages of a plan that it puts on streams, set to zero; all ranks ask for as
-   * many bytes. *window is NULL where it is worth nothing. ONEBIT_ERROR_MEMORY. NULL: never. */
+  /* Allocates memory, set to zero, for all messages that a plan puts on streams; all ranks ask for
+   * the same number of bytes. *window is NULL if a window would not be faster. ONEBIT_ERROR_MEMORY.
+   * NULL: the transport has no windows. */
   onebit_status_t (*window_create)(onebit_comm_t comm, size_t bytes, struct ob_window **window);
   /* Registers the window; collective, after all ranks have made theirs. */
   onebit_status_t (*window_register)(struct ob_window *window);
@@ -88,7 +89,7 @@ struct ob_transport {
   /* Lets the transport move its messages while the caller waits for something else. NULL: they move
    * by themselves. */
   void (*progress)(onebit_comm_t comm);
-  /* Gives comm->state back. NULL: there is none. */
+  /* Releases comm->state. NULL: there is none. */
   void (*destroy)(onebit_comm_t comm);
 };
 

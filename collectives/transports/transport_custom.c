@@ -17,13 +17,13 @@ struct custom {
 
 struct custom_batch {
   struct ob_batch base;
-  void **operations; /* one a receive, then one a send; NULL: complete, or not begun */
+  void **operations; /* those of receives, then of sends; NULL: complete, or not begun */
 };
 
 /* Requests on different communicators may depend on each other, as over MPI. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-static size_t custom_messages_of(const struct ob_batch *base) {
+static size_t custom_message_count(const struct ob_batch *base) {
   return base->receives + base->sends;
 }
 
@@ -49,8 +49,8 @@ static void custom_give_up(struct custom *custom) {
 }
 
 /* Ends a batch and the communicator. It reads the error message before it calls anything else. */
-static onebit_status_t custom_fail(struct custom_batch *batch, const char *what, int peer,
-                                   int code) {
+static onebit_status_t fail_operation(struct custom_batch *batch, const char *what, int peer,
+                                      int code) {
   struct custom *custom = batch->base.comm->state;
   const char *message =
       custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
@@ -62,7 +62,7 @@ static onebit_status_t custom_fail(struct custom_batch *batch, const char *what,
   return status;
 }
 
-static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t status) {
+static onebit_status_t end_failed_batch(struct custom_batch *batch, onebit_status_t status) {
   custom_give_up(batch->base.comm->state);
   custom_cancel_all(batch);
   return status;
@@ -75,9 +75,10 @@ static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, 
   int code =
       custom->call.receive(custom->call.context, in->data, in->bytes, in->peer, tag, operation);
   if (code)
-    return custom_fail(batch, "receive from", in->peer, code);
+    return fail_operation(batch, "receive from", in->peer, code);
   if (!*operation)
-    return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+    return end_failed_batch(batch,
+                            ob_error(ONEBIT_ERROR_TRANSPORT,
                                      "custom: receive from rank %d gave no operation", in->peer));
   return ONEBIT_OK;
 }
@@ -88,21 +89,22 @@ static onebit_status_t begin_send(struct custom_batch *batch, size_t number, int
   void **operation = &batch->operations[batch->base.receives + number];
   int code =
       custom->call.send(custom->call.context, out->data, out->bytes, out->peer, tag, operation);
-  return code ? custom_fail(batch, "send to", out->peer, code) : ONEBIT_OK;
+  return code ? fail_operation(batch, "send to", out->peer, code) : ONEBIT_OK;
 }
 
-static onebit_status_t check_failed(struct custom_batch *batch) {
+static onebit_status_t check_not_failed(struct custom_batch *batch) {
   const struct custom *custom = batch->base.comm->state;
   if (!atomic_load(&custom->failed))
     return ONEBIT_OK;
-  return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+  return end_failed_batch(batch,
+                          ob_error(ONEBIT_ERROR_TRANSPORT,
                                    "custom: the transport of this communicator has failed before"));
 }
 
 static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
   batch->operations = base->messages;
-  OB_TRY(check_failed(batch));
+  OB_TRY(check_not_failed(batch));
   for (size_t i = 0; i < base->receives; i++)
     OB_TRY(begin_receive(batch, i, tag));
   for (size_t i = 0; i < base->sends; i++)
@@ -111,12 +113,13 @@ static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
 }
 
 /* Sets the endpoint's bytes to those that arrived. */
-static onebit_status_t read_size(struct custom_batch *batch, size_t number, size_t bytes) {
+static onebit_status_t set_received_size(struct custom_batch *batch, size_t number, size_t bytes) {
   if (number >= batch->base.receives)
     return ONEBIT_OK;
   struct ob_endpoint *in = &batch->base.receive[number];
   if (bytes > in->bytes)
-    return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+    return end_failed_batch(batch,
+                            ob_error(ONEBIT_ERROR_TRANSPORT,
                                      "custom: a message of %zu bytes from rank %d, which is longer "
                                      "than expected, %zu",
                                      bytes, in->peer, in->bytes));
@@ -133,16 +136,16 @@ static onebit_status_t test_operation(struct custom_batch *batch, size_t number,
   if (code == ONEBIT_IN_PROGRESS)
     return ONEBIT_IN_PROGRESS;
   if (code)
-    return custom_fail(
+    return fail_operation(
         batch, receives ? "message from" : "message to",
         receives ? base->receive[number].peer : base->send[number - base->receives].peer, code);
   batch->operations[number] = NULL;
-  return read_size(batch, number, bytes);
+  return set_received_size(batch, number, bytes);
 }
 
 /* Tests all open operations; then, if it may wait, waits for the first of them. */
-static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
-  size_t count = custom_messages_of(&batch->base), open = count;
+static onebit_status_t test_operations(struct custom_batch *batch, double seconds) {
+  size_t count = custom_message_count(&batch->base), open = count;
   for (size_t i = count; i-- > 0;) {
     if (!batch->operations[i])
       continue;
@@ -160,13 +163,13 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
 
 static onebit_status_t custom_test(struct ob_batch *base, double seconds) {
   struct custom_batch *batch = (struct custom_batch *)base;
-  OB_TRY(check_failed(batch));
-  return test_all(batch, seconds);
+  OB_TRY(check_not_failed(batch));
+  return test_operations(batch, seconds);
 }
 
 static int custom_peer_awaited(struct ob_batch *base) {
   const struct custom_batch *batch = (struct custom_batch *)base;
-  for (size_t i = 0; i < custom_messages_of(base); i++)
+  for (size_t i = 0; i < custom_message_count(base); i++)
     if (batch->operations[i])
       return i < base->receives ? base->receive[i].peer : base->send[i - base->receives].peer;
   return -1;
@@ -180,7 +183,7 @@ static onebit_status_t custom_health(onebit_comm_t comm) {
 }
 
 static void custom_abort_for_all(onebit_comm_t comm, const char *text) {
-  (void)text; /* callbacks take none */
+  (void)text; /* callbacks get no text */
   custom_give_up(comm->state);
 }
 
@@ -191,7 +194,7 @@ static void custom_progress(onebit_comm_t comm) {
 }
 
 /* Frees the state without calling the caller's `release`. */
-static void custom_forget(onebit_comm_t comm) {
+static void custom_release_state(onebit_comm_t comm) {
   if (comm->control)
     custom_cancel_all((struct custom_batch *)comm->control);
   ob_release(comm->state);
@@ -201,7 +204,7 @@ static void custom_forget(onebit_comm_t comm) {
 static void custom_destroy(onebit_comm_t comm) {
   const struct custom *custom = comm->state;
   onebit_transport_callbacks_t call = custom->call;
-  custom_forget(comm);
+  custom_release_state(comm);
   if (call.release)
     call.release(call.context);
 }
@@ -228,7 +231,7 @@ static onebit_status_t check_function(const char *name, bool there) {
   return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
 }
 
-/* Checks the arguments that are needed even to tell the other ranks of an error. */
+/* Checks the arguments without which the other ranks cannot be told of an error. */
 static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *call, int rank,
                                            int size) {
   OB_TRY(ob_size_check("callbacks", call, sizeof *call));
@@ -243,7 +246,8 @@ static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *c
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_tail(const onebit_transport_callbacks_t *call, bool wanted) {
+static onebit_status_t check_optional_fields(const onebit_transport_callbacks_t *call,
+                                             bool wanted) {
   if (!wanted)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (call->largest_tag < 0)
@@ -277,7 +281,7 @@ static onebit_status_t custom_create_local(const onebit_transport_callbacks_t *c
   return ONEBIT_OK;
 }
 
-static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t status,
+static onebit_status_t agree_on_custom(onebit_comm_t comm, onebit_status_t status,
                                        const char *host) {
   const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
                                   {"largest_tag", (uint64_t)comm->largest_tag}};
@@ -297,12 +301,12 @@ onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *ca
       callbacks->abort(callbacks->context);
     return status;
   }
-  status = wait_for_others(comm, check_tail(callbacks, result != NULL), callbacks->host);
+  status = agree_on_custom(comm, check_optional_fields(callbacks, result != NULL), callbacks->host);
   if (status == ONEBIT_OK) {
     *result = comm;
     return ONEBIT_OK;
   }
-  custom_forget(comm);
+  custom_release_state(comm);
   ob_comm_release(comm);
   return status;
 }

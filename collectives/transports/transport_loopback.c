@@ -1,7 +1,7 @@
 /*
- * A transport between threads of one process. A send and its receive meet in the receiver's
- * mailbox, under the group's lock, in the order in which they were begun; the second one copies the
- * bytes from the sender's buffer to the receiver's.
+ * A transport between threads of one process. A send is matched with its receive in the receiver's
+ * mailbox, under the group's lock, in the order in which they were begun; the later one of the two
+ * copies the bytes from the sender's buffer to the receiver's.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -37,7 +37,7 @@ struct member {
 struct group {
   pthread_mutex_t lock;
   pthread_cond_t met;
-  int size, members; /* communicators made, and not yet destroyed */
+  int size, members; /* members: communicators that are not yet destroyed */
   struct member *member;
   char (*host_names)[OB_HOST_NAME_BYTES];
   bool ended, shrunk; /* shrunk: the survivors' communicators were made, or could not be */
@@ -45,7 +45,7 @@ struct group {
   char end[OB_END_BYTES];
 };
 
-static struct timespec loopback_time_in(double seconds);
+static struct timespec loopback_deadline(double seconds);
 static void loopback_destroy(onebit_comm_t comm);
 static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
 
@@ -53,7 +53,7 @@ static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *surviv
 
 struct loopback_batch;
 
-/* A send or receive whose other half has not been begun. */
+/* A send or receive, which waits for its match. */
 struct parcel {
   struct parcel *next;
   struct loopback_batch *batch;
@@ -64,12 +64,12 @@ struct parcel {
 
 struct loopback_batch {
   struct ob_batch base;
-  struct parcel *parcels; /* one a send, one a receive */
-  size_t open;            /* parcels that have not met their other half */
+  struct parcel *parcels; /* one for each send and each receive */
+  size_t open;            /* parcels without a match yet */
   size_t truncated;       /* bytes of a message that did not fit */
 };
 
-static void loopback_append(struct parcel **list, struct parcel *parcel) {
+static void append_parcel(struct parcel **list, struct parcel *parcel) {
   parcel->next = NULL;
   while (*list)
     list = &(*list)->next;
@@ -77,7 +77,7 @@ static void loopback_append(struct parcel **list, struct parcel *parcel) {
 }
 
 /* Removes the first parcel with this sender and tag from the list. */
-static struct parcel *remove_first(struct parcel **list, int from, int tag) {
+static struct parcel *remove_matching(struct parcel **list, int from, int tag) {
   for (; *list; list = &(*list)->next)
     if ((*list)->from == from && (*list)->tag == tag) {
       struct parcel *found = *list;
@@ -87,7 +87,8 @@ static struct parcel *remove_first(struct parcel **list, int from, int tag) {
   return NULL;
 }
 
-static void wait_for_all(struct group *group, struct parcel *sent, struct parcel *wanted) {
+/* Copies a message from its send to its receive, which are then complete. */
+static void loopback_copy_message(struct group *group, struct parcel *sent, struct parcel *wanted) {
   size_t bytes = sent->endpoint->bytes;
   if (bytes > wanted->endpoint->bytes)
     wanted->batch->truncated = bytes;
@@ -102,20 +103,20 @@ static void wait_for_all(struct group *group, struct parcel *sent, struct parcel
 
 static void post_send(struct group *group, struct parcel *parcel) {
   struct mailbox *box = &group->member[parcel->endpoint->peer].mailbox;
-  struct parcel *wanted = remove_first(&box->wanted, parcel->from, parcel->tag);
+  struct parcel *wanted = remove_matching(&box->wanted, parcel->from, parcel->tag);
   if (wanted)
-    wait_for_all(group, parcel, wanted);
+    loopback_copy_message(group, parcel, wanted);
   else
-    loopback_append(&box->sent, parcel);
+    append_parcel(&box->sent, parcel);
 }
 
 static void post_receive(struct group *group, struct parcel *parcel, int rank) {
   struct mailbox *box = &group->member[rank].mailbox;
-  struct parcel *sent = remove_first(&box->sent, parcel->from, parcel->tag);
+  struct parcel *sent = remove_matching(&box->sent, parcel->from, parcel->tag);
   if (sent)
-    wait_for_all(group, sent, parcel);
+    loopback_copy_message(group, sent, parcel);
   else
-    loopback_append(&box->wanted, parcel);
+    append_parcel(&box->wanted, parcel);
 }
 
 static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
@@ -125,7 +126,7 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
     *list = parcel->next;
 }
 
-/* Cancels the parcels that have not met their other half. */
+/* Cancels the parcels without a match yet. */
 static bool loopback_cancel(struct ob_batch *base) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
@@ -158,9 +159,9 @@ static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* Returns the first rank whose half of a parcel is missing, with `gone` only of ranks that cannot
- * send it any more; -1: none. The lock is held. */
-static int first_awaited(const struct loopback_batch *batch, bool gone) {
+/* Returns the rank of the first parcel without a match, with `gone` only among ranks that are gone;
+ * -1: none. The lock is held. */
+static int find_awaited_rank(const struct loopback_batch *batch, bool gone) {
   const struct group *group = batch->base.comm->state;
   for (size_t i = 0; batch->open && i < batch->base.receives + batch->base.sends; i++) {
     int peer = batch->parcels[i].endpoint->peer;
@@ -173,12 +174,12 @@ static int first_awaited(const struct loopback_batch *batch, bool gone) {
 static int loopback_peer_awaited(struct ob_batch *base) {
   struct group *group = base->comm->state;
   OB_LOCKED(&group->lock);
-  return first_awaited((struct loopback_batch *)base, false);
+  return find_awaited_rank((struct loopback_batch *)base, false);
 }
 
 /* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than
  * one. */
-static struct timespec loopback_time_in(double seconds) {
+static struct timespec loopback_deadline(double seconds) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   time.tv_nsec += (long)(seconds * 1e9); /* less than a second */
@@ -193,10 +194,10 @@ static onebit_status_t loopback_test(struct ob_batch *base, double seconds) {
   bool wait = seconds > 0;
   struct timespec until = {0};
   if (wait)
-    until = loopback_time_in(seconds);
+    until = loopback_deadline(seconds);
   int gone = -1;
   OB_LOCKED(&group->lock);
-  while (batch->open && !group->ended && (gone = first_awaited(batch, true)) < 0 && wait)
+  while (batch->open && !group->ended && (gone = find_awaited_rank(batch, true)) < 0 && wait)
     wait = pthread_cond_timedwait(&group->met, &group->lock, &until) == 0;
   size_t open = batch->open, truncated = batch->truncated;
   if (open && gone >= 0)
@@ -229,7 +230,7 @@ static void loopback_abort_for_all(onebit_comm_t comm, const char *text) {
   pthread_cond_broadcast(&group->met);
 }
 
-/* The second half of a message copies it, so nothing is ever under way. */
+/* The later one of a send and its receive copies the message, so none is ever under way. */
 const struct ob_transport ob_transport_loopback = {
     .name = "loopback",
     .host_messages = true,
@@ -359,14 +360,14 @@ onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
 
 /* --- Survivors ---------------------------------------------------------------------------------*/
 
-static bool all_are_here(const struct group *group) {
+static bool have_all_called_shrink(const struct group *group) {
   for (int rank = 0; rank < group->size; rank++)
     if (!group->member[rank].gone && !group->member[rank].shrinks)
       return false;
   return true;
 }
 
-/* Fills the lists of the ranks that called it; comms has an entry for each. */
+/* Lists the hosts of the ranks that have called onebit_comm_shrink. Returns the number of ranks. */
 static int list_survivors(const struct group *group, int *host_of) {
   int count = 0;
   for (int rank = 0; rank < group->size; rank++)
@@ -375,8 +376,9 @@ static int list_survivors(const struct group *group, int *host_of) {
   return count;
 }
 
-/* Called by the last of the surviving ranks; each rank then takes its communicator. */
-static onebit_status_t make_successors(struct group *group) {
+/* Creates the survivors' communicators. The last surviving rank calls it; each rank then takes its
+ * own. */
+static onebit_status_t create_successors(struct group *group) {
   int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
@@ -390,21 +392,21 @@ static onebit_status_t make_successors(struct group *group) {
   return status;
 }
 
-static void await_survivors(struct group *group, double timeout) {
+static void wait_for_survivors(struct group *group, double timeout) {
   struct ob_watch watch = {0};
-  while (!group->shrunk && !all_are_here(group) && watch.waited < timeout) {
-    struct timespec until = loopback_time_in(OB_WAIT_SLICE);
+  while (!group->shrunk && !have_all_called_shrink(group) && watch.waited < timeout) {
+    struct timespec until = loopback_deadline(OB_WAIT_SLICE);
     pthread_cond_timedwait(&group->met, &group->lock, &until);
     ob_watch_count(&watch);
   }
   if (group->shrunk)
     return;
-  group->shrink_status = make_successors(group);
+  group->shrink_status = create_successors(group);
   group->shrunk = true;
   pthread_cond_broadcast(&group->met);
 }
 
-/* Leaves out the ranks that have not called it within the timeout. */
+/* Leaves out ranks that have not called onebit_comm_shrink within the timeout. */
 static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   struct group *group = comm->state;
   struct member *own = &group->member[comm->rank];
@@ -413,7 +415,7 @@ static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *surviv
   if (!late) {
     own->shrinks = true;
     pthread_cond_broadcast(&group->met);
-    await_survivors(group, comm->timeout);
+    wait_for_survivors(group, comm->timeout);
     *survivors = own->successor;
     own->successor = NULL;
   }

@@ -22,7 +22,7 @@
 #define LOOK_TRIES     16
 #define SPIN_TRIES     4096
 #define CANCEL_SECONDS 0.1
-/* Seconds that messages about the end have to leave. */
+/* The longest wait in seconds for messages about the end to be sent. */
 #define TELL_SECONDS 0.1
 
 struct mpi_batch {
@@ -60,7 +60,7 @@ bool ob_mpi_has_ulfm(void) {
 }
 
 /* Returns the communicator's lowest rank in the group of failed ones. */
-static int lowest_of(MPI_Comm comm, int size, MPI_Group failed) {
+static int find_lowest_failed(MPI_Comm comm, int size, MPI_Group failed) {
   MPI_Group all;
   int lowest = -1, count = 0;
   MPI_Group_size(failed, &count);
@@ -82,12 +82,12 @@ static int mpi_failed_rank(onebit_comm_t comm) {
   if (!ob_mpi_has_ulfm() || MPIX_Comm_failure_ack(state->comm) != MPI_SUCCESS ||
       MPIX_Comm_failure_get_acked(state->comm, &failed) != MPI_SUCCESS)
     return -1;
-  int rank = lowest_of(state->comm, comm->size, failed);
+  int rank = find_lowest_failed(state->comm, comm->size, failed);
   MPI_Group_free(&failed);
   return rank;
 }
 
-bool ob_mpi_has_told(const struct ob_mpi_state *state, int size) {
+bool ob_mpi_end_is_sent(const struct ob_mpi_state *state, int size) {
   for (double until = ob_seconds() + TELL_SECONDS; ob_seconds() < until; sched_yield()) {
     bool all = true;
     for (int rank = 0; rank < size; rank++) {
@@ -104,9 +104,9 @@ bool ob_mpi_has_told(const struct ob_mpi_state *state, int size) {
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Tells all other ranks. With ULFM it also revokes the communicator, which ends waits inside MPI
- * and receives nothing afterwards. The lock is held. */
-static void mpi_end_tell(onebit_comm_t comm) {
+/* Sends the message about the end to all other ranks. With ULFM it also revokes the communicator,
+ * which ends waits inside MPI and receives nothing afterwards. The lock is held. */
+static void mpi_send_end(onebit_comm_t comm) {
   static const struct timespec time_to_hear = {.tv_nsec = (long)(3e9 * OB_WAIT_SLICE)};
   struct ob_mpi_state *state = comm->state;
   if (!atomic_exchange(&state->to_tell, false))
@@ -116,13 +116,14 @@ static void mpi_end_tell(onebit_comm_t comm) {
                                         state->comm, &state->told[rank]) != MPI_SUCCESS)
       state->told[rank] = MPI_REQUEST_NULL;
   if (ob_mpi_has_ulfm()) {
-    ob_mpi_has_told(state, comm->size);
+    ob_mpi_end_is_sent(state, comm->size);
     nanosleep(&time_to_hear, NULL);
     MPIX_Comm_revoke(state->comm);
   }
 }
 
-/* A thread that may not call MPI now leaves this to the one that does. */
+/* Sends the message about the end, or leaves it to another thread if this one may not call MPI
+ * now. */
 static void mpi_abort(onebit_comm_t comm, const char *text) {
   struct ob_mpi_state *state = comm->state;
   int main_thread = 0;
@@ -134,24 +135,25 @@ static void mpi_abort(onebit_comm_t comm, const char *text) {
   if (!state->multiple)
     MPI_Is_thread_main(&main_thread);
   if (state->multiple || (main_thread && !atomic_load(&state->inside)))
-    mpi_end_tell(comm);
+    mpi_send_end(comm);
 }
 
-static void hear_of_failed(onebit_comm_t comm) {
+static void report_failed_rank(onebit_comm_t comm) {
   int rank = mpi_failed_rank(comm);
   char text[OB_END_BYTES];
   if (rank < 0)
-    return; /* waiting calls find their own error */
+    return; /* calls that wait report the error themselves */
   snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
            *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
   ob_comm_hear_end(comm, text);
 }
 
-static void mpi_end_look(onebit_comm_t comm) {
+/* Receives a message about the end, if one has arrived. */
+static void mpi_receive_end(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   MPI_Status status;
   int found = 0;
-  mpi_end_tell(comm);
+  mpi_send_end(comm);
   int code = MPI_Iprobe(MPI_ANY_SOURCE, state->end_tag, state->comm, &found, &status);
   if (code == MPI_SUCCESS && found)
     code = MPI_Recv(state->in, OB_END_BYTES, MPI_BYTE, status.MPI_SOURCE, state->end_tag,
@@ -160,27 +162,27 @@ static void mpi_end_look(onebit_comm_t comm) {
   if (code == MPI_SUCCESS && found)
     ob_comm_hear_end(comm, state->in);
   else if (code != MPI_SUCCESS)
-    hear_of_failed(comm);
+    report_failed_rank(comm);
 }
 
 static onebit_status_t mpi_health(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   if (ob_mpi_is_finalized() || pthread_mutex_trylock(&state->lock) != 0)
-    return ONEBIT_OK; /* another thread looks */
-  mpi_end_look(comm);
+    return ONEBIT_OK; /* another thread receives the message */
+  mpi_receive_end(comm);
   pthread_mutex_unlock(&state->lock);
   return ONEBIT_OK;
 }
 
 /* --- Batches -----------------------------------------------------------------------------------*/
 
-static struct ob_mpi_state *mpi_state_of(onebit_comm_t comm) { return comm->state; }
+static struct ob_mpi_state *mpi_state(onebit_comm_t comm) { return comm->state; }
 
-static MPI_Comm mpi_of(onebit_comm_t comm) { return mpi_state_of(comm)->comm; }
+static MPI_Comm mpi_handle(onebit_comm_t comm) { return mpi_state(comm)->comm; }
 
-/* Returns true if the request ends soon, as a cancelled receive does, and a send that was on its
- * way. */
-static bool ends_soon(MPI_Request *request) {
+/* Waits for CANCEL_SECONDS at most. Returns true if the request, a cancelled receive or a send
+ * under way, has ended. */
+static bool wait_until_ended(MPI_Request *request) {
   int done = 0;
   for (double until = ob_seconds() + CANCEL_SECONDS; !done && ob_seconds() < until;) {
     if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
@@ -202,14 +204,14 @@ static bool mpi_cancel(struct ob_batch *base) {
       continue;
     if (i < (int)base->receives)
       MPI_Cancel(&batch->requests[i]);
-    all = ends_soon(&batch->requests[i]) && all;
+    all = wait_until_ended(&batch->requests[i]) && all;
   }
   return all;
 }
 
 static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
-  MPI_Comm mpi = mpi_of(base->comm);
+  MPI_Comm mpi = mpi_handle(base->comm);
   batch->statuses = base->messages;
   batch->requests = (MPI_Request *)(batch->statuses + 2 * base->capacity);
   batch->started = 0;
@@ -229,29 +231,29 @@ static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
 }
 
 /* Returns the peer of a request; requests are in the order of `begin`. */
-static int peer_of(const struct mpi_batch *batch, size_t request) {
+static int request_peer(const struct mpi_batch *batch, size_t request) {
   const struct ob_batch *base = &batch->base;
   return request < base->receives ? base->receive[request].peer
                                   : base->send[request - base->receives].peer;
 }
 
-/* Finds the request that has failed, and its code: MPI_Testall gives "error in status", or the
- * status's own. */
-static int find_failed(const struct mpi_batch *batch, int *code) {
+/* Returns the peer of the failed request, -1: none. Sets its code, which MPI_Testall returns or,
+ * with "error in status", is in its status. */
+static int find_failed_request(const struct mpi_batch *batch, int *code) {
   for (int i = 0; i < batch->started; i++) {
     int own = batch->statuses[i].MPI_ERROR;
     if (own == MPI_SUCCESS || own == MPI_ERR_PENDING ||
         (*code != MPI_ERR_IN_STATUS && *code != own))
       continue;
     *code = own;
-    return peer_of(batch, (size_t)i);
+    return request_peer(batch, (size_t)i);
   }
   return -1;
 }
 
-static onebit_status_t batch_error(const struct mpi_batch *batch, int code) {
+static onebit_status_t make_batch_error(const struct mpi_batch *batch, int code) {
   onebit_comm_t comm = batch->base.comm;
-  int peer = find_failed(batch, &code), failed = mpi_failed_rank(comm);
+  int peer = find_failed_request(batch, &code), failed = mpi_failed_rank(comm);
   onebit_status_t status = ob_mpi_error("MPI_Testall", code);
   if (failed >= 0)
     return ob_error(status, "the process of rank %d on host %s has failed: %.150s", failed,
@@ -270,13 +272,13 @@ static onebit_status_t mpi_read_sizes(struct mpi_batch *batch) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
+static onebit_status_t mpi_test_requests(struct mpi_batch *batch, double seconds) {
   double until = 0;
   for (unsigned tries = 1;; tries++) {
     int done;
     int code = MPI_Testall(batch->started, batch->requests, &done, batch->statuses);
     if (code != MPI_SUCCESS)
-      return batch_error(batch, code);
+      return make_batch_error(batch, code);
     if (done)
       return mpi_read_sizes(batch);
     if (seconds <= 0)
@@ -293,9 +295,9 @@ static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
 }
 
 static onebit_status_t mpi_test(struct ob_batch *base, double seconds) {
-  struct ob_mpi_state *state = mpi_state_of(base->comm);
+  struct ob_mpi_state *state = mpi_state(base->comm);
   atomic_store_explicit(&state->inside, true, memory_order_relaxed);
-  onebit_status_t status = test_inside((struct mpi_batch *)base, seconds);
+  onebit_status_t status = mpi_test_requests((struct mpi_batch *)base, seconds);
   atomic_store_explicit(&state->inside, false, memory_order_relaxed);
   return status;
 }
@@ -312,7 +314,7 @@ static int mpi_peer_awaited(struct ob_batch *base) {
   return -1;
 }
 
-static bool mpi_threads(void) {
+static bool mpi_is_threaded(void) {
   int provided = MPI_THREAD_SINGLE;
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
 }
@@ -320,11 +322,11 @@ static bool mpi_threads(void) {
 /* Probing for a message makes MPI move its messages. */
 static void mpi_progress(onebit_comm_t comm) {
   int found;
-  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_handle(comm), &found, MPI_STATUS_IGNORE);
 }
 
 /* Asks the MPI library; a library that is built for devices can be configured not to use them. */
-static bool device_messages(void) {
+static bool mpi_moves_device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;
 #elif defined(MPIX_GPU_SUPPORT_CUDA)
@@ -337,10 +339,10 @@ static bool device_messages(void) {
 }
 
 const struct ob_transport ob_transport_mpi = {
-    .threads = mpi_threads,
+    .threads = mpi_is_threaded,
     .name = "mpi",
     .host_messages = true,
-    .device_messages = device_messages,
+    .device_messages = mpi_moves_device_messages,
     .network = true,
     .batch_bytes = sizeof(struct mpi_batch),
     .message_bytes = 2 * (sizeof(MPI_Status) + sizeof(MPI_Request)),

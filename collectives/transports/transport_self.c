@@ -18,7 +18,7 @@ static onebit_status_t self_put(struct ob_batch *batch, void *stream) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
+static onebit_status_t self_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   (void)comm;
   return onebit_comm_create_self(survivors);
 }
@@ -30,7 +30,7 @@ const struct ob_transport ob_transport_self = {
     .begin = self_begin,
     .test = self_test,
     .put = self_put,
-    .shrink = shrink,
+    .shrink = self_shrink,
 };
 
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm) {

@@ -12,9 +12,10 @@
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 
-/* Windows of 640 kB each on this many connections fill 500 Mbit/s at 80 ms (5 MB). */
-/* Connections of two ranks. By TCP's classic rule 8 of them carry less than a link of 40 Mbit/s at
- * 80 ms with 0.1 % lost, 16 fill it; many ranks have few open files each. */
+/* The default number of connections between two ranks. Windows of 640 kB on 8 of them fill
+ * 500 Mbit/s at 80 ms (5 MB). With 0.1 % of packets lost, 8 connections carry less than a link of
+ * 40 Mbit/s at 80 ms by TCP's classic rule, and 16 fill it. With more than MANY_RANKS ranks each
+ * pair has fewer, to limit the open files of a process. */
 #define DEFAULT_STREAMS 16
 #define STREAMS_OF_MANY 8
 #define MANY_RANKS      32
@@ -29,11 +30,11 @@ struct sockets_batch {
 /* Requests on different communicators may depend on each other, as over MPI. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-static struct ob_sockets *sockets_state_of(onebit_comm_t comm) { return comm->state; }
+static struct ob_sockets *sockets_state(onebit_comm_t comm) { return comm->state; }
 
 static bool sockets_cancel(struct ob_batch *base) {
   struct sockets_batch *batch = (struct sockets_batch *)base;
-  struct ob_sockets *sockets = sockets_state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state(base->comm);
   if (batch->open == 0 || ob_sockets_is_foreign(sockets))
     return true;
   OB_LOCKED(&sockets->lock);
@@ -46,9 +47,9 @@ static bool sockets_cancel(struct ob_batch *base) {
   return true;
 }
 
-static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
+static onebit_status_t sockets_begin_messages(struct sockets_batch *batch, int tag) {
   struct ob_batch *base = &batch->base;
-  struct ob_sockets *sockets = sockets_state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state(base->comm);
   batch->incoming = base->messages;
   batch->outgoing = (struct ob_outgoing *)(batch->incoming + base->capacity);
   batch->open = 0;
@@ -70,17 +71,17 @@ static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
 }
 
 static onebit_status_t sockets_begin(struct ob_batch *base, int tag) {
-  struct ob_sockets *sockets = sockets_state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state(base->comm);
   if (atomic_load(&base->comm->end.set))
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", base->comm->end.text);
   OB_LOCKED(&sockets->lock);
-  return begin_all((struct sockets_batch *)base, tag);
+  return sockets_begin_messages((struct sockets_batch *)base, tag);
 }
 
 /* Returns the rank of the first incomplete message, on lost links or on all. */
-static int first_open(const struct sockets_batch *batch, bool lost) {
+static int find_incomplete_peer(const struct sockets_batch *batch, bool lost) {
   const struct ob_batch *base = &batch->base;
-  const struct ob_sockets_link *links = sockets_state_of(base->comm)->links;
+  const struct ob_sockets_link *links = sockets_state(base->comm)->links;
   for (size_t i = 0; i < base->receives; i++)
     if (batch->incoming[i].open && (!lost || links[base->receive[i].peer].lost))
       return base->receive[i].peer;
@@ -92,15 +93,15 @@ static int first_open(const struct sockets_batch *batch, bool lost) {
 
 /* Returns the status of a batch. Another rank's note about the end takes precedence over lost
  * connections. */
-static onebit_status_t sockets_judge(const struct sockets_batch *batch) {
+static onebit_status_t sockets_batch_status(const struct sockets_batch *batch) {
   onebit_comm_t comm = batch->base.comm;
-  const struct ob_sockets *sockets = sockets_state_of(comm);
+  const struct ob_sockets *sockets = sockets_state(comm);
   if (batch->open == 0)
     return ONEBIT_OK;
-  int lost = sockets->any_lost ? first_open(batch, true) : -1;
+  int lost = sockets->any_lost ? find_incomplete_peer(batch, true) : -1;
   if (atomic_load(&comm->end.set)) /* that rank may itself have waited for another one */
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s; this rank waited for rank %d", comm->end.text,
-                    first_open(batch, false));
+                    find_incomplete_peer(batch, false));
   if (lost < 0)
     return ONEBIT_IN_PROGRESS;
   const char *host = ob_comm_host_name(comm, lost);
@@ -110,44 +111,44 @@ static onebit_status_t sockets_judge(const struct sockets_batch *batch) {
 
 static onebit_status_t sockets_test(struct ob_batch *base, double seconds) {
   struct sockets_batch *batch = (struct sockets_batch *)base;
-  struct ob_sockets *sockets = sockets_state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state(base->comm);
   OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, 0);
-  onebit_status_t status = sockets_judge(batch);
+  onebit_status_t status = sockets_batch_status(batch);
   if (status == ONEBIT_IN_PROGRESS && seconds > 0) {
     ob_sockets_move(sockets, seconds);
-    status = sockets_judge(batch);
+    status = sockets_batch_status(batch);
   }
   return status;
 }
 
-static void await_any(onebit_comm_t comm, double seconds) {
-  struct ob_sockets *sockets = sockets_state_of(comm);
+static void sockets_await(onebit_comm_t comm, double seconds) {
+  struct ob_sockets *sockets = sockets_state(comm);
   OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, seconds);
 }
 
 static int sockets_peer_awaited(struct ob_batch *base) {
-  struct ob_sockets *sockets = sockets_state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state(base->comm);
   OB_LOCKED(&sockets->lock);
-  return first_open((struct sockets_batch *)base, false);
+  return find_incomplete_peer((struct sockets_batch *)base, false);
 }
 
 static void sockets_progress(onebit_comm_t comm) {
-  struct ob_sockets *sockets = sockets_state_of(comm);
+  struct ob_sockets *sockets = sockets_state(comm);
   OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, 0);
 }
 
 static onebit_status_t sockets_health(onebit_comm_t comm) {
   sockets_progress(comm);
-  return ONEBIT_OK; /* only those who wait for a lost message are concerned */
+  return ONEBIT_OK; /* lost links only concern calls that wait for their messages */
 }
 
 static void sockets_abort_for_all(onebit_comm_t comm, const char *text) {
-  struct ob_sockets *sockets = sockets_state_of(comm);
+  struct ob_sockets *sockets = sockets_state(comm);
   OB_LOCKED(&sockets->lock);
-  ob_sockets_tell(sockets, text);
+  ob_sockets_send_end_note(sockets, text);
 }
 
 static void sockets_destroy(onebit_comm_t comm) {
@@ -164,7 +165,7 @@ const struct ob_transport ob_transport_sockets = {
     .cancel = sockets_cancel,
     .begin = sockets_begin,
     .test = sockets_test,
-    .await = await_any,
+    .await = sockets_await,
     .peer_awaited = sockets_peer_awaited,
     .health = sockets_health,
     .abort = sockets_abort_for_all,
@@ -174,7 +175,7 @@ const struct ob_transport ob_transport_sockets = {
 
 /* --- Creation ----------------------------------------------------------------------------------*/
 
-static onebit_status_t sockets_number_of(const char *name, int *value) {
+static onebit_status_t read_environment_number(const char *name, int *value) {
   const char *text = getenv(name);
   char *end = NULL;
   long number = text ? strtol(text, &end, 10) : -1;
@@ -187,11 +188,11 @@ static onebit_status_t sockets_number_of(const char *name, int *value) {
 }
 
 /* Fills in options that the caller leaves open; `memory` then holds the address. */
-static onebit_status_t sockets_complete(onebit_sockets_options_t *options, char memory[256]) {
+static onebit_status_t complete_options(onebit_sockets_options_t *options, char memory[256]) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   if (options->ranks == 0 && options->rank == 0) {
-    OB_TRY(sockets_number_of("WORLD_SIZE", &options->ranks));
-    OB_TRY(sockets_number_of("RANK", &options->rank));
+    OB_TRY(read_environment_number("WORLD_SIZE", &options->ranks));
+    OB_TRY(read_environment_number("RANK", &options->rank));
   }
   if (options->streams == 0)
     options->streams = options->ranks > MANY_RANKS ? STREAMS_OF_MANY : DEFAULT_STREAMS;
@@ -205,7 +206,7 @@ static onebit_status_t sockets_complete(onebit_sockets_options_t *options, char 
   return ONEBIT_OK;
 }
 
-static onebit_status_t sockets_check(const onebit_sockets_options_t *options) {
+static onebit_status_t check_sockets_options(const onebit_sockets_options_t *options) {
   if (options->ranks < 1)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "options->ranks is %d, not 1 or more", options->ranks);
   if (options->rank < 0 || options->rank >= options->ranks)
@@ -247,8 +248,8 @@ onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *optio
   if (options)
     OB_TRY(ob_size_check("options", options, sizeof own));
   own = options ? *options : own;
-  OB_TRY(sockets_complete(&own, memory));
-  OB_TRY(sockets_check(&own));
+  OB_TRY(complete_options(&own, memory));
+  OB_TRY(check_sockets_options(&own));
   OB_TRY(ob_watch_timeout(&timeout));
   timeout = own.timeout > 0 ? own.timeout : timeout;
   OB_TRY(ob_sockets_connect(&own, timeout, &sockets));

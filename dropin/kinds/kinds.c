@@ -1,12 +1,11 @@
 /*
- * One library for MPIs of several ABIs (rules.mk beside this): the names that programs know. A call
- * goes on to the part for the MPI library that the process has.
+ * Defines the functions of one library for MPIs of several ABIs (rules.mk beside this): each calls
+ * the same function of the part for the MPI library that the process has.
  *
- * MPICH's handles are ints, those of others pointers; on the machines that onebit is for either is
- * an argument of the integer class, in a register or in a word of the stack, wherever the caller's
- * mpi.h and the part's agree on it. So arguments are passed on as words, as many as any of the
- * calls has (13: MPI_T_pvar_get_info), and what a call does not have is not looked at. None is a
- * floating-point number.
+ * MPICH's handles are ints, those of others pointers. On the machines that onebit supports both are
+ * passed as integers, in a register or in a word of the stack. So each function passes on 13 words,
+ * the number of arguments of the longest call (MPI_T_pvar_get_info); a call with fewer ignores the
+ * other words. No argument is a floating-point number.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -21,10 +20,10 @@ typedef word entry(word, word, word, word, word, word, word, word, word, word, w
 
 enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
 
-/* Open MPI's part defines Fortran's functions, where other libraries' Fortran calls C's: then the
- * next function is MPI's own. If the process's MPI has no part, any part is called, which notices
- * that and reports it. */
-static entry *kinds_choose(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
+/* Returns the function to call. Only Open MPI's part defines Fortran's functions, since those of
+ * other libraries call C's: the next function, MPI's own, is then called. If the process's MPI has
+ * no part, any part is called, which reports that. */
+static entry *choose_function(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
   const struct ob_mpi_found *found = ob_mpi_find();
   entry *next = NULL;
   if (found && parts[found->kind])
@@ -46,6 +45,6 @@ static entry *kinds_choose(entry *const parts[OB_MPI_KINDS], const bool *has, co
             word k, word l, word m) {                                                              \
     static entry *const parts[OB_MPI_KINDS] = {PARTS(PART, name)};                                 \
     static const bool has[OB_MPI_KINDS] = {PARTS(IS_THERE, name)};                                 \
-    return kinds_choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j, k, l, m);                 \
+    return choose_function(parts, has, #name)(a, b, c, d, e, f, g, h, i, j, k, l, m);              \
   }
 #include OB_ENTRIES

@@ -1,9 +1,9 @@
 # One library for MPIs of several ABIs: included by the Makefile.
 #
-# What includes mpi.h is compiled once for each kind of MPI library among MPICC and MPICC_ALSO,
-# by a make of its own; the names of such a part get the kind's before them (mpich_onebit_comm_create_mpi).
-# Under the names that programs know, kinds.c passes calls on to the part for the process's MPI.
-# Without MPICC_ALSO there is one part, under its own names.
+# Sources that include mpi.h are compiled once for each kind of MPI library among MPICC and MPICC_ALSO,
+# by a make of its own; the symbols of such a part get the kind as a prefix (mpich_onebit_comm_create_mpi).
+# kinds.c defines the functions that programs call: they call the part for the process's MPI.
+# Without MPICC_ALSO there is one part, without a prefix.
 
 # Every library but Open MPI has MPICH's ABI (Intel MPI, MVAPICH, Cray MPICH), or that of MPI 5.
 mpi_macros = $(shell $(CC) $(call mpi_includes,$(shell $(1) -show)) -E -dM -include mpi.h \
@@ -12,7 +12,7 @@ kind_of = $(or $(if $(filter OPEN_MPI,$(1)),openmpi),$(if $(filter MPICH_VERSION
   $(if $(filter MPI_ABI_VERSION,$(1)),standard),mpich)
 MPI_KIND = $(call kind_of,$(call mpi_macros,$(MPICC)))
 
-# A part: of the library, and of what is preloaded.
+# The part of the library, and the part of libonebit-mpi.so.
 MPI_PART := $(filter-out %/find_mpi.o,$(filter %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY)))
 NAMED    := $(BUILD)/library.names $(BUILD)/preload.names
 .PHONY: part
@@ -47,7 +47,7 @@ $(PARTS:=/library.part): $(BUILD)/mpi/%/library.part: FORCE
 $(PARTS:=/preload.part) $(PARTS:=/library.names) $(PARTS:=/preload.names): FORCE | $(PARTS:=/library.part)
 	@:
 
-# What is passed on: the public calls; MPI's; for tests, all that a part has.
+# The functions that kinds.c defines: the public ones; MPI's; for tests, all functions of a part.
 $(BUILD)/mpi/library.entries: ENTRIES = /^(onebit|ONEBIT)_/
 $(BUILD)/mpi/preload.entries: ENTRIES = /^(MPI|mpi)/
 $(BUILD)/mpi/tests.entries:   ENTRIES = !/^ob_transport_mpi/
@@ -60,14 +60,14 @@ $(addprefix $(BUILD)/mpi/,library.o preload.o tests.o): %.o: dropin/kinds/kinds.
 	$(call say,CC)
 	$(Q)$(CC) $(ALL_CFLAGS) -DOB_ENTRIES='"$*.entries"' -MMD -MP -c -o $@ $<
 
-# For tests, which know the library from inside (LINKED): the same objects, and nothing is hidden.
+# The library for tests of internal functions (LINKED) has the same objects, and hides no symbol.
 $(BUILD)/tests/libonebit-open.so: $(filter-out $(BUILD)/mpi/library.o,$(SHARED_OBJECTS)) $(BUILD)/mpi/tests.o
 	$(call say,LD)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,-Bsymbolic-functions $(DEFINED) $(NODELETE) \
 	  $(ALL_LDFLAGS) -o $@ $^ $(LIBRARY_LIBS)
 
-# Also libonebit-mpi.so knows the parts by their kinds.
+# The map exports the internal functions that libonebit-mpi.so calls under their prefixed names.
 $(BUILD)/mpi/onebit.map: $(PARTS:=/library.names) onebit.map
 	$(Q)awk -v kinds='$(MPI_KINDS)' '/^ob_.* / { is[$$1 ";"] = 1 } /^(ob|onebit|ONEBIT)_.* [^{]/ { next } \
 	  $$1 == "ob_mpi;" { print "    ob_mpi_find;" } \

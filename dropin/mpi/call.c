@@ -1,4 +1,4 @@
-/* Resolves MPI's calls to the library's terms, and makes them dense. */
+/* Finds the type and the operation of MPI's calls in the library's terms, and makes dense calls. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/exchange.h"
 
-/* ---- Handles of our own ---- */
+/* ---- The library's own handles ---- */
 
 struct handles {
   MPI_Datatype bfloat16, float16;
@@ -16,31 +16,32 @@ struct handles {
 };
 
 /* Calls read the handles without a lock: either all of them are set, or none. */
-static const struct handles none; /* of bytes that are no handle */
+static const struct handles none; /* all bytes are zero, which is no valid handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool ended;
 
-static const struct handles *handles(void) {
+static const struct handles *get_handles(void) {
   return atomic_load_explicit(&known, memory_order_acquire);
 }
 
-static onebit_dtype_t own_dtype(MPI_Datatype type) {
-  return type == handles()->bfloat16  ? ONEBIT_BFLOAT16
-         : type == handles()->float16 ? ONEBIT_FLOAT16
-                                      : ONEBIT_FLOAT32;
+static onebit_dtype_t get_own_dtype(MPI_Datatype type) {
+  return type == get_handles()->bfloat16  ? ONEBIT_BFLOAT16
+         : type == get_handles()->float16 ? ONEBIT_FLOAT16
+                                          : ONEBIT_FLOAT32;
 }
 
 /* Adds elements, as an MPI_User_function. */
-static void call_add(void *from, void *to, int *count, MPI_Datatype *type) {
+static void add_elements(void *from, void *to, int *count, MPI_Datatype *type) {
   OB_CALL_SCOPE;
-  ob_elements_add(own_dtype(*type), to, from, (size_t)*count);
+  ob_elements_add(get_own_dtype(*type), to, from, (size_t)*count);
 }
 
-/* Sets all bits, which is not-a-number in each floating-point type: a mean is not one of partial
- * results, so MPI's own reductions with it must give nothing that looks like a result. */
-static void make_nan(void *from, void *to, int *count, MPI_Datatype *type) {
+/* Sets the result to not-a-number (all bits are set), as an MPI_User_function. A mean can not be
+ * computed from partial means, so MPI's own reductions with this operation must not return anything
+ * that looks like a result. */
+static void set_nan(void *from, void *to, int *count, MPI_Datatype *type) {
   MPI_Aint low, extent;
   (void)from;
   if (PMPI_Type_get_extent(*type, &low, &extent) == MPI_SUCCESS)
@@ -72,16 +73,16 @@ bool ob_mpi_is_running(void) {
 }
 
 static const struct handles *make_handles(void) {
-  if (handles() == &none && ob_mpi_is_running()) {
+  if (get_handles() == &none && ob_mpi_is_running()) {
     pthread_mutex_lock(&handles_lock);
-    if (handles() == &none && !ended) {
+    if (get_handles() == &none && !ended) {
       made = (struct handles){make_type("ONEBIT_BFLOAT16_TYPE"), make_type("ONEBIT_FLOAT16_TYPE"),
-                              make_op(call_add), make_op(make_nan)};
+                              make_op(add_elements), make_op(set_nan)};
       atomic_store_explicit(&known, &made, memory_order_release);
     }
     pthread_mutex_unlock(&handles_lock);
   }
-  return handles();
+  return get_handles();
 }
 
 static void free_type(MPI_Datatype *type) {
@@ -120,8 +121,8 @@ MPI_Op ob_mpi_average(void) {
 
 /* ---- Properties of a call */
 
-/* True if the type is a half of this MPI's. MPI has no type for half that every library has. */
-static bool is_mpis_half(MPI_Datatype type) {
+/* True if the type is this MPI library's half-precision type. MPI has no standard name for one. */
+static bool is_mpi_half(MPI_Datatype type) {
 #if defined(OPEN_MPI)
   return ob_mpi()->ompi_mpi_short_float && type == (MPI_Datatype)ob_mpi()->ompi_mpi_short_float;
 #elif defined(MPIX_C_FLOAT16)
@@ -132,8 +133,8 @@ static bool is_mpis_half(MPI_Datatype type) {
 #endif
 }
 
-/* True for C's float and Fortran's real, unless that has another size: its compiler's flags when
- * MPI was built decide. */
+/* True for C's float, and for Fortran's REAL if it has 4 bytes, which depends on the compiler's
+ * flags when MPI was built. */
 static bool is_float(MPI_Datatype type) {
   int bytes = 0;
   if (type == MPI_FLOAT || type == MPI_REAL4)
@@ -148,8 +149,8 @@ static bool is_double(MPI_Datatype type) {
           bytes == 8);
 }
 
-static bool is_own(MPI_Datatype type) {
-  const struct handles *own = handles();
+static bool is_own_type(MPI_Datatype type) {
+  const struct handles *own = get_handles();
   return own != &none && type != MPI_DATATYPE_NULL &&
          (type == own->bfloat16 || type == own->float16);
 }
@@ -161,17 +162,17 @@ static bool find_dtype(MPI_Datatype type, onebit_dtype_t *dtype) {
     *dtype = ONEBIT_FLOAT32;
   else if (is_double(type))
     *dtype = OB_DOUBLE;
-  else if (is_mpis_half(type))
+  else if (is_mpi_half(type))
     *dtype = ONEBIT_FLOAT16;
-  else if (is_own(type))
-    *dtype = own_dtype(type);
+  else if (is_own_type(type))
+    *dtype = get_own_dtype(type);
   else
     return false;
   return true;
 }
 
 static bool is_average(MPI_Op op) {
-  return handles() != &none && op != MPI_OP_NULL && op == handles()->average;
+  return get_handles() != &none && op != MPI_OP_NULL && op == get_handles()->average;
 }
 
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
@@ -189,13 +190,13 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
   return call->count ? OB_REASON_NONE : OB_REASON_SMALL;
 }
 
-/* ---- The call as it is ---- */
+/* ---- Dense calls ---- */
 
-/* Returns the operation of the dense call. A mean is a sum that is divided; MPI cannot add types
- * that we define. */
+/* Returns the operation of the dense call. A mean is a sum that ob_mpi_call_end divides. MPI can
+ * not add the types that the library defines, so the library has a sum for them. */
 static MPI_Op dense_op(const struct ob_mpi_call *call) {
   bool adds = call->op == MPI_SUM || is_average(call->op);
-  return !adds ? call->op : is_own(call->datatype) ? handles()->sum : MPI_SUM;
+  return !adds ? call->op : is_own_type(call->datatype) ? get_handles()->sum : MPI_SUM;
 }
 
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
@@ -258,7 +259,7 @@ static int run_plain(const struct ob_mpi_call *call) {
   return code;
 }
 
-int ob_mpi_call_dense(const struct ob_mpi_call *call) {
+int ob_mpi_call_run_dense(const struct ob_mpi_call *call) {
   int size = 1, code = call->count > INT_MAX ? run_large(call) : run_plain(call);
   if (code == MPI_SUCCESS)
     code = PMPI_Comm_size(call->comm, &size);

@@ -15,33 +15,33 @@
 #include "onebit/counters.h"
 #include "onebit/mpi_calls.h"
 
-/* Repetitions of its calls that a program which asked for compression makes before the ranks follow
- * them. */
+/* REPEATS is the number of times that a loop of calls must come before the ranks follow it. */
 #define REPEATS 2
 
 /* ---- Errors ---- */
 
-/* Reports that an exchange failed, with the library's message; MPI_COMM_NULL stands for
- * MPI_COMM_WORLD. Returns the code. */
-static int call_exchange_failed(MPI_Comm comm, int code) {
+/* Reports a code, and the library's error message, to the communicator's error handler;
+ * MPI_COMM_NULL stands for MPI_COMM_WORLD. Returns the code. */
+static int report_code(MPI_Comm comm, int code) {
   PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
   return code;
 }
 
 /* Reports an error of the call through the communicator's error handler. Returns the code. */
 static int __attribute__((format(printf, 3, 4)))
-call_failed(MPI_Comm comm, int code, const char *format, ...) {
+report_error(MPI_Comm comm, int code, const char *format, ...) {
   char message[200];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
   ob_error(ONEBIT_ERROR_ARGUMENT, "%s", message);
-  return call_exchange_failed(comm, code);
+  return report_code(comm, code);
 }
 
-/* Returns MPI_ERR_OTHER, without a handler, unless MPI is initialised and not yet finalised. */
-static int call_begin_mpi(void) {
+/* Returns MPI_ERR_OTHER, without calling an error handler, unless MPI is initialised and not yet
+ * finalised. */
+static int check_mpi_is_running(void) {
   if (ob_mpi_is_running())
     return MPI_SUCCESS;
   if (ob_mpi_bind() == ONEBIT_OK)
@@ -53,22 +53,22 @@ static int call_begin_mpi(void) {
 
 static int check_comm(MPI_Comm comm) {
   int inter = 0;
-  OB_TRY_MPI(call_begin_mpi());
+  OB_TRY_MPI(check_mpi_is_running());
   if (comm == MPI_COMM_NULL)
-    return call_failed(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
+    return report_error(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
   OB_TRY_MPI(PMPI_Comm_test_inter(comm, &inter));
-  return inter ? call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator") : MPI_SUCCESS;
+  return inter ? report_error(comm, MPI_ERR_COMM, "comm is an inter-communicator") : MPI_SUCCESS;
 }
 
 static int mpi_calls_check_buffers(const struct ob_mpi_call *call) {
   if (call->count == 0)
     return MPI_SUCCESS;
   if (!call->sendbuf)
-    return call_failed(call->comm, MPI_ERR_BUFFER, "sendbuf is NULL");
+    return report_error(call->comm, MPI_ERR_BUFFER, "sendbuf is NULL");
   if (!call->recvbuf)
-    return call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is NULL");
+    return report_error(call->comm, MPI_ERR_BUFFER, "recvbuf is NULL");
   if (call->recvbuf == MPI_IN_PLACE)
-    return call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is MPI_IN_PLACE");
+    return report_error(call->comm, MPI_ERR_BUFFER, "recvbuf is MPI_IN_PLACE");
   return MPI_SUCCESS;
 }
 
@@ -80,11 +80,11 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
     reason = OB_REASON_TYPE;
   switch (reason) {
   case OB_REASON_TYPE:
-    return call_failed(call->comm, MPI_ERR_TYPE,
-                       "datatype: the type is not float, bfloat16 or half");
+    return report_error(call->comm, MPI_ERR_TYPE,
+                        "datatype: the type is not float, bfloat16 or half");
   case OB_REASON_OPERATION:
-    return call_failed(call->comm, MPI_ERR_OP, "op: %s",
-                       onebit_counters_reason(OB_REASON_OPERATION));
+    return report_error(call->comm, MPI_ERR_OP, "op: %s",
+                        onebit_counters_reason(OB_REASON_OPERATION));
   default:
     return mpi_calls_check_buffers(call);
   }
@@ -92,106 +92,106 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
 
 /* Checks that the call can be compressed and that its arguments are right, and sets its count to
  * the program's. Reports errors. */
-static int call_check(struct ob_mpi_call *call, int count) {
+static int check_call(struct ob_mpi_call *call, int count) {
   OB_TRY_MPI(check_comm(call->comm));
   if (count < 0)
-    return call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
+    return report_error(call->comm, MPI_ERR_COUNT, "count is %d", count);
   call->count = (size_t)count;
   return mpi_calls_check_kind(call);
 }
 
 /* ---- Calls ---- */
 
-/* Without memory for the library's objects calls are dense; other failures are reported to the
- * program, whose environment causes them. */
-static int check_failure(MPI_Comm comm) {
+/* Reports why the communicator has no state; returns MPI_SUCCESS if memory was missing: its calls
+ * are dense then. The program's environment causes all other failures. */
+static int report_attach_failure(MPI_Comm comm) {
   onebit_status_t status = ob_attached_read_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
     return MPI_SUCCESS;
-  return call_exchange_failed(comm, MPI_ERR_OTHER);
+  return report_code(comm, MPI_ERR_OTHER);
 }
 
-/* Finds the exchange of a checked call, or NULL for a dense call. Errors have been reported: MPI
- * has reported its own, when it made the call. */
-static int call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange,
-                     bool *withdraw) {
-  struct ob_attached *attached = ob_attached_of(call->comm, REPEATS);
+/* Finds the exchange of a checked call, or NULL for a dense call. Reports errors, except those that
+ * MPI has already reported. */
+static int find_exchange(const struct ob_mpi_call *call, struct ob_exchange **exchange,
+                         bool *withdraw) {
+  struct ob_attached *attached = ob_attached_get(call->comm, REPEATS);
   int code = MPI_SUCCESS;
   *exchange = NULL;
   if (!attached)
-    return check_failure(call->comm);
+    return report_attach_failure(call->comm);
   *exchange = ob_attached_agree(attached, call, withdraw, &code);
   bool own = code == MPI_ERR_COUNT || code == MPI_ERR_OTHER;
-  return own ? call_exchange_failed(call->comm, code) : code;
+  return own ? report_code(call->comm, code) : code;
 }
 
-/* Makes a call dense without blocking the queue, as all ranks do, whatever else each has in
- * flight. */
+/* Makes a call dense by a nonblocking call of MPI, as all ranks do: it moves the operations in
+ * flight, which some ranks may have. */
 static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1;
   OB_TRY_MPI(ob_mpi_call_begin(call, &request));
-  OB_TRY_MPI(ob_wait_moving(call->comm, &request, "a call without compression"));
+  OB_TRY_MPI(ob_wait_for_request(call->comm, &request, "a call without compression"));
   OB_TRY_MPI(PMPI_Comm_size(call->comm, &size));
   return ob_mpi_call_end(call, size);
 }
 
 /* Makes a checked call, blocking. Errors have been reported. */
-static int call_run(const struct ob_mpi_call *call) {
+static int run_call(const struct ob_mpi_call *call) {
   struct ob_exchange *exchange;
   bool withdraw;
   if (call->count == 0)
     return MPI_SUCCESS;
-  OB_TRY_MPI(call_find(call, &exchange, &withdraw));
+  OB_TRY_MPI(find_exchange(call, &exchange, &withdraw));
   if (!exchange)
     return mpi_calls_run_dense(call);
   int code = ob_exchange_run(exchange, call, withdraw);
-  return code == MPI_SUCCESS ? code : call_exchange_failed(call->comm, code);
+  return code == MPI_SUCCESS ? code : report_code(call->comm, code);
 }
 
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
-  OB_TRY_MPI(call_check(&call, count));
-  return call_run(&call);
+  OB_TRY_MPI(check_call(&call, count));
+  return run_call(&call);
 }
 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, datatype, op};
-  OB_TRY_MPI(call_check(&call, recvcount));
-  return call_run(&call);
+  OB_TRY_MPI(check_call(&call, recvcount));
+  return run_call(&call);
 }
 
 int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
                      int recvcount, MPI_Datatype recvtype, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLGATHER, comm, sendbuf, recvbuf, 0, recvtype, MPI_OP_NULL};
-  OB_TRY_MPI(call_check(&call, recvcount));
+  OB_TRY_MPI(check_call(&call, recvcount));
   if (sendbuf != MPI_IN_PLACE && sendcount != recvcount)
-    return call_failed(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount, recvcount);
+    return report_error(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount, recvcount);
   if (sendbuf != MPI_IN_PLACE && sendtype != recvtype)
-    return call_failed(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
-  return call_run(&call);
+    return report_error(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
+  return run_call(&call);
 }
 
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
   OB_CALL_SCOPE;
   OB_TRY_MPI(check_comm(comm));
   if (!buffer)
-    return call_failed(comm, MPI_ERR_BUFFER, "buffer is NULL");
-  struct ob_attached *attached = ob_attached_known(comm);
+    return report_error(comm, MPI_ERR_BUFFER, "buffer is NULL");
+  struct ob_attached *attached = ob_attached_find(comm);
   if (attached && ob_attached_forget(attached, buffer) != ONEBIT_OK)
-    return call_failed(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
+    return report_error(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
   return MPI_SUCCESS;
 }
 
 /* ---- Handles ---- */
 
 static bool watch_finalize(void) {
-  if (call_begin_mpi() != MPI_SUCCESS)
+  if (check_mpi_is_running() != MPI_SUCCESS)
     return false;
   ob_attached_watch_finalize();
   return true;
@@ -210,7 +210,7 @@ MPI_Op ONEBIT_Op_average(void) { return watch_finalize() ? ob_mpi_average() : MP
 /* ---- Requests ---- */
 
 struct onebit_mpi_request {
-  struct onebit_mpi_request *next, *previous; /* of this process */
+  struct onebit_mpi_request *next, *previous; /* the list of this process */
   struct ob_mpi_call call; /* its communicator is MPI_COMM_NULL once that has been freed */
   int size;
   bool persistent, active;
@@ -221,7 +221,7 @@ struct onebit_mpi_request {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ONEBIT_Request requests;
 
-/* ---- Their list ---- */
+/* ---- The list of requests ---- */
 
 static void requests_add(ONEBIT_Request request) {
   OB_LOCKED(&lock);
@@ -245,14 +245,14 @@ static void requests_release(ONEBIT_Request *handle) {
   *handle = ONEBIT_REQUEST_NULL;
 }
 
-void ob_requests_orphan(MPI_Comm comm) {
+void ob_requests_detach_comm(MPI_Comm comm) {
   OB_LOCKED(&lock);
   for (ONEBIT_Request request = requests; request; request = request->next)
     if (request->call.comm == comm)
       request->call.comm = MPI_COMM_NULL;
 }
 
-static MPI_Comm comm_of(ONEBIT_Request request) {
+static MPI_Comm request_comm(ONEBIT_Request request) {
   OB_LOCKED(&lock);
   return request->call.comm;
 }
@@ -261,17 +261,17 @@ static MPI_Comm comm_of(ONEBIT_Request request) {
 static int check_handle(ONEBIT_Request request) {
   if (ob_handle_check(request, OB_HANDLE_MPI_REQUEST, "request") == ONEBIT_OK)
     return MPI_SUCCESS;
-  return call_exchange_failed(MPI_COMM_NULL, MPI_ERR_REQUEST);
+  return report_code(MPI_COMM_NULL, MPI_ERR_REQUEST);
 }
 
 /* ---- Beginning ---- */
 
 static int requests_check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
-  OB_TRY_MPI(call_begin_mpi());
+  OB_TRY_MPI(check_mpi_is_running());
   if (!request)
-    return call_failed(call->comm, MPI_ERR_REQUEST, "request is NULL");
+    return report_error(call->comm, MPI_ERR_REQUEST, "request is NULL");
   *request = ONEBIT_REQUEST_NULL;
-  return call_check(call, count);
+  return check_call(call, count);
 }
 
 static ONEBIT_Request requests_make(const struct ob_mpi_call *call, bool persistent) {
@@ -291,7 +291,7 @@ static int requests_begin(ONEBIT_Request request) {
   request->active = true;
   if (call->count == 0)
     return MPI_SUCCESS;
-  int code = call_find(call, &exchange, &withdraw);
+  int code = find_exchange(call, &exchange, &withdraw);
   if (code == MPI_SUCCESS)
     code = PMPI_Comm_size(call->comm, &request->size);
   if (code == MPI_SUCCESS && !exchange)
@@ -299,13 +299,14 @@ static int requests_begin(ONEBIT_Request request) {
   else if (code == MPI_SUCCESS) {
     code = ob_exchange_begin(exchange, call, withdraw, &request->operation);
     if (code != MPI_SUCCESS)
-      call_exchange_failed(call->comm, code);
+      report_code(call->comm, code);
   }
   request->active = code == MPI_SUCCESS;
   return code;
 }
 
-/* Without memory for a request the call is still made, since the other ranks make it. */
+/* Begins a nonblocking allreduce. If there is no memory for a request, the call is made at once,
+ * since the other ranks make it. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
   OB_CALL_SCOPE;
@@ -313,8 +314,8 @@ int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatyp
   OB_TRY_MPI(requests_check(&call, count, request));
   *request = requests_make(&call, false);
   if (!*request) {
-    OB_TRY_MPI(call_run(&call));
-    return call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+    OB_TRY_MPI(run_call(&call));
+    return report_error(comm, MPI_ERR_NO_MEM, "no memory for a request");
   }
   int code = requests_begin(*request);
   if (code != MPI_SUCCESS)
@@ -329,26 +330,26 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
   (void)info;
   OB_TRY_MPI(requests_check(&call, count, request));
   *request = requests_make(&call, true);
-  return *request ? MPI_SUCCESS : call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+  return *request ? MPI_SUCCESS : report_error(comm, MPI_ERR_NO_MEM, "no memory for a request");
 }
 
 int ONEBIT_Start(ONEBIT_Request *request) {
   OB_CALL_SCOPE;
-  OB_TRY_MPI(call_begin_mpi());
+  OB_TRY_MPI(check_mpi_is_running());
   OB_TRY_MPI(check_handle(request ? *request : ONEBIT_REQUEST_NULL));
-  MPI_Comm comm = comm_of(*request);
+  MPI_Comm comm = request_comm(*request);
   if (!(*request)->persistent)
-    return call_failed(comm, MPI_ERR_REQUEST, "request is not persistent");
+    return report_error(comm, MPI_ERR_REQUEST, "request is not persistent");
   if ((*request)->active)
-    return call_failed(comm, MPI_ERR_REQUEST, "request is active");
+    return report_error(comm, MPI_ERR_REQUEST, "request is active");
   if (comm == MPI_COMM_NULL)
-    return call_failed(comm, MPI_ERR_COMM, "the request's communicator has been freed");
+    return report_error(comm, MPI_ERR_COMM, "the request's communicator has been freed");
   return requests_begin(*request);
 }
 
 /* ---- Ending ---- */
 
-static void set_empty(MPI_Status *status, int code) {
+static void set_empty_status(MPI_Status *status, int code) {
   if (status == MPI_STATUS_IGNORE)
     return;
   status->MPI_SOURCE = MPI_ANY_SOURCE;
@@ -364,20 +365,21 @@ static void requests_end(ONEBIT_Request *request) {
     requests_release(request);
 }
 
-/* Finishes what the request holds, without a call of the error handler. */
+/* Waits for the request's operation or MPI request, or tests it. Reports an error of an operation;
+ * MPI reports its own errors. */
 static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   int code, flag = 1;
   if (request->operation) {
     code = wait ? ob_operation_wait(&request->operation)
                 : ob_operation_test(&request->operation, done);
     *done |= wait;
-    return code == MPI_SUCCESS ? code : call_exchange_failed(comm_of(request), code);
+    return code == MPI_SUCCESS ? code : report_code(request_comm(request), code);
   }
   *done = true;
   if (request->dense == MPI_REQUEST_NULL)
     return MPI_SUCCESS;
   ob_queues_advance();
-  code = wait ? ob_wait_moving(request->call.comm, &request->dense, "ONEBIT_Wait")
+  code = wait ? ob_wait_for_request(request->call.comm, &request->dense, "ONEBIT_Wait")
               : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
   *done = code != MPI_SUCCESS || flag;
   return code == MPI_SUCCESS && flag ? ob_mpi_call_end(&request->call, request->size) : code;
@@ -392,13 +394,13 @@ static int poll_request(ONEBIT_Request *request, bool wait, bool *done, MPI_Stat
       requests_end(request);
   }
   if (*done)
-    set_empty(status, code);
+    set_empty_status(status, code);
   return code;
 }
 
 static int requests_check_request(const ONEBIT_Request *request) {
-  OB_TRY_MPI(call_begin_mpi());
-  return request ? MPI_SUCCESS : call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
+  OB_TRY_MPI(check_mpi_is_running());
+  return request ? MPI_SUCCESS : report_error(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
 }
 
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
@@ -413,7 +415,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
   bool done;
   OB_TRY_MPI(requests_check_request(request));
   if (!flag)
-    return call_failed(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
+    return report_error(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
   int code = poll_request(request, false, &done, status);
   *flag = done;
   return code;
@@ -422,11 +424,11 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
 int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
   OB_CALL_SCOPE;
   int worst = MPI_SUCCESS;
-  OB_TRY_MPI(call_begin_mpi());
+  OB_TRY_MPI(check_mpi_is_running());
   if (count < 0)
-    return call_failed(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
+    return report_error(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
   if (count > 0 && !array)
-    return call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "requests is NULL");
+    return report_error(MPI_COMM_NULL, MPI_ERR_REQUEST, "requests is NULL");
   for (int i = 0; i < count; i++) {
     bool done;
     MPI_Status *status = statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[i];
@@ -441,7 +443,7 @@ int ONEBIT_Request_free(ONEBIT_Request *request) {
   OB_TRY_MPI(requests_check_request(request));
   OB_TRY_MPI(check_handle(*request));
   if ((*request)->active)
-    return call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
+    return report_error(request_comm(*request), MPI_ERR_REQUEST, "request is active");
   requests_release(request);
   return MPI_SUCCESS;
 }

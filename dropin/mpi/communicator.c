@@ -15,28 +15,28 @@
 
 struct tensor {
   uint64_t signature;
-  struct ob_buffers buffers; /* of this rank; NULL: not known */
-  uint64_t used;             /* when last: a count of calls */
+  struct ob_buffers buffers; /* the buffers of this rank; NULL: not known */
+  uint64_t used;             /* the number of calls when it was last used */
   bool again;                /* used more than once */
-  unsigned pause;            /* calls that it stays dense, after withdrawals */
+  unsigned pause;            /* for how many calls it stays dense, after withdrawals */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
-  struct ob_shadow shadow; /* whose input lies behind the tensor */
+  struct ob_shadow shadow; /* its input is stored after this struct */
 };
 
 struct ob_attached {
   MPI_Comm comm;
   struct ob_queue *queue;
   struct ob_loops *loops;
-  onebit_status_t failure; /* of the tensor that could not be made last */
+  onebit_status_t failure; /* why the latest tensor could not be created */
   uint64_t calls;
   int slots; /* all tensors are among the first `slots` entries */
   struct tensor *tensors[MAX_TENSORS];
 };
 
-/* Limits, in number and in elements, of tensors that were used only once: they may be of buffers
- * that never return. Calls on further ones are dense until some are used again or ranks follow a
- * loop. */
+/* Limits of the number and the elements of tensors that were used only once: their buffers may
+ * never be used again. Calls on further buffers are dense until some of these tensors are used
+ * again or the ranks follow a loop. */
 #define MAX_ONCE          128
 #define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
@@ -45,23 +45,23 @@ struct ob_attached {
 
 /* ---- Beginning and end ---- */
 
-static bool largest_of_ranks(void *context, int64_t *values, int count) {
+static bool communicator_allreduce_max(void *context, int64_t *values, int count) {
   const struct ob_attached *attached = context;
-  return ob_largest(attached->comm, values, count) == MPI_SUCCESS;
+  return ob_allreduce_max(attached->comm, values, count) == MPI_SUCCESS;
 }
 
-/* Allocates first the memory that this rank alone can fail to get: then all ranks learn of it. */
+/* Allocates the memory that this rank alone can fail to get. The caller then tells all ranks. */
 static bool mpi_communicator_allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
-  return *attached &&
-         ob_loops_create(repeats, largest_of_ranks, *attached, &(*attached)->loops) == ONEBIT_OK;
+  return *attached && ob_loops_create(repeats, communicator_allreduce_max, *attached,
+                                      &(*attached)->loops) == ONEBIT_OK;
 }
 
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
   struct ob_attached *attached = NULL;
   int64_t missing = !mpi_communicator_allocate(&attached, repeats);
   onebit_status_t status = ONEBIT_OK;
-  if (ob_largest(comm, &missing, 1) != MPI_SUCCESS)
+  if (ob_allreduce_max(comm, &missing, 1) != MPI_SUCCESS)
     status = ONEBIT_ERROR_TRANSPORT;
   else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator, on some rank");
@@ -113,12 +113,12 @@ static int mpi_communicator_find(const struct ob_attached *attached, uint64_t si
 static void drop_tensor(struct ob_attached *attached, int slot) {
   mpi_communicator_release(attached->tensors[slot]);
   attached->tensors[slot] = NULL;
-  ob_loops_drop(attached->loops, slot + 1);
+  ob_loops_remove_tensor(attached->loops, slot + 1);
 }
 
-/* Frees a slot where none is free: that of the tensor not used for longest; old tensors go
- * anyway. */
-static int make_slot(struct ob_attached *attached) {
+/* Returns a free slot. If none is free, drops the tensor that has not been used for longest. Old
+ * tensors are dropped in any case. */
+static int reserve_slot(struct ob_attached *attached) {
   int oldest = NO_TENSOR, empty = NO_TENSOR;
   for (int slot = 0; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
@@ -142,10 +142,10 @@ static int make_slot(struct ob_attached *attached) {
 /* Selects the bits that ONEBIT_BITS gives. */
 static const struct ob_bits own_bits = {0, 0};
 
-/* Makes a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
-static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
-                       struct ob_bits bits, uint64_t signature) {
-  int slot = make_slot(attached);
+/* Creates a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
+static int create_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                         struct ob_bits bits, uint64_t signature) {
+  int slot = reserve_slot(attached);
   struct ob_exchange *exchange = NULL;
   struct tensor *tensor = ob_allocate(1, sizeof *tensor + ob_shadow_bytes(call));
   onebit_status_t status =
@@ -167,7 +167,7 @@ static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *c
 static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
                                       const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
-  if (ob_buffers_move(&tensor->buffers, call->sendbuf, call->recvbuf))
+  if (ob_buffers_note(&tensor->buffers, call->sendbuf, call->recvbuf))
     onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
   tensor->again = tensor->used != 0;
   tensor->used = attached->calls;
@@ -176,10 +176,10 @@ static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
 
 /* ---- Positions ---- */
 
-/* Resets the residuals of a loop that was left: they may be of other tensors. */
-static void restart_left(struct ob_attached *attached) {
+/* Resets the residuals of a loop that the program has left: they may belong to other tensors. */
+static void reset_left_residuals(struct ob_attached *attached) {
   int first, count;
-  ob_loops_read_left(attached->loops, &first, &count);
+  ob_loops_read_left_positions(attached->loops, &first, &count);
   for (int position = first; position < first + count; position++) {
     int slot = *ob_loops_tensor(attached->loops, position) - 1;
     if (slot >= 0)
@@ -187,36 +187,35 @@ static void restart_left(struct ob_attached *attached) {
   }
 }
 
-/* Notes the call. */
-static int mpi_communicator_position_of(struct ob_attached *attached,
-                                        const struct ob_mpi_call *call, uint64_t signature,
-                                        bool *look) {
+/* Notes the call, and returns its position. */
+static int mpi_communicator_note_call(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                      uint64_t signature, bool *look) {
   const bool in_place = call->sendbuf == MPI_IN_PLACE;
   attached->calls++;
   int position = ob_loops_position(attached->loops, signature,
                                    in_place ? call->recvbuf : call->sendbuf, call->recvbuf, look);
-  restart_left(attached);
+  reset_left_residuals(attached);
   return position;
 }
 
 /* Looks for a loop. If there was no space for one more, the tensors of all known loops are
  * freed. */
 static void look_for_loop(struct ob_attached *attached) {
-  if (!ob_loops_look(attached->loops))
+  if (!ob_loops_find_loop(attached->loops))
     return;
   for (int slot = 0; slot < attached->slots; slot++)
     if (attached->tensors[slot])
       drop_tensor(attached, slot);
 }
 
-/* Returns the tensor of a position, which is made when it is first needed; NULL where that
+/* Returns the tensor of a position, which is created when it is first needed; NULL if that
  * failed. */
-static struct tensor *tensor_at(struct ob_attached *attached, int position,
-                                const struct ob_mpi_call *call, struct ob_bits bits,
-                                uint64_t signature) {
+static struct tensor *get_tensor_at(struct ob_attached *attached, int position,
+                                    const struct ob_mpi_call *call, struct ob_bits bits,
+                                    uint64_t signature) {
   int *number = ob_loops_tensor(attached->loops, position);
   if (!*number) {
-    int slot = make_tensor(attached, call, bits, signature);
+    int slot = create_tensor(attached, call, bits, signature);
     if (slot == FAILED_TENSOR)
       return NULL;
     *number = slot + 1;
@@ -226,11 +225,11 @@ static struct tensor *tensor_at(struct ob_attached *attached, int position,
 
 /* ---- A preloaded program's calls ---- */
 
-/* The calls between two divisions of the budget, by what all tensors have told since. */
+/* The budget is divided again after this many calls, by what the plans have measured since. */
 #define FIT_CALLS 64
 
-/* Divides the budget among the tensors, alike on all ranks: once the calls in flight are decided
- * they know the same of every plan. */
+/* Divides the budget among the tensors. Waits until the calls in flight are decided, since all
+ * ranks then have the same measurements of every plan, and so divide in the same way. */
 static void fit_budget(struct ob_attached *attached, double budget) {
   onebit_plan_t plans[MAX_TENSORS];
   size_t count = 0;
@@ -244,8 +243,8 @@ static void fit_budget(struct ob_attached *attached, double budget) {
   onebit_plan_fit_budget(plans, count, budget);
 }
 
-/* The withdrawals in a row after which a tensor stays dense, and for how many calls: each costs
- * both. */
+/* After MAX_WITHDRAWALS withdrawals in a row a tensor stays dense for PAUSE_CALLS calls: a
+ * withdrawn call takes the time of a compressed call and of a dense one. */
 #define MAX_WITHDRAWALS 3
 #define PAUSE_CALLS     64
 
@@ -253,7 +252,7 @@ static enum ob_reason judge_tensor(struct tensor *tensor) {
   if (tensor->shadow.refused)
     return OB_REASON_UNFAITHFUL;
   if (!tensor->pause && ob_exchange_count_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
-    ob_exchange_forgive(tensor->exchange);
+    ob_exchange_reset_withdrawals(tensor->exchange);
     tensor->pause = PAUSE_CALLS;
   }
   if (!tensor->pause)
@@ -271,7 +270,7 @@ static struct ob_exchange *mpi_communicator_follow(struct ob_attached *attached,
   if (followed->reason != OB_REASON_NONE)
     return NULL;
   uint64_t signature = ob_loops_signature(call->operation, dtype, sum, call->count);
-  int position = mpi_communicator_position_of(attached, call, signature, &is_time);
+  int position = mpi_communicator_note_call(attached, call, signature, &is_time);
   if (followed->budget > 0 && attached->calls % FIT_CALLS == 0)
     fit_budget(attached, followed->budget);
   if (is_time)
@@ -279,7 +278,7 @@ static struct ob_exchange *mpi_communicator_follow(struct ob_attached *attached,
   followed->reason = ob_loops_reason(attached->loops);
   if (position == OB_NO_POSITION)
     return NULL;
-  struct tensor *tensor = tensor_at(attached, position, call, followed->bits, signature);
+  struct tensor *tensor = get_tensor_at(attached, position, call, followed->bits, signature);
   followed->reason = tensor ? judge_tensor(tensor) : OB_REASON_MEMORY;
   if (followed->reason != OB_REASON_NONE)
     return NULL;
@@ -301,8 +300,8 @@ void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation
 
 /* ---- Agreeing on a tensor ---- */
 
-/* True if one more tensor may be made for buffers that no rank knows. All ranks find the same. */
-static bool may_make(const struct ob_attached *attached, const struct ob_mpi_call *call) {
+/* True if a tensor may be created for buffers that no rank knows. All ranks find the same. */
+static bool may_create_tensor(const struct ob_attached *attached, const struct ob_mpi_call *call) {
   size_t once = 0, elements = call->count;
   for (int slot = 0; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
@@ -314,13 +313,13 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
   return once == 0 || (once < MAX_ONCE && elements <= MAX_ONCE_ELEMENTS);
 }
 
-/* Agrees on the tensor that some rank recognises by its buffers: the last one if ranks differ.
- * NO_TENSOR: no rank recognises one. alike: all ranks recognise the same one. */
+/* Agrees on the tensor that some rank recognises by its buffers: the one with the highest slot if
+ * ranks differ, NO_TENSOR if no rank recognises one. alike: all ranks recognise the same tensor. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
   int64_t slot = mpi_communicator_find(attached, signature, call);
   int64_t largest[] = {slot, -slot, (int64_t)signature, -(int64_t)signature};
-  *code = ob_largest(attached->comm, largest, 4);
+  *code = ob_allreduce_max(attached->comm, largest, 4);
   if (*code == MPI_SUCCESS && largest[2] != -largest[3]) {
     ob_error(ONEBIT_ERROR_MISMATCH, "count, type or operation differs between ranks");
     *code = MPI_ERR_COUNT;
@@ -329,9 +328,10 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
   return (int)largest[0];
 }
 
-/* True if this rank knew the tensor by other buffers. Where those of the call were another
- * tensor's, the residual may be of neither, and is given up. */
-static bool other_buffers(struct ob_attached *attached, int slot, const struct ob_mpi_call *call) {
+/* True if this rank knew the tensor by other buffers. If the call's buffers belonged to another
+ * tensor before, the residual may belong to neither tensor, and is reset. */
+static bool detect_new_buffers(struct ob_attached *attached, int slot,
+                               const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
   if (mpi_communicator_has_buffers(tensor, call))
     return false;
@@ -352,22 +352,22 @@ static struct ob_exchange *mpi_communicator_find_tensor(struct ob_attached *atta
   int slot = agree_on_tensor(attached, call, signature, &alike, code);
   if (*code != MPI_SUCCESS)
     return NULL;
-  if (slot == NO_TENSOR && may_make(attached, call))
-    slot = make_tensor(attached, call, own_bits, signature);
+  if (slot == NO_TENSOR && may_create_tensor(attached, call))
+    slot = create_tensor(attached, call, own_bits, signature);
   if (slot < 0)
     return NULL;
-  ob_loops_set_last(attached->loops, slot + 1);
-  *withdraw = other_buffers(attached, slot, call);
+  ob_loops_set_last_tensor(attached->loops, slot + 1);
+  *withdraw = detect_new_buffers(attached, slot, call);
   struct ob_exchange *exchange = use_tensor(attached, slot, call);
   if (alike)
     return exchange;
-  ob_exchange_count_dense(exchange); /* some rank would withdraw: all ranks know, and none begins */
+  ob_exchange_count_dense(exchange); /* all ranks know that some rank would withdraw */
   return NULL;
 }
 
 static struct ob_exchange *use_position(struct ob_attached *attached, int position,
                                         const struct ob_mpi_call *call, uint64_t signature) {
-  if (!tensor_at(attached, position, call, own_bits, signature))
+  if (!get_tensor_at(attached, position, call, own_bits, signature))
     return NULL;
   return use_tensor(attached, *ob_loops_tensor(attached->loops, position) - 1, call);
 }
@@ -382,13 +382,13 @@ struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct
     return NULL;
   attached->failure = ONEBIT_OK;
   uint64_t signature = ob_loops_signature(call->operation, dtype, sum, call->count);
-  int position = mpi_communicator_position_of(attached, call, signature, &look);
+  int position = mpi_communicator_note_call(attached, call, signature, &look);
   struct ob_exchange *exchange =
       position == OB_NO_POSITION
           ? mpi_communicator_find_tensor(attached, call, signature, withdraw, code)
           : use_position(attached, position, call, signature);
   if (look && *code == MPI_SUCCESS)
-    ob_loops_look(attached->loops);
+    ob_loops_find_loop(attached->loops);
   if (attached->failure != ONEBIT_OK && attached->failure != ONEBIT_ERROR_MEMORY)
     *code = MPI_ERR_OTHER;
   return exchange;

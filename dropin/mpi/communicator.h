@@ -1,11 +1,12 @@
 /*
- * The library's state of an MPI communicator, an attribute of it: made by the first call that wants
- * it, gone when the communicator is freed or MPI ends (MPI_Finalize frees MPI_COMM_SELF, whose
- * attributes are deleted first).
+ * The library's state of an MPI communicator is an attribute of the communicator. The first call
+ * that needs the state creates it. It is freed with the communicator, or in MPI_Finalize, which
+ * first deletes the attributes of MPI_COMM_SELF.
  *
- * A tensor is a position in the order of the calls (dropin/loops.h). Where a program asks for
- * compression from the first call on, a message of 32 bytes identifies the tensors of calls without
- * a position; never what one rank alone sees of its buffers.
+ * A tensor is identified by the position of its call in the order of calls (dropin/loops.h).
+ * ONEBIT_Allreduce and the like compress from the first call on: where a call has no position yet,
+ * the ranks agree on its tensor by a message of 32 bytes. The buffers of one rank alone never
+ * decide.
  */
 #ifndef OB_DROPIN_MPI_COMMUNICATOR_H
 #define OB_DROPIN_MPI_COMMUNICATOR_H
@@ -17,37 +18,37 @@
 struct ob_attached;
 struct ob_shadow;
 
-/* Finds or makes the state. Collective the first time, where `repeats` counts (ob_loops_create).
- * NULL where the ranks found that they can not make it, and for inter-communicators and single
- * ranks: on all ranks alike. */
-struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
+/* Returns the state, which the first call for a communicator creates. That call is collective, and
+ * `repeats` counts in it alone (ob_loops_create). Returns NULL on all ranks where some rank could
+ * not create the state, and for inter-communicators and single ranks. */
+struct ob_attached *ob_attached_get(MPI_Comm comm, unsigned repeats);
 
-/* A call as the preload library follows it. */
+/* The input and the output of ob_attached_follow. */
 struct ob_followed {
-  struct ob_bits bits;      /* in: an element, where it is compressed */
-  double budget;            /* in: of the bytes of all tensors; 0: no budget */
-  enum ob_reason reason;    /* out: why it is dense */
-  int tensor;               /* out: its number, where it is compressed */
-  struct ob_shadow *shadow; /* out: of that tensor */
+  struct ob_bits bits;      /* in: bits an element, if the call is compressed */
+  double budget;            /* in: ONEBIT_BUDGET, for all tensors together; 0: none */
+  enum ob_reason reason;    /* out: why the call is dense */
+  int tensor;               /* out: the tensor's number, if the call is compressed */
+  struct ob_shadow *shadow; /* out: the shadow of that tensor */
   bool failed;              /* out: a rank has not arrived; onebit_last_error names it */
 };
 
-/* Finds the exchange for a preloaded program's call, or NULL for a dense call, and the reason.
- * Calls are learned; once all ranks follow, a call of a known position is compressed. Collective at
- * times, all ranks alike: also in a call that does not block, when the ranks agree whether to
- * follow and when a plan is made. Calls that are not to be compressed, which all ranks must judge
- * alike, are not to be given. */
+/* Finds the exchange for a call of a preloaded program, or returns NULL for a dense call, and the
+ * reason. Once all ranks follow a loop (dropin/loops.h), calls of a known position are compressed.
+ * All ranks communicate in the same calls, also in a nonblocking one: when they agree whether to
+ * follow a loop, and when they create a plan. The caller leaves out calls that must stay dense, on
+ * which all ranks decide in the same way. */
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed);
 
-/* Notes a call that is not to be compressed, but takes part in the order of those that are.
- * Local. */
+/* Notes a call that stays dense, but is part of the order of calls. Local. */
 void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation, size_t count);
 
-/* Finds the exchange for ONEBIT_Allreduce and the like: compressed from the first call on. Before
- * the ranks follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a
- * dense call, or with an MPI error code in *code: agreeing has failed, MPI_ERR_COUNT (ranks
- * differ), or MPI_ERR_OTHER (a plan could not be made, not for want of memory). */
+/* Finds the exchange for a call such as ONEBIT_Allreduce, which is compressed from the first time
+ * on. Before the ranks follow a loop, they agree on the tensor of a call by a message of 32 bytes.
+ * *withdraw: this rank must not compress the call. Returns NULL for a dense call, and after an
+ * error, with an MPI error code in *code: that of the failed agreement, MPI_ERR_COUNT (ranks
+ * differ), or MPI_ERR_OTHER (a plan could not be created, for another reason than memory). */
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code);
 
@@ -66,56 +67,57 @@ void ob_attached_visit(const struct ob_attached *attached, ob_attached_visitor *
 /* Creates the state of a communicator. Collective: all ranks fail, or none. */
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **attached);
 
-/* Destroys it after the calls in flight. Collective. */
+/* Destroys the state after the calls in flight. Collective. */
 void ob_attached_destroy(struct ob_attached *attached);
 
 /* Returns the communicator's state, or NULL where there is none yet or can be none. Local. */
-struct ob_attached *ob_attached_known(MPI_Comm comm);
+struct ob_attached *ob_attached_find(MPI_Comm comm);
 
-/* Returns the status with which creating it failed, so that there can be none; ONEBIT_OK if it was
- * not tried. Local. */
+/* Returns the status with which creating the state failed, or ONEBIT_OK. Local. */
 onebit_status_t ob_attached_read_failure(MPI_Comm comm);
 
-/* Registers a call by MPI_Finalize that frees everything. Local. */
+/* Makes MPI_Finalize free the states of all communicators. Local. */
 void ob_attached_watch_finalize(void);
 
-/* Makes requests on a communicator that is being freed report their errors elsewhere (calls.c). */
-void ob_requests_orphan(MPI_Comm comm);
+/* Makes requests on a communicator that is being freed report errors to MPI_COMM_WORLD
+ * (calls.c). */
+void ob_requests_detach_comm(MPI_Comm comm);
 
 /*
  * ---- Shadows (shadow.c) ----
  *
- * Now and then a part of a compressed sum is also computed exactly, and both are compared. With
- * error feedback a sum differs from the exact one by the rounding error of the call before. Where
- * that is much of the sum itself, since the call before was much larger, the sum is no gradient
- * that is averaged over steps, and the tensor is exact from then on, on all ranks.
+ * In some calls a part of the compressed sum is also computed exactly, and the two are compared:
+ * this is the shadow of the call. With error feedback a sum differs from the exact one by the
+ * rounding error of the previous call. If the values of that call were much larger, this error is
+ * large relative to the sum. Such a sum is not a gradient that is averaged over steps, so all ranks
+ * send the tensor dense from then on.
  */
 
-/* The shadow of a tensor. All zero at first; the same on all ranks but for the input. */
+/* The shadow of a tensor, zero at first. All ranks have the same values, but for input and norm. */
 struct ob_shadow {
-  uint64_t calls;           /* compressed blocking ones */
-  unsigned offences, since; /* shadows beyond the bound; calls since the latest of them */
-  bool refused;             /* it is exact from now on */
-  size_t first;             /* the element from which on a part is compared, if there is a shadow */
-  double *input;            /* of that part; ob_shadow_bytes */
-  double norm;              /* square, of a part of the latest nonblocking call's input */
+  uint64_t calls;           /* the number of compressed blocking calls */
+  unsigned offences, since; /* comparisons beyond the bound; comparisons since then */
+  bool refused;             /* the tensor stays dense from now on */
+  size_t first;             /* the first element of the compared part */
+  double *input;            /* the input of that part, of ob_shadow_bytes bytes */
+  double norm;              /* squared norm of a part of the latest nonblocking call's input */
 };
 
-/* Bytes for the input of a tensor's shadow. */
+/* Returns the number of bytes for the input of a tensor's shadow. */
 size_t ob_shadow_bytes(const struct ob_mpi_call *call);
 
-/* Called before a compressed blocking call. True if it has a shadow, which all ranks find alike;
- * its input is then kept. */
+/* Called before a compressed blocking call. True, on all ranks or on none, if the call has a
+ * shadow; its input is then copied. */
 bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
-/* Called after that call. Collective. tensor: its number for messages; bits: of an element in the
- * call, 0 where the tensor may have more, and so is not judged. */
+/* Called after a call with a shadow. Collective. tensor: its number for messages; bits: bits an
+ * element in the call, or 0 if the tensor may get more bits, and is not judged. */
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record);
 
 /* Called before a nonblocking call, which has no shadow. True if this rank's input is so much
- * smaller than the one before that the error of that one would be much of the sum. Then the rank
- * withdraws. */
+ * smaller than that of the previous call that the rounding error of that call would be large
+ * relative to the sum. The rank then withdraws. */
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif

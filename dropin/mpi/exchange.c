@@ -1,6 +1,4 @@
-/*
- * Exchanges: a plan, and the conversion of its result to that of MPI's call.
- */
+/* An exchange runs a plan, and converts its result to that of MPI's call. */
 #include <string.h>
 
 #include "base/call_scope.h"
@@ -11,7 +9,7 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/exchange.h"
 
-onebit_status_t ob_mpi_failed(const char *call, int code) {
+onebit_status_t ob_report_mpi_error(const char *call, int code) {
   char message[MPI_MAX_ERROR_STRING] = "";
   int length;
   PMPI_Error_string(code, message, &length);
@@ -20,8 +18,8 @@ onebit_status_t ob_mpi_failed(const char *call, int code) {
 
 /* ---- Exchanges ---- */
 
-/* A variable that is wrong on this rank alone makes the plan fail on all of them. */
-static onebit_status_t mpi_exchange_make_plan(struct ob_exchange *exchange, struct ob_bits bits) {
+/* Creates the plan. A variable that is wrong on this rank alone makes it fail on all ranks. */
+static onebit_status_t mpi_exchange_create_plan(struct ob_exchange *exchange, struct ob_bits bits) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_status_t known = bits.min ? ONEBIT_OK : ob_knob_bits(OB_SAFE_BITS, &bits);
@@ -31,8 +29,8 @@ static onebit_status_t mpi_exchange_make_plan(struct ob_exchange *exchange, stru
   options.dtype = exchange->dtype == OB_DOUBLE ? ONEBIT_FLOAT32 : exchange->dtype;
   onebit_status_t status =
       onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan);
-  if (status != ONEBIT_OK)
-    return known == ONEBIT_OK ? status : ob_knob_bits(OB_SAFE_BITS, &bits); /* for its message */
+  if (status != ONEBIT_OK) /* reads the variable again, for its error message */
+    return known == ONEBIT_OK ? status : ob_knob_bits(OB_SAFE_BITS, &bits);
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
   exchange->tally.bytes_sent = info.wire_bytes;
   exchange->tally.bits = info.wire == ONEBIT_WIRE_DENSE ? 32 : info.bits;
@@ -59,14 +57,14 @@ static void mpi_exchange_release(struct ob_exchange *exchange) {
   ob_release(exchange);
 }
 
-/* Allocates this rank's part; NULL without memory. */
+/* Allocates this rank's memory of an exchange; NULL if there is not enough. */
 static struct ob_exchange *mpi_exchange_allocate(struct ob_queue *queue,
                                                  const struct ob_mpi_call *call) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
   bool all = exchange && operation;
   if (operation)
-    ob_operation_spare(operation);
+    ob_operation_recycle(operation);
   if (exchange) {
     *exchange =
         (struct ob_exchange){.queue = queue, .operation = call->operation, .count = call->count};
@@ -88,21 +86,21 @@ static struct ob_exchange *mpi_exchange_allocate(struct ob_queue *queue,
   return NULL;
 }
 
-/* Waits for every rank first. Then no rank waits for another's requests in flight, and calls that
- * do not move them may make a plan. */
+/* Creates an exchange. Waits for every rank before it creates the plan, since that does not move
+ * the operations in flight: no rank waits for one of them any more. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **result) {
   struct ob_exchange *exchange = has_memory ? mpi_exchange_allocate(queue, call) : NULL;
   int64_t missing = exchange == NULL;
-  int code = ob_largest(call->comm, &missing, 1);
+  int code = ob_allreduce_max(call->comm, &missing, 1);
   onebit_status_t status = ONEBIT_OK;
   if (code != MPI_SUCCESS)
     status = ONEBIT_ERROR_TRANSPORT;
   else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
   else
-    status = mpi_exchange_make_plan(exchange, bits);
+    status = mpi_exchange_create_plan(exchange, bits);
   *result = status == ONEBIT_OK ? exchange : NULL;
   if (status != ONEBIT_OK)
     mpi_exchange_release(exchange);
@@ -112,7 +110,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
 void ob_exchange_destroy(struct ob_exchange *exchange) {
   if (!exchange)
     return;
-  for (unsigned idle = 0; ob_queue_serves(exchange); idle++)
+  for (unsigned idle = 0; ob_exchange_is_in_flight(exchange); idle++)
     ob_queues_backoff(idle);
   mpi_exchange_release(exchange);
 }
@@ -130,10 +128,10 @@ struct buffers {
   void *receive;
 };
 
-/* Returns the plan's buffers: MPI_IN_PLACE stands for this rank's part of the receive buffer, and
- * in a reduce-scatter for all of it, of which MPI overwrites only the first part. */
-static struct buffers buffers_of(const struct ob_exchange *exchange,
-                                 const struct ob_mpi_call *call) {
+/* Returns the plan's buffers. MPI_IN_PLACE stands for this rank's part of the receive buffer, and
+ * in a reduce-scatter for the whole buffer, of which MPI overwrites only the first part. */
+static struct buffers select_buffers(const struct ob_exchange *exchange,
+                                     const struct ob_mpi_call *call) {
   struct buffers buffers = {call->sendbuf, call->recvbuf};
   size_t part = exchange->count * ob_elements_size(exchange->dtype);
   if (call->sendbuf != MPI_IN_PLACE)
@@ -148,7 +146,7 @@ static struct buffers buffers_of(const struct ob_exchange *exchange,
 
 /* Stores the sum: the mean times the number of ranks. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
-  const void *result = buffers_of(exchange, call).receive;
+  const void *result = select_buffers(exchange, call).receive;
   if (exchange->dtype == OB_DOUBLE)
     ob_elements_widen(call->recvbuf, exchange->narrow, exchange->count,
                       exchange->sum ? (double)exchange->queue->size : 1);
@@ -165,7 +163,7 @@ bool ob_is_withdrawn(onebit_status_t status) {
 
 onebit_status_t ob_exchange_start(struct ob_operation *operation) {
   struct ob_exchange *exchange = operation->exchange;
-  struct buffers buffers = buffers_of(exchange, &operation->call);
+  struct buffers buffers = select_buffers(exchange, &operation->call);
   onebit_request_t *request = &operation->request;
   if (exchange->dtype == OB_DOUBLE) {
     operation->withdraw |= !ob_elements_narrow(exchange->narrow, buffers.send, exchange->count);
@@ -201,7 +199,7 @@ unsigned ob_exchange_count_withdrawals(const struct ob_exchange *exchange) {
   }
 }
 
-void ob_exchange_forgive(struct ob_exchange *exchange) {
+void ob_exchange_reset_withdrawals(struct ob_exchange *exchange) {
   OB_LOCKED(&ob_queues_lock);
   exchange->withdrawals = 0;
 }
@@ -218,8 +216,8 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
 
 /* ---- Blocking, with nothing else in flight ---- */
 
-/* Makes a call dense, in a way that matches ranks which have something in flight and make it
- * without blocking. */
+/* Makes a call dense by a nonblocking call of MPI, which matches that of a rank with operations in
+ * flight. */
 static int mpi_exchange_run_dense(const struct ob_exchange *exchange,
                                   const struct ob_mpi_call *call) {
   struct ob_mpi_call dense = *call;
@@ -227,13 +225,14 @@ static int mpi_exchange_run_dense(const struct ob_exchange *exchange,
   dense.comm = exchange->queue->dense;
   int code = ob_mpi_call_begin(&dense, &request);
   if (code != MPI_SUCCESS)
-    ob_mpi_failed("a call without compression", code);
+    ob_report_mpi_error("a call without compression", code);
   else
-    code = ob_wait_moving(dense.comm, &request, "a call without compression");
+    code = ob_wait_for_request(dense.comm, &request, "a call without compression");
   return code == MPI_SUCCESS ? ob_mpi_call_end(&dense, exchange->queue->size) : code;
 }
 
-static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
+static int run_blocking(struct ob_exchange *exchange, const struct ob_mpi_call *call,
+                        bool withdraw) {
   struct ob_operation operation = {.exchange = exchange, .call = *call, .withdraw = withdraw};
   onebit_status_t status = ob_exchange_start(&operation);
   int code = MPI_SUCCESS;
@@ -254,7 +253,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
   OB_CALL_SCOPE;
   if (ob_queues_in_flight() == 0)
-    return run_alone(exchange, call, withdraw);
+    return run_blocking(exchange, call, withdraw);
   struct ob_operation *operation = NULL;
   int code = ob_exchange_begin(exchange, call, withdraw, &operation);
   return code == MPI_SUCCESS ? ob_operation_wait(&operation) : code;

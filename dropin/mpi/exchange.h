@@ -1,4 +1,5 @@
-/* MPI's collectives as programs call them, and compressed exchanges in their place. */
+/* Defines MPI's collectives as programs call them, and the compressed exchanges that replace
+ * them. */
 #ifndef OB_DROPIN_MPI_EXCHANGE_H
 #define OB_DROPIN_MPI_EXCHANGE_H
 
@@ -16,11 +17,11 @@
 /*
  * ---- A call (call.c) ----
  *
- * An MPI collective as a program called it, in the library's terms. Only this module handles what
- * MPI has and onebit does not (other types, operations, layouts).
+ * A call is an MPI collective as a program called it. Only this module handles types, operations
+ * and layouts that MPI has and onebit does not.
  */
 
-/* Returns the code of an MPI call, or of one that gives such codes, unless it is MPI_SUCCESS. */
+/* Returns from a function with the MPI error code of `call`, unless it is MPI_SUCCESS. */
 #define OB_TRY_MPI(call)                                                                           \
   do {                                                                                             \
     const int ob_try_code = (call);                                                                \
@@ -33,29 +34,32 @@ struct ob_mpi_call {
   MPI_Comm comm;
   const void *sendbuf; /* as the program gave it: may be MPI_IN_PLACE */
   void *recvbuf;
-  size_t count; /* with the meaning that the operation gives it: onebit_operation_t */
+  size_t count; /* elements; onebit_operation_t says of which buffer */
   MPI_Datatype datatype;
   MPI_Op op; /* MPI_OP_NULL for an allgather */
 };
 
-/* Finds the type and operation in the library's terms, by which all ranks judge alike: buffers do
- * not matter. Doubles have sums only; OB_OTHER_TYPE where the type is none of the library's. */
+/* Finds the call's element type, and whether it is a sum. Returns the reason why it can not be
+ * compressed, or OB_REASON_NONE. Buffers do not matter, so all ranks find the same. Doubles are
+ * compressed in allreduces only; *dtype is OB_OTHER_TYPE for a type that the library does not
+ * know. */
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum);
 
 /* Makes the call with the MPI library: PMPI_Allreduce, PMPI_Allgather, PMPI_Reduce_scatter_block;
  * types that only onebit knows (ONEBIT_Type_bfloat16) have a dense sum of their own. Returns an MPI
  * error code. */
-int ob_mpi_call_dense(const struct ob_mpi_call *call);
+int ob_mpi_call_run_dense(const struct ob_mpi_call *call);
 
-/* Makes the call in two parts: the request is MPI's; after it the result may have to be divided by
- * the communicator's size, which ob_mpi_call_end does. */
+/* Begins the call without blocking, as a call of MPI. Once MPI has completed the request, the
+ * caller calls ob_mpi_call_end: it divides a sum by the communicator's size if the call is an
+ * average. */
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 
-/* The library's handles, made on first use and freed by MPI_Finalize; MPI_DATATYPE_NULL and
- * MPI_OP_NULL when MPI does not make them, and before MPI is initialised or after its end.
- * Thread-safe. */
+/* Return the library's handles, which are created on first use and freed by MPI_Finalize; or
+ * MPI_DATATYPE_NULL or MPI_OP_NULL if MPI does not create them, before MPI is initialised, and
+ * after its end. Thread-safe. */
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
 
@@ -68,83 +72,85 @@ void ob_mpi_handles_free(void);
 /*
  * ---- Exchanges ----
  *
- * A compressed exchange in the place of an MPI collective, with the result that MPI's would have:
- * a sum where the program asks for one, and all values where they can not be compressed. A rank
- * withdraws by giving its plan no buffers: every other rank learns of it in the same call
- * (ONEBIT_ERROR_PEER), as of values that are not finite (ONEBIT_SKIPPED), no buffer and no kept
- * error has changed, and all of them make the same call dense. So nothing is lost and nobody hangs,
- * and the usual case costs no message more.
+ * An exchange replaces an MPI collective by a compressed one. The result is the one MPI defines: a
+ * sum where the program asks for a sum. A rank whose values can not be compressed withdraws: it
+ * gives its plan no buffers. Every other rank learns of this in the same call (ONEBIT_ERROR_PEER),
+ * as it learns of values that are not finite (ONEBIT_SKIPPED). No buffer and no residual has
+ * changed then, and all ranks make the same call dense. So no value is lost, no rank hangs, and a
+ * compressed call needs no additional message.
  *
- * Operations of a communicator begin in the same order on all ranks, as MPI demands; they are moved
- * on in that order, by whoever waits or tests. What is made dense after all is a collective too, so
- * those go over a communicator of the queue's own, in that order as well: when a rank finds that
- * one is needed depends on when it looks, so MPI's own order on the program's communicator could
- * not be kept.
+ * The operations of a communicator begin in the same order on all ranks, as MPI demands. Threads
+ * that wait or test move them, in that order. A withdrawn call that is made dense is a collective
+ * too, but the moment at which a rank begins it depends on when the rank tests its plan. On the
+ * program's communicator it could therefore break MPI's order: such calls use a copy of the
+ * communicator that belongs to the queue, in the order of the operations.
  */
 
-/* Counts of an exchange's calls: calls that are not compressed were withdrawn. */
+/* Counts of an exchange's calls. The calls that were not compressed were withdrawn. */
 struct ob_tally {
   int bits;   /* bits an element sent in the latest call */
-  bool moved; /* which had others than the call before */
+  bool moved; /* the latest call had other bits than the call before it */
   uint64_t calls, compressed;
   uint64_t bytes_sent, bytes_dense; /* bytes of one compressed call; bytes of the same call dense */
 };
 
-struct ob_queue;     /* of a communicator: what is in flight on it, in the order of beginning */
-struct ob_exchange;  /* of a tensor */
-struct ob_operation; /* a call of an exchange that has begun */
+struct ob_queue;     /* the operations in flight on a communicator, in the order of beginning */
+struct ob_exchange;  /* the compressed calls of one tensor */
+struct ob_operation; /* a call of an exchange, from its beginning to its end */
 
-/* Makes the queue. Collective over comm, an intra-communicator. Fails on all ranks or on none. */
+/* Creates the queue of comm, an intra-communicator. Collective. Fails on all ranks or on none. */
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
 
-/* Destroys the queue after its operations in flight. Collective. All exchanges must have been
- * destroyed after ob_queue_drain. NULL is fine. */
+/* ob_queue_drain waits until no operation is in flight; ob_queue_destroy, which is collective, then
+ * destroys the queue. Between the two calls the caller destroys all exchanges. NULL is allowed. */
 void ob_queue_drain(struct ob_queue *queue);
 void ob_queue_destroy(struct ob_queue *queue);
 
-/* Moves the operations in flight in this process, on every communicator, without waiting. For loops
- * that wait for something else. Thread-safe. */
+/* Moves the operations in flight in this process, on every communicator, without waiting. Called in
+ * loops that wait for something else. Thread-safe. */
 void ob_queues_advance(void);
 
-/* Backs off in such a loop, longer the longer nothing has happened. */
+/* Called in such a loop after `idle` turns without progress: moves the operations, then yields the
+ * processor, or sleeps if `idle` is large. */
 void ob_queues_backoff(unsigned idle);
 
-/* Creates an exchange. Collective over the queue's communicator, all ranks alike. The queue
- * outlives it.
- *   call         whose signature it serves; its buffers do not matter
- *   bits         an element, from and to; 0: as ONEBIT_BITS says
- *   has_memory   false: this rank has no memory for what belongs to it
+/* Creates an exchange. Collective over the queue's communicator, with the same arguments on all
+ * ranks. The queue must outlive the exchange.
+ *   call         any call with the operation, type and count of the exchange
+ *   bits         the range of bits an element; 0: the value of ONEBIT_BITS
+ *   has_memory   false: the caller has no memory for its own part, and all ranks fail
  * Fails on all ranks or on none. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **exchange);
 
-/* Destroys it after its operations in flight; those still to be tested keep their results. */
+/* Destroys an exchange after its operations in flight. Operations that have ended but were not
+ * tested yet keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
 const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
-/* The number of its latest calls in a row that went dense after all. All ranks find the same,
- * because this waits until those in flight are decided. */
+/* Returns how many of the latest calls in a row were withdrawn. Waits until the calls in flight are
+ * decided, so that all ranks return the same. */
 unsigned ob_exchange_count_withdrawals(const struct ob_exchange *exchange);
 
 /* Sets that number to zero. */
-void ob_exchange_forgive(struct ob_exchange *exchange);
+void ob_exchange_reset_withdrawals(struct ob_exchange *exchange);
 
-/* Notes a call that the ranks knew beforehand to be dense. */
+/* Counts a call that all ranks make dense by agreement, so that none begins it compressed. */
 void ob_exchange_count_dense(struct ob_exchange *exchange);
 
-/* Makes a call of its signature. Blocking. withdraw: this rank must not compress it. Returns an MPI
- * error code. */
+/* Makes a call with the exchange's operation, type and count. Blocking. withdraw: this rank must
+ * not compress it. Returns an MPI error code. */
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw);
 
-/* The same in parts. The operation is given back by the test or the wait that finds it done; both
- * give its MPI error code then, and set *operation to NULL. It may outlive exchange and
- * communicator. Beginning waits for nobody. Where no memory is left for an operation, the call is
- * made at once, blocking, and *operation is NULL. */
+/* Begins such a call, without waiting for other ranks. ob_operation_test or ob_operation_wait ends
+ * it: the one that finds it done frees the operation, returns its MPI error code, and sets
+ * *operation to NULL. An operation may outlive its exchange and its communicator. If there is no
+ * memory for an operation, the call is made at once, blocking, and *operation is NULL. */
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
-/* True if the operation has ended; moves nothing. *compressed: false where it was withdrawn. */
+/* True if the operation has ended. Moves no operation. *compressed: false if it was withdrawn. */
 bool ob_operation_is_done(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);
@@ -152,8 +158,8 @@ int ob_operation_wait(struct ob_operation **operation);
 /*
  * ---- Inside the folder ----
  *
- * exchange.c knows plans and results, queue.c the operations in flight and the order in which they
- * move, waits.c how long to wait for MPI.
+ * exchange.c handles plans and results, queue.c the operations in flight and the order in which
+ * they move, waits.c the timeouts of waits for MPI.
  */
 
 enum ob_stage {
@@ -173,17 +179,17 @@ struct ob_operation {
   bool withdraw, compressed;
   onebit_request_t request;
   MPI_Request dense;
-  struct ob_watch watch; /* of that */
+  struct ob_watch watch; /* the wait for `dense` */
   onebit_status_t start_status;
   int code;
-  char message[160]; /* of an error, where code is one */
+  char message[160]; /* the error message, if `code` is an error */
 };
 
-/* The most numbers in one agreement. */
+/* The largest number of values in one agreement of the ranks. */
 #define OB_MAX_AGREED 128
 
 struct ob_queue {
-  struct ob_queue *next; /* of this process */
+  struct ob_queue *next; /* the list of this process */
   onebit_comm_t comm;
   MPI_Comm of, dense; /* the program's communicator, and its copy */
   int rank, size;
@@ -191,7 +197,7 @@ struct ob_queue {
   bool moving;
   bool failed; /* a wait has timed out */
   int64_t agreed[OB_MAX_AGREED];
-  atomic_int rolls, heard[]; /* of waits.c: roll calls, and the last one that each rank answered */
+  atomic_int rolls, heard[]; /* in waits.c: roll calls; the last one each rank has answered */
 };
 
 struct ob_exchange {
@@ -201,65 +207,66 @@ struct ob_exchange {
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   bool sum;
-  bool moves; /* its plan, between widths */
+  bool moves; /* its plan may change the bits an element */
   size_t count;
-  void *part;           /* of a reduce-scatter: holds a result that may not yet be
-                                     * put where it belongs */
-  float *narrow;        /* of doubles: what the plan works on */
-  size_t undecided;     /* operations in flight that its plan has not ended */
-  unsigned withdrawals; /* of its latest calls, how many in a row went dense after all */
+  void *part;           /* holds the result of a reduce-scatter in place, while the receive
+                         * buffer is still input */
+  float *narrow;        /* doubles converted to floats, on which the plan works */
+  size_t undecided;     /* operations in flight whose compressed call has not ended */
+  unsigned withdrawals; /* how many of the latest calls in a row were withdrawn */
 };
 
 /* ---- exchange.c ---- */
 
 /* Reports an MPI error with its message, and returns the status. */
-onebit_status_t ob_mpi_failed(const char *call, int code);
+onebit_status_t ob_report_mpi_error(const char *call, int code);
 
-/* Begins the operation's compressed call. */
+/* Begins the compressed call of an operation. */
 onebit_status_t ob_exchange_start(struct ob_operation *operation);
 
 /* Copies the plan's result to MPI's buffer. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
-/* True if every rank gets a status of this kind, with nothing changed. Then all of them go on
- * dense. A damaged message and a failed transport may have met one alone. */
+/* True if all ranks get such a status and no buffer has changed, so that all of them make the call
+ * dense. False for a damaged message and a failed transport, which one rank alone may have seen. */
 bool ob_is_withdrawn(onebit_status_t status);
 
-/* Notes the decision on a call; below, counts a call that has ended well. The lock is held. */
+/* ob_exchange_note notes whether a call was compressed or withdrawn; ob_exchange_count counts a
+ * call that has succeeded. The caller holds ob_queues_lock. */
 void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
 void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 
-/* ---- queue.c: the lock is held for moments only ---- */
+/* ---- queue.c: the lock is held only briefly ---- */
 
 extern pthread_mutex_t ob_queues_lock;
 size_t ob_queues_in_flight(void);
 
 /* Returns the queue of a program's communicator; NULL: it has none (yet). */
-struct ob_queue *ob_queue_of(MPI_Comm comm);
+struct ob_queue *ob_queue_find(MPI_Comm comm);
 
 /* True if an operation of the exchange is in flight. */
-bool ob_queue_serves(const struct ob_exchange *exchange);
+bool ob_exchange_is_in_flight(const struct ob_exchange *exchange);
 
-/* Gives an operation's memory back, or keeps it for the next one. */
-void ob_operation_spare(struct ob_operation *operation);
+/* Keeps an operation's memory for the next operation, or frees it if there is no queue. */
+void ob_operation_recycle(struct ob_operation *operation);
 
-/* ---- waits.c: bounded by ONEBIT_TIMEOUT, as collectives/watch.h has it ---- */
+/* ---- waits.c: waits that ONEBIT_TIMEOUT bounds (collectives/watch.h) ---- */
 
-/* Waits for a request of MPI's, and moves the operations in flight meanwhile, since other ranks may
- * wait for these before they take part. A blocking call of MPI would not move them; as it does not
- * match a nonblocking one either, all ranks make nonblocking calls. Returns an MPI error code;
- * MPI_ERR_OTHER: a rank did not arrive, which onebit_last_error names if the communicator has a
- * queue. */
-int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
+/* Waits for a request of MPI, and meanwhile moves the operations in flight, since other ranks may
+ * wait for these before they take part. A blocking call of MPI would not move them, and would not
+ * match the nonblocking call of another rank: so all ranks make nonblocking calls. Returns an MPI
+ * error code; MPI_ERR_OTHER: a rank did not arrive, which onebit_last_error names if the
+ * communicator has a queue. */
+int ob_wait_for_request(MPI_Comm comm, MPI_Request *request, const char *what);
 
-/* Replaces each value by the largest of all ranks. Errors: as ob_wait_moving. */
-int ob_largest(MPI_Comm comm, int64_t *values, int count);
+/* Replaces each value by the largest of all ranks. Errors: as ob_wait_for_request. */
+int ob_allreduce_max(MPI_Comm comm, int64_t *values, int count);
 
 /* Checks the timeout of a wait for `what` in which nothing has moved since the last check. Errors:
- * as ob_wait_moving. */
-int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what);
+ * as ob_wait_for_request. */
+int ob_wait_check_timeout(struct ob_watch *watch, struct ob_queue *queue, const char *what);
 
-/* Answers ranks that call the roll. */
-void ob_roll_answer(struct ob_queue *queue);
+/* Answers ranks that ask which ranks are there (waits.c). */
+void ob_answer_roll_call(struct ob_queue *queue);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The beginning and the end of a preloaded program: whether all ranks have the library, what they
- * settle, and what is reported.
+ * Begins and ends the library's work in MPI_Init and MPI_Finalize of a preloaded program: finds out
+ * whether all ranks have the library, agrees on the settings, and reports.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "dropin/mpi/preload.h"
@@ -20,31 +20,30 @@
 #include "dropin/preload.h"
 
 /*
- * ---- Whether all ranks have the library ----
+ * ---- Finding the ranks that have the library ----
  *
- * They find that out without a message and without a collective: a rank that has none would match
- * it with a call of the program's. In MPI_Init each rank publishes in MPI's name service, which is
- * the launcher's, that it has the library. Rank 0 looks for all others, and publishes what it has
- * found; the others wait for that.
+ * The ranks find out whether all of them have the library, without a message and without a
+ * collective: in a rank that has no library these would match a call of the program. In MPI_Init
+ * each rank publishes in MPI's name service, which the launcher provides, that it has the library.
+ * Rank 0 looks up all other ranks and publishes the result; the other ranks wait for the result.
  */
 enum presence_found { PRESENCE_UNKNOWN, PRESENCE_SOME, PRESENCE_ALL };
 
 struct presence {
   enum presence_found found; /* UNKNOWN: there is no name service */
-  int missing;               /* with SOME: a rank that has no library */
-  bool speaks;               /* this is the first rank that has the library: it reports problems */
+  int missing;               /* with SOME: the first rank that has no library */
+  bool reports;              /* this rank is the first that has the library: it prints the report */
 };
 
 enum {
   NAME_BYTES = 64,
-  VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* any library's fit */
+  VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* for any MPI library */
   OWN_BYTES = 32,
-  /* Attempts to find a rank, which may be on its way out of MPI_Init, on a machine with other
-   * work. */
+  /* Attempts to find a rank, which may leave MPI_Init late on a busy machine. */
   ATTEMPTS = 250,
   ANSWER_ATTEMPTS = 1500,
   PAUSE = 20000, /* microseconds */
-  ANSWER = -1    /* in place of a rank: what rank 0 has found */
+  ANSWER = -1    /* stands for a rank in the name of rank 0's result */
 };
 
 static struct {
@@ -54,14 +53,14 @@ static struct {
   char value[OWN_BYTES], answer[OWN_BYTES];
 } presence;
 
-/* Error handlers that are replaced during the look-up: by default errors go to the handler of
- * MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF, which ends the program, but a missing name is no
+/* The program's error handlers, which are replaced during the look-up. By default an error ends the
+ * program, by the handler of MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF; but a missing name is no
  * error here. */
 struct handlers {
   MPI_Errhandler world, self;
 };
 
-static struct handlers hold_errors(void) {
+static struct handlers replace_error_handlers(void) {
   struct handlers handlers;
   PMPI_Comm_get_errhandler(MPI_COMM_WORLD, &handlers.world);
   PMPI_Comm_get_errhandler(MPI_COMM_SELF, &handlers.self);
@@ -70,16 +69,16 @@ static struct handlers hold_errors(void) {
   return handlers;
 }
 
-static void release_errors(struct handlers *handlers) {
+static void restore_error_handlers(struct handlers *handlers) {
   PMPI_Comm_set_errhandler(MPI_COMM_WORLD, handlers->world);
   PMPI_Comm_set_errhandler(MPI_COMM_SELF, handlers->self);
   PMPI_Errhandler_free(&handlers->world);
   PMPI_Errhandler_free(&handlers->self);
 }
 
-/* ---- Names: of a rank, and of what rank 0 has found ---- */
+/* ---- Names of the ranks, and of rank 0's result ---- */
 
-static const char *presence_name_of(int rank) {
+static const char *presence_format_name(int rank) {
   static char name[NAME_BYTES];
   snprintf(name, NAME_BYTES, "onebit-%016llx-%d", (unsigned long long)presence.job, rank);
   return name;
@@ -88,7 +87,8 @@ static const char *presence_name_of(int rank) {
 static bool presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
   for (int attempt = 1;; attempt++) {
     memset(value, 0, VALUE_BYTES);
-    if (PMPI_Lookup_name(presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS && value[0])
+    if (PMPI_Lookup_name(presence_format_name(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
+        value[0])
       return true;
     if (attempt >= attempts)
       return false;
@@ -96,20 +96,22 @@ static bool presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
   }
 }
 
-/* Publishes this rank's value, and withdraws what an earlier program of the job has left. */
+/* Publishes this rank's value. Removes the name first if an earlier program of the job has left
+ * it. */
 static bool presence_publish(int rank, const char *value) {
   char found[VALUE_BYTES];
   for (int attempt = 0; attempt < 2; attempt++) {
-    if (PMPI_Publish_name(presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
+    if (PMPI_Publish_name(presence_format_name(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
         presence_look_up(rank, 1, found) && !strcmp(found, value))
       return true;
-    PMPI_Unpublish_name(presence_name_of(rank), MPI_INFO_NULL, value);
+    PMPI_Unpublish_name(presence_format_name(rank), MPI_INFO_NULL, value);
   }
   return false;
 }
 
-/* Hashes what ranks of one job have in common, and their number: jobs may share a name service. */
-static uint64_t hash_of_job(int size) {
+/* Hashes the job's name and its number of ranks, which its ranks have in common. Jobs may share a
+ * name service. */
+static uint64_t hash_job(int size) {
   static const char *const variables[] = {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID",
                                           "PBS_JOBID", "LSB_JOBID"};
   uint64_t hash = ob_hash(OB_HASH_START, &size, sizeof size);
@@ -121,17 +123,17 @@ static uint64_t hash_of_job(int size) {
   return hash;
 }
 
-/* True for ranks that a program has started: they share their parents' name service, and their
- * numbers, and without a name of the job they could be taken for those. */
+/* True for ranks that a program has spawned in a job without a name. They share the name service
+ * and the rank numbers of their parents, and could be mistaken for them. */
 static bool is_unnamed_child(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   PMPI_Comm_get_parent(&parent);
   return parent != MPI_COMM_NULL && !getenv("PMIX_NAMESPACE");
 }
 
-/* ---- Looking ---- */
+/* ---- The look-up ---- */
 
-static int presence_first_missing(int size) {
+static int presence_find_missing(int size) {
   char value[VALUE_BYTES];
   int rank = 1;
   while (rank < size && presence_look_up(rank, ATTEMPTS, value))
@@ -139,21 +141,22 @@ static int presence_first_missing(int size) {
   return rank;
 }
 
-/* The first rank that has no library, or the number of ranks. */
-static int missing_rank(int size) {
+/* Returns the first rank that has no library, or the number of ranks if all have it. Rank 0 looks
+ * up the others and publishes the result, which the other ranks wait for. */
+static int agree_on_missing_rank(int size) {
   char value[VALUE_BYTES];
   if (presence.rank != 0)
     return presence_look_up(0, ATTEMPTS, value) && presence_look_up(ANSWER, ANSWER_ATTEMPTS, value)
                ? atoi(value)
                : 0;
-  int missing = presence_first_missing(size);
+  int missing = presence_find_missing(size);
   snprintf(presence.answer, sizeof presence.answer, "%d", missing);
   presence.answered = presence_publish(ANSWER, presence.answer);
   return missing;
 }
 
-/* True for the first rank that is there: it finds none before itself. */
-static bool is_first(void) {
+/* True if no rank before this one has the library. */
+static bool is_first_with_library(void) {
   char value[VALUE_BYTES];
   int rank = 0;
   while (rank < presence.rank && !presence_look_up(rank, 1, value))
@@ -164,32 +167,32 @@ static bool is_first(void) {
 /* Looks for the ranks of MPI_COMM_WORLD, once, from MPI_Init. Waits five seconds for a missing
  * rank. */
 static struct presence presence_find(int rank, int size) {
-  struct presence result = {.found = PRESENCE_UNKNOWN, .speaks = rank == 0};
+  struct presence result = {.found = PRESENCE_UNKNOWN, .reports = rank == 0};
   presence.rank = rank;
-  presence.job = hash_of_job(size);
+  presence.job = hash_job(size);
   snprintf(presence.value, sizeof presence.value, "%ld", (long)getpid());
   if (is_unnamed_child())
     return result;
-  struct handlers handlers = hold_errors();
+  struct handlers handlers = replace_error_handlers();
   presence.published = presence_publish(rank, presence.value);
   if (presence.published) {
-    result.missing = missing_rank(size);
+    result.missing = agree_on_missing_rank(size);
     result.found = result.missing == size ? PRESENCE_ALL : PRESENCE_SOME;
-    result.speaks = rank == 0 || (result.missing == 0 && is_first());
+    result.reports = rank == 0 || (result.missing == 0 && is_first_with_library());
   }
-  release_errors(&handlers);
+  restore_error_handlers(&handlers);
   return result;
 }
 
 /* Withdraws the names that this rank has published. Local. */
-static void presence_end(void) {
-  struct handlers handlers = hold_errors();
+static void unpublish_names(void) {
+  struct handlers handlers = replace_error_handlers();
   if (presence.published)
-    PMPI_Unpublish_name(presence_name_of(presence.rank), MPI_INFO_NULL, presence.value);
+    PMPI_Unpublish_name(presence_format_name(presence.rank), MPI_INFO_NULL, presence.value);
   if (presence.answered)
-    PMPI_Unpublish_name(presence_name_of(ANSWER), MPI_INFO_NULL, presence.answer);
+    PMPI_Unpublish_name(presence_format_name(ANSWER), MPI_INFO_NULL, presence.answer);
   presence.published = presence.answered = false;
-  release_errors(&handlers);
+  restore_error_handlers(&handlers);
 }
 
 /* ---- The report ---- */
@@ -221,8 +224,8 @@ static int count_hosts(int ranks) {
   return local > 0 && ranks % local == 0 ? ranks / local : 0;
 }
 
-/* Prints the report: of all ranks, collective over MPI_COMM_WORLD, or of this one. True if any of
- * them has compressed anything. */
+/* Prints the report of all ranks, which is collective over MPI_COMM_WORLD, or of this rank alone.
+ * True if any of these ranks has compressed a call. */
 static bool preload_report_end(bool all, bool prints) {
   struct ob_report report = {.own_only = !all,
                              .calls = "in blocking calls",
@@ -236,21 +239,21 @@ static bool preload_report_end(bool all, bool prints) {
   return report.compressed > 0;
 }
 
-/* ---- Settling ---- */
+/* ---- Agreeing on the settings ---- */
 
 enum { MESSAGE_BYTES = 512 };
 
 /* True: rank 0's exit status becomes 1. One rank is enough: launchers end the others when they see
  * it. */
 static bool failed;
-static bool went_well(void) { return !failed; }
+static bool has_succeeded(void) { return !failed; }
 
-/* ---- This rank's findings */
+/* ---- This rank's settings */
 
 typedef const char *version_call(void);
 
-/* Checks that the program's onebit is this one: a program that is linked to onebit gets this
- * library's calls. */
+/* Checks that this library has the version of the onebit that the program is linked to, whose calls
+ * come to this library. */
 static onebit_status_t check_version(void) {
   version_call *next;
   void *found = dlsym(RTLD_NEXT, "onebit_version");
@@ -265,7 +268,7 @@ static onebit_status_t check_version(void) {
 }
 
 static int every_rank;
-static onebit_status_t find_settings(void) {
+static onebit_status_t read_settings(void) {
   onebit_status_t status = ob_preload_read_settings();
   if (status == ONEBIT_OK)
     status = ob_knob_number(OB_KNOB_EVERY_RANK, 0, 1, 0, &every_rank);
@@ -287,14 +290,15 @@ static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
   return true;
 }
 
-static bool same_rules(void) {
+static bool have_same_rules(void) {
   uint64_t hash = ob_preload_hash(), least[2];
   uint64_t mine[2] = {hash, ~hash}; /* min(~hash) is ~max(hash) */
   PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
   return least[0] == ~least[1];
 }
 
-/* Makes one rank's wish everyone's, where the variable did not reach all of them. */
+/* Sets `required` on all ranks if it is set on one: the launcher may not pass the variable to all
+ * of them. */
 static void agree_on_required(void) {
   int mine = ob_preload.required, most = 0;
   PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
@@ -305,7 +309,7 @@ static void agree_on_required(void) {
 static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
   bool bad = agree_on_failure(rank, size, message);
   agree_on_required();
-  if (!bad && !same_rules())
+  if (!bad && !have_same_rules())
     snprintf(message, MESSAGE_BYTES,
              "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
 }
@@ -326,25 +330,25 @@ static bool has_every_rank(int size, const struct presence *ranks, char message[
   return false;
 }
 
-static bool speaks;
+static bool reports;
 
 /* Agrees with the other ranks on the settings, once, in MPI_Init. */
-static void mpi_preload_settle(void) {
+static void mpi_preload_begin(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
   ob_counters_start(ob_seconds());
-  ob_preload_judge_exit(went_well);
+  ob_preload_judge_exit(has_succeeded);
   struct presence ranks = presence_find(rank, size);
-  if (find_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
+  if (read_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
     snprintf(message, sizeof message, "%s", onebit_last_error());
   ob_preload.trusted = has_every_rank(size, &ranks, message);
-  speaks = ranks.speaks;
+  reports = ranks.reports;
   if (ob_preload.trusted)
     mpi_preload_agree(rank, size, message);
   ob_preload_refuse(message[0] ? message : NULL);
-  if (speaks)
+  if (reports)
     ob_report_start(size, ob_mpi_version(), "MPI_Allreduce of float or double sums");
   if (message[0] && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
@@ -357,19 +361,19 @@ static void mpi_preload_end(void) {
   OB_CALL_SCOPE;
   ob_preload_close();
   ob_flights_finish();
-  bool compressed = preload_report_end(ob_preload.trusted, speaks);
-  failed = !compressed && ob_preload.required && speaks;
-  presence_end();
+  bool compressed = preload_report_end(ob_preload.trusted, reports);
+  failed = !compressed && ob_preload.required && reports;
+  unpublish_names();
 }
 
 /* ---- MPI's beginning and end ---- */
 
 static bool started;
-static void start_unless_foreign(void) {
+static void begin_unless_foreign(void) {
   OB_CALL_SCOPE;
   started = ob_mpi_bind() == ONEBIT_OK;
   if (started)
-    mpi_preload_settle();
+    mpi_preload_begin();
   else if (ob_launch_rank() == 0)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(),
             onebit_last_error());
@@ -386,7 +390,7 @@ OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
   warn_of_launcher();
   int code = PMPI_Init(argc, argv);
   if (code == MPI_SUCCESS)
-    start_unless_foreign();
+    begin_unless_foreign();
   return code;
 }
 
@@ -394,7 +398,7 @@ OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, in
   warn_of_launcher();
   int code = PMPI_Init_thread(argc, argv, required, provided);
   if (code == MPI_SUCCESS)
-    start_unless_foreign();
+    begin_unless_foreign();
   return code;
 }
 

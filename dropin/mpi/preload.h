@@ -1,5 +1,5 @@
-/* libonebit-mpi.so: is loaded before the MPI library of an unmodified program, and compresses those
- * of its collectives that rules allow. All other calls go to MPI unchanged. */
+/* libonebit-mpi.so is loaded before the MPI library of an unmodified program. It compresses those
+ * collectives that the rules allow; all other calls go to MPI unchanged. */
 #ifndef OB_DROPIN_MPI_PRELOAD_H
 #define OB_DROPIN_MPI_PRELOAD_H
 
@@ -7,7 +7,8 @@
 #include "dropin/mpi/communicator.h"
 #include "dropin/preload.h"
 
-/* A call of these names is the program's: preload_entries.c has them as the linker knows them. */
+/* These functions run the program's calls. preload_entries.c defines MPI's names for the linker,
+ * and calls these functions. */
 #define MPI_Allreduce            ob_call_allreduce
 #define MPI_Allgather            ob_call_allgather
 #define MPI_Iallreduce           ob_call_iallreduce
@@ -17,43 +18,47 @@ __typeof__(*PMPI_Allgather) MPI_Allgather;
 __typeof__(*PMPI_Iallreduce) MPI_Iallreduce;
 __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 
-/* Makes a call with any count that is not small. Returns an MPI error code. */
-int ob_preload_call(const struct ob_mpi_call *call);
-int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
+/* Make a call that is not small, blocking or nonblocking, with any count. Return an MPI error
+ * code. */
+int ob_preload_run_call(const struct ob_mpi_call *call);
+int ob_preload_begin_call(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* A decided call. Where exchange is NULL it is passed on, for `reason`. */
+/* The decision on a call: `exchange` compresses it; if that is NULL, it is passed on for
+ * `reason`. */
 struct ob_preload_decision {
   struct ob_exchange *exchange;
   enum ob_reason reason;
-  struct ob_record *record; /* NULL: only counted by its reason */
-  int tensor, max_bits;     /* of it */
+  struct ob_record *record; /* NULL: only the reason is counted */
+  int tensor, max_bits;     /* the number of the compressed tensor; its largest bits an element */
   struct ob_shadow *shadow;
 };
-/* Decides a call. Returns an MPI error code: in an agreement a rank may not arrive within
+/* Decides on a call. Returns an MPI error code, since a rank may not arrive at an agreement within
  * ONEBIT_TIMEOUT. The call must then not be made, and the communicator's error handler has been
  * called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
-/* True if MPI would reject an argument that a compressed call would not; asks MPI. */
-bool ob_preload_is_wrong(const struct ob_mpi_call *call);
+/* True if an argument is invalid: MPI gets the call then, and reports the error. */
+bool ob_preload_has_invalid_argument(const struct ob_mpi_call *call);
 
-/* Counts a call of a kind that is never compressed, as "reduce", unless it is small. */
-void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_Comm comm,
-                      double seconds);
+/* Counts a call that is never compressed, such as MPI_Reduce, unless it is small. name: "reduce"
+ * and the like, for the report. */
+void ob_preload_count_uncompressed(const char *name, MPI_Count count, MPI_Datatype type,
+                                   MPI_Comm comm, double seconds);
 
-/* Notes a call that is passed on at once: where others of its communicator are followed, it
- * distinguishes the calls behind it. */
+/* Notes a call that is passed on at once. If the ranks follow a loop of calls of the communicator,
+ * it distinguishes the calls after it. */
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
-/* Notes a compressed call in the record, from its exchange as it was then. */
-void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
+/* Counts the bytes of a compressed call in the record; tally: as it was when the call began. */
+void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tally);
 
-/* ---- Nonblocking calls (preload_flights.c) ---- */
+/* ---- Nonblocking calls: a flight is one that has begun (preload_flights.c) ---- */
 
 /* Waits until all flights have ended, and stops the thread that moves them. */
 void ob_flights_finish(void);
 
-/* Keeps flights from being moved under this thread, which moves them itself, until the release. */
+/* Between hold and release, MPI's calls of this thread move no flights: the thread moves them
+ * itself. */
 void ob_flights_hold(void);
 void ob_flights_release(void);
 

@@ -1,4 +1,4 @@
-/* The collectives in the place of MPI's. */
+/* Defines the collectives that replace MPI's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,8 +9,8 @@
 #include "dropin/mpi/preload.h"
 #include "dropin/preload.h"
 
-/* The number of a handle, which is a pointer or a number. */
-static uint64_t preload_calls_number_of(const void *handle, size_t bytes) {
+/* Returns a handle, which is a pointer or a number, as a number. */
+static uint64_t handle_to_number(const void *handle, size_t bytes) {
   uint64_t number = 0;
   memcpy(&number, handle, bytes < sizeof number ? bytes : sizeof number);
   return number;
@@ -32,26 +32,24 @@ static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm com
 
 /* Returns the record of calls like this one; NULL for calls below the size from which on calls are
  * recorded. */
-static struct ob_record *preload_calls_record_of(const char *name, onebit_dtype_t dtype,
-                                                 size_t count, MPI_Datatype type, MPI_Comm comm,
-                                                 int comm_size) {
+static struct ob_record *find_or_make_record(const char *name, onebit_dtype_t dtype, size_t count,
+                                             MPI_Datatype type, MPI_Comm comm, int comm_size) {
   int size = 0;
   if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &size) != MPI_SUCCESS ||
       count * (size_t)size < ob_preload.rules.min_bytes)
     return NULL;
-  struct ob_record_of of = {preload_calls_number_of(&comm, sizeof comm),
+  struct ob_record_of of = {handle_to_number(&comm, sizeof comm),
                             comm_size,
                             name,
                             dtype,
-                            dtype == OB_OTHER_TYPE ? preload_calls_number_of(&type, sizeof type)
-                                                   : 0,
+                            dtype == OB_OTHER_TYPE ? handle_to_number(&type, sizeof type) : 0,
                             count};
   struct ob_record *record = ob_counters_find(&of);
   return record ? record : make_record(&of, comm, type, count * (size_t)size);
 }
 
-void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_Comm comm,
-                      double seconds) {
+void ob_preload_count_uncompressed(const char *name, MPI_Count count, MPI_Datatype type,
+                                   MPI_Comm comm, double seconds) {
   const struct ob_mpi_call call = {
       .operation = ONEBIT_ALLREDUCE, .datatype = type, .op = MPI_SUM, .count = 1};
   onebit_dtype_t dtype;
@@ -61,23 +59,23 @@ void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_
       PMPI_Comm_size(comm, &size) != MPI_SUCCESS || size < 2)
     return;
   ob_mpi_call_resolve(&call, &dtype, &sum);
-  struct ob_record *record = preload_calls_record_of(name, dtype, (size_t)count, type, comm, size);
+  struct ob_record *record = find_or_make_record(name, dtype, (size_t)count, type, comm, size);
   if (record)
-    ob_record_pass(record, OB_REASON_CALL, seconds);
+    ob_record_count_dense(record, OB_REASON_CALL, seconds);
 }
 
-bool ob_preload_is_wrong(const struct ob_mpi_call *call) {
+bool ob_preload_has_invalid_argument(const struct ob_mpi_call *call) {
   return call->comm == MPI_COMM_NULL || !call->sendbuf || !call->recvbuf ||
          call->recvbuf == MPI_IN_PLACE || call->sendbuf == call->recvbuf ||
          (MPI_Count)call->count < 0;
 }
 
-/* True if all ranks are of MPI_COMM_WORLD: ranks of another MPI_Init may have other rules, or
- * nothing preloaded. */
+/* True if all ranks of the communicator belong to MPI_COMM_WORLD: ranks of another MPI_Init may
+ * have other rules, or no preloaded library. */
 static bool is_within_world(MPI_Comm comm) {
   MPI_Group group, world, both;
   int size = 0, common = -1;
-  if (ob_attached_known(comm))
+  if (ob_attached_find(comm))
     return true;
   PMPI_Comm_group(comm, &group);
   PMPI_Comm_group(MPI_COMM_WORLD, &world);
@@ -91,7 +89,7 @@ static bool is_within_world(MPI_Comm comm) {
   return common == size;
 }
 
-/* Decides what this rank can decide without other ranks, the cheapest questions first. */
+/* Decides on a call as far as this rank can without other ranks, with the cheapest checks first. */
 static enum ob_reason preload_calls_judge(const struct ob_mpi_call *call, struct ob_record **record,
                                           struct ob_followed *followed) {
   onebit_dtype_t dtype;
@@ -102,8 +100,8 @@ static enum ob_reason preload_calls_judge(const struct ob_mpi_call *call, struct
   if (PMPI_Comm_test_inter(call->comm, &other) != MPI_SUCCESS || other ||
       PMPI_Comm_size(call->comm, &size) != MPI_SUCCESS || size < 2)
     return reason == OB_REASON_NONE ? OB_REASON_ALONE : reason;
-  *record = preload_calls_record_of(ob_report_operation(call->operation), dtype, call->count,
-                                    call->datatype, call->comm, size);
+  *record = find_or_make_record(ob_report_operation(call->operation), dtype, call->count,
+                                call->datatype, call->comm, size);
   if (reason == OB_REASON_NONE)
     reason = ob_rules_judge(rules, call->operation, dtype, call->count, size);
   if (reason != OB_REASON_NONE)
@@ -114,13 +112,13 @@ static enum ob_reason preload_calls_judge(const struct ob_mpi_call *call, struct
 }
 
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) {
-  struct ob_attached *attached = comm != MPI_COMM_NULL ? ob_attached_known(comm) : NULL;
+  struct ob_attached *attached = comm != MPI_COMM_NULL ? ob_attached_find(comm) : NULL;
   if (attached)
     ob_attached_note(attached, operation, count);
 }
 
-static int preload_calls_fail(const struct ob_mpi_call *call,
-                              int code) { /* most programs leave it to end them */
+/* Reports an error to the communicator's error handler, which by default ends the program. */
+static int report_failure(const struct ob_mpi_call *call, int code) {
   int rank = 0;
   PMPI_Comm_rank(call->comm, &rank);
   fprintf(stderr, "onebit: rank %d: %s\n", rank, onebit_last_error());
@@ -139,7 +137,7 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   }
   double start = ob_seconds();
   ob_flights_hold();
-  struct ob_attached *attached = ob_attached_of(call->comm, ob_preload.rules.warmup);
+  struct ob_attached *attached = ob_attached_get(call->comm, ob_preload.rules.warmup);
   followed.reason = OB_REASON_REFUSED;
   if (attached)
     decision->exchange = ob_attached_follow(attached, call, &followed);
@@ -149,25 +147,25 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   decision->shadow = followed.shadow;
   ob_flights_release();
   ob_record_count_decision(decision->record, ob_seconds() - start);
-  return followed.failed ? preload_calls_fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
+  return followed.failed ? report_failure(call, MPI_ERR_OTHER) : MPI_SUCCESS;
 }
 
-void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
-  ob_record_sent(record, tally->bits, tally->bytes_sent, tally->bytes_dense);
+void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tally) {
+  ob_record_count_sent(record, tally->bits, tally->bytes_sent, tally->bytes_dense);
   if (tally->moved)
     ob_record_count_moves(record);
 }
 
-/* Notes in the record a call that its exchange has done. False: it was withdrawn. */
+/* Counts a call that its exchange has made in the record. False if the call was withdrawn. */
 static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
                                double seconds) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   if (tally->compressed == before) {
-    ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
+    ob_record_count_dense(decision->record, OB_REASON_WITHDRAWN, seconds);
     return false;
   }
   ob_record_count_compressed(decision->record, seconds);
-  ob_preload_sent(decision->record, tally);
+  ob_preload_count_sent(decision->record, tally);
   return true;
 }
 
@@ -186,29 +184,29 @@ static int preload_calls_run_compressed(const struct ob_mpi_call *call,
     ob_record_count_decision(decision->record, ob_seconds() - end);
   }
   ob_flights_release();
-  return code == MPI_SUCCESS ? code : preload_calls_fail(call, code);
+  return code == MPI_SUCCESS ? code : report_failure(call, code);
 }
 
 /* Makes a blocking call that is not small. Returns an MPI error code. */
-int ob_preload_call(const struct ob_mpi_call *call) {
+int ob_preload_run_call(const struct ob_mpi_call *call) {
   OB_CALL_SCOPE;
   struct ob_preload_decision decision;
-  if (ob_preload_is_wrong(call))
-    return ob_mpi_call_dense(call);
+  if (ob_preload_has_invalid_argument(call))
+    return ob_mpi_call_run_dense(call);
   int code = ob_preload_decide(call, &decision);
   if (code != MPI_SUCCESS)
     return code;
   if (decision.exchange)
     return preload_calls_run_compressed(call, &decision);
   double start = ob_seconds();
-  OB_CALL_OF_PROGRAM(code = ob_mpi_call_dense(call));
-  ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
+  OB_CALL_OF_PROGRAM(code = ob_mpi_call_run_dense(call));
+  ob_record_count_dense(decision.record, decision.reason, ob_seconds() - start);
   return code;
 }
 
 OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int count,
                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count)) {
+  if (ob_preload_is_small(ONEBIT_ALLREDUCE, (size_t)count)) {
     ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   }
@@ -216,32 +214,32 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
-  return ob_preload_call(&call);
+  return ob_preload_run_call(&call);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
                                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0) {
+  if (ob_preload_is_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0) {
     double start = ob_seconds();
     int code = PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
-    ob_preload_watch("reduce-scatter", count, datatype, comm, ob_seconds() - start);
+    ob_preload_count_uncompressed("reduce-scatter", count, datatype, comm, ob_seconds() - start);
     return code;
   }
   const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
                                    (size_t)count,         datatype, op};
-  return ob_preload_call(&call);
+  return ob_preload_run_call(&call);
 }
 
-/* An allgather whose sides differ in count or type, which MPI allows, is passed on. In place, the
- * receiving side's count. */
+/* Passes on an allgather whose sides differ in count or type, which MPI allows. A call in place has
+ * the count and type of the receiving side only. */
 OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype,
                                      void *recvbuf, int recvcount, MPI_Datatype recvtype,
                                      MPI_Comm comm) {
   bool alike = sendbuf == MPI_IN_PLACE || (sendcount == recvcount && sendtype == recvtype);
-  if (ob_preload_small(ONEBIT_ALLGATHER, (size_t)recvcount) || recvcount < 0 ||
+  if (ob_preload_is_small(ONEBIT_ALLGATHER, (size_t)recvcount) || recvcount < 0 ||
       comm == MPI_COMM_NULL || !alike)
     return PMPI_Allgather(sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLGATHER,  comm,     sendbuf,    recvbuf,
                                    (size_t)recvcount, recvtype, MPI_OP_NULL};
-  return ob_preload_call(&call);
+  return ob_preload_run_call(&call);
 }

@@ -1,13 +1,14 @@
 /*
- * The names under which programs call MPI's collectives, in C; preload_calls.c and the files beside
- * it have what they do. Two things are seen to here, for every library and every mpi.h alike.
+ * Defines the functions by whose names programs call MPI's collectives in C; preload_calls.c and
+ * preload_flights.c implement them. This file handles two differences between MPI libraries.
  *
- * Handles are as wide as any MPI's: Open MPI's are addresses, MPICH's numbers of 32 bits. So those
- * of a library of the other kind, which mean nothing here, are passed on unharmed.
+ * Handles: Open MPI's are addresses, MPICH's are numbers of 32 bits. The functions here take
+ * handles as wide as any, so that those of a library of the other kind are passed on unchanged.
  *
- * MPI 4's counts (the names with _c) are there whichever mpi.h this was built with. Counts that an
- * int holds go the way of the plain calls; larger ones too where they are compressed, and else to
- * MPI's own call, or where the MPI library has none they are an error and never cut off.
+ * Counts: the functions with MPI 4's counts (names with _c) are defined whichever mpi.h this was
+ * built with. Counts that an int holds go to the functions without _c. Larger ones are compressed,
+ * or else go to MPI's own function; if the MPI library has none, the call returns an error, and the
+ * count is never truncated.
  */
 #include <limits.h>
 
@@ -23,12 +24,12 @@ typedef uintptr_t any; /* a handle of any MPI library */
   int ob_entry_##name parameters __asm__(#name);                                                   \
   OB_PRELOAD_VISIBLE int ob_entry_##name parameters
 
-/* A member of the table, with such parameters. */
+/* Casts a function of the MPI library (base/bound_mpi.h) to one with these parameters. */
 #define WIDE(call, parameters) ((int(*) parameters)(void (*)(void))(call))
 
-static bool is_int(MPI_Count count) { return count >= INT_MIN && count <= INT_MAX; }
+static bool fits_int(MPI_Count count) { return count >= INT_MIN && count <= INT_MAX; }
 
-/* Refuses a count for which the MPI library has no call. A negative one is for MPI to refuse. */
+/* Refuses a count for which the MPI library has no function. MPI itself refuses negative counts. */
 static int refuse_count(any comm) {
   if (!ob_mpi_is_foreign())
     PMPI_Comm_call_errhandler((MPI_Comm)comm, MPI_ERR_COUNT);
@@ -38,10 +39,10 @@ static int refuse_count(any comm) {
 /* ---- Blocking ---- */
 
 /* Makes a call with more elements than an int counts. */
-static int make_large(const struct ob_mpi_call *call) {
-  if (call->comm == MPI_COMM_NULL || ob_preload_small(call->operation, call->count))
-    return ob_mpi_call_dense(call);
-  return ob_preload_call(call);
+static int run_large_call(const struct ob_mpi_call *call) {
+  if (call->comm == MPI_COMM_NULL || ob_preload_is_small(call->operation, call->count))
+    return ob_mpi_call_run_dense(call);
+  return ob_preload_run_call(call);
 }
 
 #define REDUCTION(call, operation)                                                                 \
@@ -55,7 +56,7 @@ static int make_large(const struct ob_mpi_call *call) {
   }                                                                                                \
   ENTRY(MPI_##call##_c,                                                                            \
         (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype, any op, any comm)) {   \
-    if (is_int(count))                                                                             \
+    if (fits_int(count))                                                                           \
       return ob_entry_MPI_##call(sendbuf, recvbuf, (int)count, datatype, op, comm);                \
     if (!PMPI_##call##_c)                                                                          \
       return refuse_count(comm);                                                                   \
@@ -64,7 +65,7 @@ static int make_large(const struct ob_mpi_call *call) {
           sendbuf, recvbuf, count, datatype, op, comm);                                            \
     const struct ob_mpi_call large = {operation,     (MPI_Comm)comm,         sendbuf,   recvbuf,   \
                                       (size_t)count, (MPI_Datatype)datatype, (MPI_Op)op};          \
-    return make_large(&large);                                                                     \
+    return run_large_call(&large);                                                                 \
   }
 REDUCTION(Allreduce, ONEBIT_ALLREDUCE)
 REDUCTION(Reduce_scatter_block, ONEBIT_REDUCE_SCATTER)
@@ -80,7 +81,7 @@ ENTRY(MPI_Allgather, (const void *sendbuf, int sendcount, any sendtype, void *re
 
 ENTRY(MPI_Allgather_c, (const void *sendbuf, MPI_Count sendcount, any sendtype, void *recvbuf,
                         MPI_Count recvcount, any recvtype, any comm)) {
-  if (is_int(sendcount) && is_int(recvcount))
+  if (fits_int(sendcount) && fits_int(recvcount))
     return ob_entry_MPI_Allgather(sendbuf, (int)sendcount, sendtype, recvbuf, (int)recvcount,
                                   recvtype, comm);
   if (!PMPI_Allgather_c)
@@ -92,17 +93,18 @@ ENTRY(MPI_Allgather_c, (const void *sendbuf, MPI_Count sendcount, any sendtype, 
         sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
   const struct ob_mpi_call large = {ONEBIT_ALLGATHER,  (MPI_Comm)comm,         sendbuf,    recvbuf,
                                     (size_t)recvcount, (MPI_Datatype)recvtype, MPI_OP_NULL};
-  return make_large(&large);
+  return run_large_call(&large);
 }
 
-/* ---- Never compressed: counted, where there is much of it ---- */
+/* ---- Collectives that are never compressed, and counted if they are large ---- */
 
 #define WATCHED(call, name, count, type, comm, parameters, types, ...)                             \
   ENTRY(MPI_##call, parameters) {                                                                  \
     double start = ob_seconds();                                                                   \
     int code = WIDE(PMPI_##call, types)(__VA_ARGS__);                                              \
     if (!ob_mpi_is_foreign() && code == MPI_SUCCESS)                                               \
-      ob_preload_watch(name, count, (MPI_Datatype)type, (MPI_Comm)comm, ob_seconds() - start);     \
+      ob_preload_count_uncompressed(name, count, (MPI_Datatype)type, (MPI_Comm)comm,               \
+                                    ob_seconds() - start);                                         \
     return code;                                                                                   \
   }
 WATCHED(Reduce, "reduce", count, type, comm,
@@ -148,17 +150,17 @@ ENTRY(MPI_Iallreduce, (const void *sendbuf, void *recvbuf, int count, any dataty
 
 ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype, any op,
                          any comm, MPI_Request *request)) {
-  if (is_int(count))
+  if (fits_int(count))
     return ob_entry_MPI_Iallreduce(sendbuf, recvbuf, (int)count, datatype, op, comm, request);
   if (!PMPI_Iallreduce_c)
     return refuse_count(comm);
-  bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
+  bool small = ob_preload_is_small(ONEBIT_ALLREDUCE, (size_t)count);
   if (ob_mpi_is_foreign() || small || count < 0 || (MPI_Comm)comm == MPI_COMM_NULL || !request)
     return WIDE(PMPI_Iallreduce_c, (const void *, void *, MPI_Count, any, any, any, MPI_Request *))(
         sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call large = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf,
                                     (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};
-  return ob_preload_begin(&large, request);
+  return ob_preload_begin_call(&large, request);
 }
 
 /* ---- Persistent: MPI 4's name, and that of Open MPI 4's extension ---- */
@@ -169,8 +171,8 @@ ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, an
     if (!P##name) /* the program is of a newer MPI than its library */                             \
       return MPI_ERR_OTHER;                                                                        \
     if (!ob_mpi_is_foreign())                                                                      \
-      ob_preload_watch("persistent allreduce", count, (MPI_Datatype)type, (MPI_Comm)comm,          \
-                       OB_NOT_TIMED);                                                              \
+      ob_preload_count_uncompressed("persistent allreduce", count, (MPI_Datatype)type,             \
+                                    (MPI_Comm)comm, OB_NOT_TIMED);                                 \
     return WIDE(P##name, (const void *, void *, int, any, any, any, any, MPI_Request *))(          \
         sendbuf, recvbuf, count, type, op, comm, info, request);                                   \
   }
@@ -180,14 +182,16 @@ INIT(MPIX_Allreduce_init)
 /*
  * ---- Fortran ----
  *
- * Open MPI's Fortran calls go on to PMPI, past wrappers in C: so the collectives have wrappers of
- * their names in Fortran too, for mpif.h and `use mpi` as every compiler spells them, and for `use
- * mpi_f08`. Waits and tests need none (preload_flights.c). MPICH's Fortran calls C's names.
+ * Open MPI's Fortran functions call PMPI, so that no wrapper in C is called. The collectives
+ * therefore have wrappers under their names in Fortran too: for mpif.h and `use mpi` in the
+ * spelling of every compiler, and for `use mpi_f08`. Waits and tests need none (preload_flights.c).
+ * MPICH's Fortran functions call those of C.
  */
 #ifdef OPEN_MPI
 
-/* Fortran's constants are addresses, of variables in libmpi and of common blocks in the program,
- * which the dynamic linker makes one. Spellings that are not this Fortran's do not exist. */
+/* Fortran's constants are addresses of variables, in libmpi and in the program's common blocks,
+ * which the dynamic linker makes one variable. Only the spelling of this Fortran compiler exists,
+ * so that all are weak. */
 #define CONSTANT(lower, upper)                                                                     \
   extern int lower __attribute__((weak)), lower##_ __attribute__((weak)),                          \
       lower##__ __attribute__((weak)), upper __attribute__((weak));                                \
@@ -197,7 +201,7 @@ INIT(MPIX_Allreduce_init)
 CONSTANT(mpi_fortran_in_place, MPI_FORTRAN_IN_PLACE)
 CONSTANT(mpi_fortran_bottom, MPI_FORTRAN_BOTTOM)
 
-static void *address(void *from) {
+static void *convert_address(void *from) {
   if (is_mpi_fortran_in_place(from))
     return MPI_IN_PLACE;
   return is_mpi_fortran_bottom(from) ? MPI_BOTTOM : from;
@@ -218,7 +222,7 @@ static void set_error(MPI_Fint *error, int code) {
   OB_PRELOAD_VISIBLE void lower##_f08_ parameters __attribute__((alias(#lower "_")));              \
   OB_PRELOAD_VISIBLE void lower##_ parameters
 
-/* Calls MPI_Init without arguments, which Open MPI has, not Fortran. */
+/* Calls MPI_Init without arguments: Fortran has none, and Open MPI finds the program's own. */
 FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { set_error(error, MPI_Init(NULL, NULL)); }
 
 FORTRAN(mpi_init_thread, MPI_INIT_THREAD,
@@ -233,15 +237,15 @@ FORTRAN(mpi_finalize, MPI_FINALIZE, (MPI_Fint * error)) { set_error(error, MPI_F
 FORTRAN(mpi_allreduce, MPI_ALLREDUCE,
         (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
          const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
-  set_error(error, MPI_Allreduce(address(sendbuf), address(recvbuf), (int)*count,
+  set_error(error, MPI_Allreduce(convert_address(sendbuf), convert_address(recvbuf), (int)*count,
                                  PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
 }
 
 FORTRAN(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK,
         (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
          const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
-  set_error(error, MPI_Reduce_scatter_block(address(sendbuf), address(recvbuf), (int)*count,
-                                            PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op),
+  set_error(error, MPI_Reduce_scatter_block(convert_address(sendbuf), convert_address(recvbuf),
+                                            (int)*count, PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op),
                                             PMPI_Comm_f2c(*comm)));
 }
 
@@ -249,9 +253,9 @@ FORTRAN(mpi_allgather, MPI_ALLGATHER,
         (void *sendbuf, const MPI_Fint *sendcount, const MPI_Fint *sendtype, void *recvbuf,
          const MPI_Fint *recvcount, const MPI_Fint *recvtype, const MPI_Fint *comm,
          MPI_Fint *error)) {
-  set_error(error, MPI_Allgather(address(sendbuf), (int)*sendcount, PMPI_Type_f2c(*sendtype),
-                                 address(recvbuf), (int)*recvcount, PMPI_Type_f2c(*recvtype),
-                                 PMPI_Comm_f2c(*comm)));
+  set_error(error, MPI_Allgather(convert_address(sendbuf), (int)*sendcount,
+                                 PMPI_Type_f2c(*sendtype), convert_address(recvbuf),
+                                 (int)*recvcount, PMPI_Type_f2c(*recvtype), PMPI_Comm_f2c(*comm)));
 }
 
 FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
@@ -259,8 +263,8 @@ FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
          const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *request, MPI_Fint *error)) {
   MPI_Request handle = MPI_REQUEST_NULL;
   int code =
-      MPI_Iallreduce(address(sendbuf), address(recvbuf), (int)*count, PMPI_Type_f2c(*datatype),
-                     PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), &handle);
+      MPI_Iallreduce(convert_address(sendbuf), convert_address(recvbuf), (int)*count,
+                     PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), &handle);
   if (code == MPI_SUCCESS)
     *request = PMPI_Request_c2f(handle);
   set_error(error, code);

@@ -1,16 +1,14 @@
 /*
- * Nonblocking calls of a preloaded program. MPI promises that they move whenever the program is in
- * any call of MPI, also one that has nothing to do with them; a program may count on it (one rank
- * receives what another sends only after its MPI_Wait). So it would not do to move them in
- * MPI_Wait and MPI_Test only:
+ * Moves the nonblocking calls of a preloaded program. MPI promises that they move whenever the
+ * program is in any call of MPI, and a program may rely on it (one rank receives what another sends
+ * only after its MPI_Wait). So it is not enough to move them in MPI_Wait and MPI_Test:
  *
- *  - Open MPI lets those who know it take part in its progress (opal_progress_register, which its
- *    own nonblocking collectives use): every call of MPI that waits moves ours.
- *  - Elsewhere a thread moves them, which needs MPI_THREAD_MULTIPLE.
- *  - Without either, nonblocking calls are passed on.
+ *  - Open MPI has a list of progress functions (opal_progress_register), which its own nonblocking
+ *    collectives use: every call of MPI that waits calls them, and so moves the library's calls.
+ *  - With another MPI a thread moves them, which needs MPI_THREAD_MULTIPLE.
+ *  - If neither is available, nonblocking calls are passed on.
  *
- * The program holds a request of MPI's own, a generalized one, so that no wait and no test needs a
- * wrapper.
+ * The program gets a generalized request of MPI, so that no wait and no test needs a wrapper.
  */
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload.h"
@@ -35,9 +33,9 @@ struct ob_flight {
   int code;
 };
 
-/* Moves a flight; true when it is done, with the MPI error code in code. Not blocking. Without an
- * operation, for want of memory, the call was made when it began. */
-static bool flight_test(struct ob_flight *flight) {
+/* Moves a flight without blocking; true when it is done, with the MPI error code in `code`. A
+ * flight has no operation if there was no memory for one: its call was made when it began. */
+static bool move_flight(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {
     ob_queues_advance();
@@ -47,27 +45,27 @@ static bool flight_test(struct ob_flight *flight) {
   }
   if (compressed) {
     ob_record_count_compressed(flight->record, OB_NOT_TIMED);
-    ob_preload_sent(flight->record, &flight->tally);
+    ob_preload_count_sent(flight->record, &flight->tally);
   } else {
-    ob_record_pass(flight->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
+    ob_record_count_dense(flight->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
   }
   return true;
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ob_flight *flights; /* in the order of their beginning */
+static struct ob_flight *flights; /* the list, in the order of beginning */
 static atomic_int alive;
 static _Thread_local int held;
 
 void ob_flights_hold(void) { held++; }
 void ob_flights_release(void) { held--; }
 
-/* Moves all of them once; returns those that are done. */
-static struct ob_flight *preload_flights_move_all(void) {
+/* Moves all flights once, and returns those that are done. */
+static struct ob_flight *move_all_flights(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
     struct ob_flight *flight = *at;
-    if (!flight_test(flight)) {
+    if (!move_flight(flight)) {
       at = &flight->next;
       continue;
     }
@@ -81,25 +79,25 @@ static struct ob_flight *preload_flights_move_all(void) {
 
 /* Moves all flights, also while a call of MPI waits. It does not block, and is not entered again by
  * a thread that is in it. */
-static int move_flights(void) {
+static int progress_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
       pthread_mutex_trylock(&lock) != 0)
     return 0;
   OB_CALL_SCOPE;
   ob_flights_hold();
-  struct ob_flight *done = preload_flights_move_all();
+  struct ob_flight *done = move_all_flights();
   pthread_mutex_unlock(&lock);
   for (struct ob_flight *next; done; done = next, ended++) {
     next = done->next;
-    PMPI_Grequest_complete(done->request); /* which may give the memory back */
+    PMPI_Grequest_complete(done->request); /* this may free the flight */
     atomic_fetch_sub(&alive, 1);
   }
   ob_flights_release();
   return ended;
 }
 
-/* ---- A thread ---- */
+/* ---- Moving by a thread ---- */
 
 static struct {
   pthread_mutex_t lock;
@@ -110,7 +108,7 @@ static struct {
 
 enum { PAUSE = 50 }; /* microseconds: little beside what a compressed call takes */
 
-static void *preload_flights_run(void *nothing) {
+static void *run_mover_thread(void *nothing) {
   (void)nothing;
   pthread_mutex_lock(&mover.lock);
   while (!mover.stop) {
@@ -119,7 +117,7 @@ static void *preload_flights_run(void *nothing) {
       continue;
     }
     pthread_mutex_unlock(&mover.lock);
-    if (!move_flights())
+    if (!progress_flights())
       usleep(PAUSE);
     pthread_mutex_lock(&mover.lock);
   }
@@ -131,7 +129,7 @@ static bool begin_thread(void) {
   int provided = MPI_THREAD_SINGLE;
   if (PMPI_Query_thread(&provided) != MPI_SUCCESS || provided != MPI_THREAD_MULTIPLE)
     return false;
-  mover.running = pthread_create(&mover.thread, NULL, preload_flights_run, NULL) == 0;
+  mover.running = pthread_create(&mover.thread, NULL, run_mover_thread, NULL) == 0;
   return mover.running;
 }
 
@@ -153,7 +151,7 @@ static void end_thread(void) {
   mover.running = false;
 }
 
-/* ---- Open MPI's progress ---- */
+/* ---- Moving by Open MPI's progress functions ---- */
 
 typedef int progress_callback(void);
 typedef int progress_register(progress_callback *);
@@ -170,34 +168,34 @@ static progress_register *find_progress_call(const char *name) {
 }
 
 static bool joined;
-static bool join_progress(void) {
+static bool register_progress(void) {
   progress_register *join = find_progress_call("opal_progress_register");
-  joined = join && find_progress_call("opal_progress_unregister") && join(move_flights) == 0;
+  joined = join && find_progress_call("opal_progress_unregister") && join(progress_flights) == 0;
   return joined;
 }
 
-static void leave_progress(void) {
+static void unregister_progress(void) {
   if (joined)
-    find_progress_call("opal_progress_unregister")(move_flights);
+    find_progress_call("opal_progress_unregister")(progress_flights);
   joined = false;
 }
 
-/* ---- Both ---- */
+/* ---- Moving by either ---- */
 
 static bool moves;
-static void preload_flights_begin(void) { moves = join_progress() || begin_thread(); }
+static void begin_moving(void) { moves = register_progress() || begin_thread(); }
 
-/* True if flights can be moved. Local; the same on all ranks of a job. Begins what it needs when
- * first asked. */
-static bool flights_move(void) {
+/* True if flights can be moved. Local; the same on all ranks of a job. The first call registers the
+ * progress function or starts the thread. */
+static bool can_move_flights(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, preload_flights_begin);
+  pthread_once(&once, begin_moving);
   return moves;
 }
 
 /* Adds a flight, which is moved from now on until it has ended. */
-static void flights_add(struct ob_flight *flight) {
-  ob_flights_hold(); /* no flight is moved by this thread while it has the lock */
+static void add_flight(struct ob_flight *flight) {
+  ob_flights_hold(); /* this thread moves no flight while it has the lock */
   pthread_mutex_lock(&lock);
   struct ob_flight **at = &flights;
   while (*at)
@@ -226,9 +224,9 @@ static void warn_of_unfinished(void) {
 void ob_flights_finish(void) {
   warn_of_unfinished();
   while (atomic_load(&alive))
-    move_flights();
+    progress_flights();
   end_thread();
-  leave_progress();
+  unregister_progress();
 }
 
 /* ---- MPI_Iallreduce ---- */
@@ -243,24 +241,23 @@ static int request_query(void *state, MPI_Status *status) {
   return flight->code;
 }
 
-static int give_back(void *state) {
+static int free_flight(void *state) {
   ob_release(state);
   return MPI_SUCCESS;
 }
 
-static int request_cancel(void *state, int complete) { /* no collective can be */
+static int request_cancel(void *state, int complete) { /* no collective can be cancelled */
   (void)state, (void)complete;
   return MPI_SUCCESS;
 }
 
-static int preload_requests_compressed(const struct ob_mpi_call *what,
-                                       const struct ob_preload_decision *decision,
-                                       MPI_Request *request) {
+static int begin_compressed(const struct ob_mpi_call *what,
+                            const struct ob_preload_decision *decision, MPI_Request *request) {
   struct ob_flight *flight = ob_allocate(1, sizeof *flight);
-  if (!flight || PMPI_Grequest_start(request_query, give_back, request_cancel, flight, request) !=
+  if (!flight || PMPI_Grequest_start(request_query, free_flight, request_cancel, flight, request) !=
                      MPI_SUCCESS) {
     ob_release(flight);
-    *request = MPI_REQUEST_NULL; /* it has ended already */
+    *request = MPI_REQUEST_NULL; /* the call has ended when this function returns */
     return ob_exchange_run(decision->exchange, what, false);
   }
   flight->request = *request;
@@ -271,17 +268,17 @@ static int preload_requests_compressed(const struct ob_mpi_call *what,
   flight->tally = *ob_exchange_tally(decision->exchange);
   ob_flights_release();
   if (code == MPI_SUCCESS)
-    flights_add(flight);
+    add_flight(flight);
   return code;
 }
 
-int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
+int ob_preload_begin_call(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
-  bool decides = !ob_preload_is_wrong(call) && flights_move();
+  bool decides = !ob_preload_has_invalid_argument(call) && can_move_flights();
   OB_TRY_MPI(decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS);
   if (decision.exchange)
-    return preload_requests_compressed(call, &decision, request);
-  ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+    return begin_compressed(call, &decision, request);
+  ob_record_count_dense(decision.record, decision.reason, OB_NOT_TIMED);
   if (call->count > INT_MAX)
     return PMPI_Iallreduce_c(call->sendbuf, call->recvbuf, (MPI_Count)call->count, call->datatype,
                              call->op, call->comm, request);
@@ -292,12 +289,12 @@ int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
 OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
                                       MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
                                       MPI_Request *request) {
-  bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
+  bool small = ob_preload_is_small(ONEBIT_ALLREDUCE, (size_t)count);
   if (small)
     ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
   if (small || count < 0 || !request)
     return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
-  return ob_preload_begin(&call, request);
+  return ob_preload_begin_call(&call, request);
 }

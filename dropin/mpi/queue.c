@@ -1,13 +1,13 @@
 /*
- * Operations in flight.
+ * Moves the operations in flight.
  *
- * An operation goes through stages: it waits while its plan is busy with an earlier one, is
- * compressed, and ends; or it is unsent when a rank has withdrawn, is sent dense, and ends. The
- * first operations of a queue are being sent dense, the others are not yet decided; only the first
- * of those is asked how it stands, since decisions are taken in order on every rank.
+ * An operation waits while its plan is busy with an earlier one, is compressed, and ends. If a rank
+ * has withdrawn, the operation becomes unsent instead, is sent dense, and ends. The operations that
+ * are sent dense come first in a queue, before those that are not yet decided. Only the first of
+ * the undecided operations is tested, since every rank decides them in the order of the queue.
  *
- * One lock guards all lists and is never held while anything is exchanged: a queue that is being
- * moved is marked, others leave it alone meanwhile.
+ * One lock guards all lists and is never held while data is exchanged. A thread that moves a queue
+ * marks it, so that other threads do not move it at the same time.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <sched.h>
@@ -31,8 +31,8 @@ size_t ob_queues_in_flight(void) {
 
 /* ---- Queues ---- */
 
-/* Frees a queue. After a wait that was given up its requests are still MPI's, which may write to
- * this memory. */
+/* Frees a queue. After a wait that has timed out MPI may still write to the queue's memory, which
+ * is then never freed. */
 static void free_queue(struct ob_queue *queue) {
   onebit_comm_destroy(queue->comm);
   if (queue->failed) {
@@ -40,7 +40,7 @@ static void free_queue(struct ob_queue *queue) {
     return;
   }
   if (queue->dense != MPI_COMM_NULL) {
-    ob_roll_answer(queue);
+    ob_answer_roll_call(queue);
     PMPI_Comm_free(&queue->dense);
   }
   ob_release(queue);
@@ -52,13 +52,13 @@ static void add_queue(struct ob_queue *queue) {
   queues = queue;
 }
 
-/* Allocates a queue, and tells every rank whether all have got memory for it. */
+/* Allocates a queue, and agrees with the other ranks whether all of them have memory for it. */
 static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
   int size = 1;
   PMPI_Comm_size(comm, &size);
   *queue = ob_allocate(1, sizeof **queue + (size_t)size * sizeof(*queue)->heard[0]);
   int64_t missing = *queue == NULL;
-  int code = ob_largest(comm, &missing, 1);
+  int code = ob_allreduce_max(comm, &missing, 1);
   if (code == MPI_SUCCESS && !missing)
     return ONEBIT_OK;
   ob_release(*queue);
@@ -73,12 +73,12 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   OB_TRY(allocate_queue(comm, &queue));
   queue->dense = MPI_COMM_NULL;
   onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
-  /* Duplicates with all ranks here. MPI_Comm_dup would run the program's attribute callbacks. */
+  /* Copies the communicator. MPI_Comm_dup would run the program's attribute callbacks. */
   int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
     code = PMPI_Comm_split(comm, 0, onebit_comm_rank(queue->comm), &queue->dense);
   if (code != MPI_SUCCESS)
-    status = ob_mpi_failed("MPI_Comm_split", code);
+    status = ob_report_mpi_error("MPI_Comm_split", code);
   if (status != ONEBIT_OK) {
     free_queue(queue);
     return status;
@@ -92,7 +92,7 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   return ONEBIT_OK;
 }
 
-struct ob_queue *ob_queue_of(MPI_Comm comm) {
+struct ob_queue *ob_queue_find(MPI_Comm comm) {
   OB_LOCKED(&ob_queues_lock);
   struct ob_queue *queue = queues;
   while (queue && queue->of != comm && queue->dense != comm)
@@ -100,14 +100,14 @@ struct ob_queue *ob_queue_of(MPI_Comm comm) {
   return queue;
 }
 
-static bool claim(struct ob_queue *queue) {
+static bool claim_queue(struct ob_queue *queue) {
   OB_LOCKED(&ob_queues_lock);
   bool mine = !queue->moving;
   queue->moving = true;
   return mine;
 }
 
-static void release_spares(void) {
+static void free_spares(void) {
   while (spares) {
     struct ob_operation *next = spares->next;
     ob_release(spares);
@@ -115,9 +115,9 @@ static void release_spares(void) {
   }
 }
 
-/* Removes a queue from the list, after which nobody moves it any more. */
+/* Removes a queue from the list, so that no thread moves it any more. */
 static void remove_queue(struct ob_queue *queue) {
-  while (!claim(queue))
+  while (!claim_queue(queue))
     sched_yield();
   OB_LOCKED(&ob_queues_lock);
   struct ob_queue **at = &queues;
@@ -125,7 +125,7 @@ static void remove_queue(struct ob_queue *queue) {
     at = &(*at)->next;
   *at = queue->next;
   if (!queues)
-    release_spares();
+    free_spares();
 }
 
 static bool is_empty(struct ob_queue *queue) {
@@ -148,7 +148,7 @@ void ob_queue_destroy(struct ob_queue *queue) {
 
 /* ---- Operations ---- */
 
-void ob_operation_spare(struct ob_operation *operation) {
+void ob_operation_recycle(struct ob_operation *operation) {
   pthread_mutex_lock(&ob_queues_lock);
   if (queues) {
     operation->next = spares;
@@ -159,7 +159,7 @@ void ob_operation_spare(struct ob_operation *operation) {
   ob_release(operation);
 }
 
-bool ob_queue_serves(const struct ob_exchange *exchange) {
+bool ob_exchange_is_in_flight(const struct ob_exchange *exchange) {
   bool found = false;
   OB_LOCKED(&ob_queues_lock);
   for (struct ob_operation *o = exchange->queue->first; o && !found; o = o->next)
@@ -193,12 +193,12 @@ static void queue_finish(struct ob_operation *operation, int code) {
 
 static void queue_finish_dense(struct ob_operation *operation, const char *call, int code) {
   if (code != MPI_SUCCESS)
-    ob_mpi_failed(call, code);
+    ob_report_mpi_error(call, code);
   queue_finish(operation, code);
 }
 
-/* The status of the operation's plan. A plan whose transport has failed before does not even
- * begin. */
+/* Returns the status of the operation's compressed call, and begins it first if it has waited. The
+ * beginning fails if the plan's transport has failed before. */
 static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
@@ -209,7 +209,7 @@ static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait
   return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
 }
 
-/* Decides an operation; false when its plan has not ended yet. */
+/* Decides whether an operation is compressed or withdrawn; false if its plan has not ended yet. */
 static bool queue_decide(struct ob_operation *operation, bool wait) {
   onebit_status_t status = queue_poll_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)
@@ -230,7 +230,8 @@ static bool queue_decide(struct ob_operation *operation, bool wait) {
 
 #define DENSE_CALL "a call without compression"
 
-/* Sends an unsent operation, and ends one that has arrived, or is waited for too long. */
+/* Begins the dense call of an unsent operation, and tests it. Finishes the operation when the call
+ * has ended or its wait has timed out. */
 static void move_dense(struct ob_operation *operation) {
   int done = 0, code = MPI_SUCCESS;
   if (operation->stage == OB_STAGE_UNSENT) {
@@ -245,7 +246,7 @@ static void move_dense(struct ob_operation *operation) {
     queue_finish_dense(operation, DENSE_CALL, code);
     return;
   }
-  code = ob_wait_look(&operation->watch, operation->queue, DENSE_CALL);
+  code = ob_wait_check_timeout(&operation->watch, operation->queue, DENSE_CALL);
   if (code != MPI_SUCCESS)
     queue_finish(operation, code);
 }
@@ -255,18 +256,18 @@ static bool is_undecided(const struct ob_operation *operation) {
 }
 
 /* Returns the first operation of the queue, or the one after `operation`. */
-static struct ob_operation *queue_next_of(struct ob_queue *queue,
-                                          const struct ob_operation *operation) {
+static struct ob_operation *get_next_operation(struct ob_queue *queue,
+                                               const struct ob_operation *operation) {
   OB_LOCKED(&ob_queues_lock);
   return operation ? operation->next : queue->first;
 }
 
-/* Moves the operations of a claimed queue. One that ends must not be looked at any more: so the
- * next one is read before, and what withdraws is sent in the next turn. */
-static void move_claimed(struct ob_queue *queue, bool wait) {
-  for (struct ob_operation *operation = queue_next_of(queue, NULL), *next; operation;
+/* Moves the operations of a claimed queue. An operation that ends must not be accessed afterwards,
+ * so the next one is read before. An operation that is withdrawn is sent in the next turn. */
+static void move_claimed_queue(struct ob_queue *queue, bool wait) {
+  for (struct ob_operation *operation = get_next_operation(queue, NULL), *next; operation;
        operation = next) {
-    next = queue_next_of(queue, operation);
+    next = get_next_operation(queue, operation);
     if (!is_undecided(operation))
       move_dense(operation);
     else if (!queue_decide(operation, wait))
@@ -274,18 +275,18 @@ static void move_claimed(struct ob_queue *queue, bool wait) {
   }
 }
 
-static void unclaim(struct ob_queue *queue) {
+static void unclaim_queue(struct ob_queue *queue) {
   OB_LOCKED(&ob_queues_lock);
   queue->moving = false;
 }
 
-/* Moves a queue. Waits in the library only where nothing else of this process could be what others
- * wait for. */
+/* Moves a queue. Blocks in onebit_wait only if this process has no other operation in flight, for
+ * which another rank might wait. */
 static void queue_move(struct ob_queue *queue, bool wait) {
-  if (!claim(queue))
+  if (!claim_queue(queue))
     return;
-  move_claimed(queue, wait && ob_queues_in_flight() == 1);
-  unclaim(queue);
+  move_claimed_queue(queue, wait && ob_queues_in_flight() == 1);
+  unclaim_queue(queue);
 }
 
 void ob_queues_advance(void) {
@@ -293,9 +294,9 @@ void ob_queues_advance(void) {
   for (struct ob_queue *queue = queues; queue; queue = queue->next) {
     if (queue->moving || !queue->first)
       continue;
-    queue->moving = true; /* so it stays in the list */
+    queue->moving = true; /* keeps the queue in the list */
     pthread_mutex_unlock(&ob_queues_lock);
-    move_claimed(queue, false);
+    move_claimed_queue(queue, false);
     pthread_mutex_lock(&ob_queues_lock);
     queue->moving = false;
   }
@@ -320,8 +321,8 @@ static struct ob_operation *alloc_operation(void) {
   return operation ? operation : ob_allocate(1, sizeof *operation);
 }
 
-/* Adds an operation. The plan's calls begin in the order of the operations: at once only where none
- * is before. */
+/* Adds an operation to its queue. A plan's calls begin in the order of the operations: this one
+ * begins at once if its exchange has no earlier operation that is undecided. */
 static void add_operation(struct ob_operation *operation) {
   struct ob_queue *queue = operation->queue;
   pthread_mutex_lock(&ob_queues_lock);
@@ -369,13 +370,13 @@ bool ob_operation_is_done(struct ob_operation *operation, bool *compressed) {
   return done;
 }
 
-static int operation_collect(struct ob_operation **operation) {
+static int collect_result(struct ob_operation **operation) {
   struct ob_operation *done = *operation;
   int code = done->code;
   if (code != MPI_SUCCESS)
     ob_error(ONEBIT_ERROR_TRANSPORT, "%s", done->message);
   *operation = NULL;
-  ob_operation_spare(done);
+  ob_operation_recycle(done);
   return code;
 }
 
@@ -388,7 +389,7 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
     ob_queues_advance();
     *done = is_done(*operation);
   }
-  return *done ? operation_collect(operation) : MPI_SUCCESS;
+  return *done ? collect_result(operation) : MPI_SUCCESS;
 }
 
 int ob_operation_wait(struct ob_operation **operation) {
@@ -399,5 +400,5 @@ int ob_operation_wait(struct ob_operation **operation) {
     if (!is_done(*operation))
       ob_queues_backoff(idle);
   }
-  return operation_collect(operation);
+  return collect_result(operation);
 }

@@ -1,4 +1,4 @@
-/* Compares parts of sums, compressed and exact. */
+/* Compares a part of a compressed sum with the exact sum. */
 #include "dropin/mpi/communicator.h"
 
 #include <math.h>
@@ -9,24 +9,25 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/exchange.h"
 
-/* Each of a tensor's first FIRST_SHADOWS calls has a shadow, then one of every BETWEEN calls:
- * another one each time, so that no rhythm of the program's hides from them. */
+/* Each of a tensor's first FIRST_SHADOWS calls has a shadow, then one of BETWEEN calls on average.
+ * A hash of the call's number selects it, so that no period of the program avoids the shadows. */
 enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 
-/* Elements of a part: an eighth of the tensor, at most MAX_PART, in blocks of a scale. */
+/* The compared part is an eighth of the tensor, at most MAX_PART elements, in blocks of BLOCK
+ * elements with one scale. */
 enum { BLOCK = 2048, MAX_PART = 8 * BLOCK };
 
-static size_t shadow_part_of(size_t count) {
+static size_t shadow_part_size(size_t count) {
   size_t part = count / 8 / BLOCK * BLOCK;
   part = part < BLOCK ? BLOCK : part > MAX_PART ? MAX_PART : part;
   return part < count ? part : count;
 }
 
 size_t ob_shadow_bytes(const struct ob_mpi_call *call) {
-  return call->operation == ONEBIT_ALLREDUCE ? shadow_part_of(call->count) * sizeof(double) : 0;
+  return call->operation == ONEBIT_ALLREDUCE ? shadow_part_size(call->count) * sizeof(double) : 0;
 }
 
-static onebit_dtype_t dtype_of(const struct ob_mpi_call *call) {
+static onebit_dtype_t shadow_dtype(const struct ob_mpi_call *call) {
   onebit_dtype_t dtype;
   bool sum;
   ob_mpi_call_resolve(call, &dtype, &sum);
@@ -40,7 +41,7 @@ bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
   uint64_t random = ob_hash(OB_HASH_START, &number, sizeof number) >> 8;
   if (number >= FIRST_SHADOWS && random % BETWEEN != 0)
     return false;
-  const size_t size = ob_elements_size(dtype_of(call)), part = shadow_part_of(call->count);
+  const size_t size = ob_elements_size(shadow_dtype(call)), part = shadow_part_size(call->count);
   const void *input = call->sendbuf == MPI_IN_PLACE ? call->recvbuf : call->sendbuf;
   shadow->first = (size_t)(random / BETWEEN) % ((call->count - part) / BLOCK + 1) * BLOCK;
   memcpy(shadow->input, (const char *)input + shadow->first * size, part * size);
@@ -72,25 +73,28 @@ static struct difference shadow_compare(onebit_dtype_t dtype, const char *sum, c
   return found;
 }
 
-/* A call whose norm is this many times smaller than the previous one is quiet: the bound is that of
- * MAX_BOUNDS below. */
+/* A call is quiet if its norm is below QUIET times the norm of the previous call. The value
+ * corresponds to the bounds of is_refused below. */
 #define QUIET (1.0 / 13)
 
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
   const void *input = call->sendbuf == MPI_IN_PLACE ? call->recvbuf : call->sendbuf;
   double before = shadow->norm;
-  shadow->norm = shadow_compare(dtype_of(call), input, input, shadow_part_of(call->count)).norm;
+  shadow->norm =
+      shadow_compare(shadow_dtype(call), input, input, shadow_part_size(call->count)).norm;
   return shadow->norm < QUIET * QUIET * before;
 }
 
-/* The bound of a sum's difference, relative to its norm: over three times the difference where
- * calls are of one magnitude (0.037, 0.18, 0.5 and 1.2: tests/preload/streams sgd). */
-static double bound_of(int bits) {
+/* Returns the bound of a sum's difference, relative to the sum's norm: over three times the
+ * difference that was measured with calls of one magnitude (0.037, 0.18, 0.5 and 1.2 for 8, 4, 2
+ * and 1 bits: tests/preload/streams sgd). */
+static double shadow_bound(int bits) {
   return bits == 0 ? INFINITY : bits >= 8 ? 0.125 : bits >= 4 ? 0.6 : bits >= 2 ? 1.6 : 4;
 }
 
-/* Calls beyond the bound that are refused: this many among AMONG, or one far beyond. A single one
- * may be chance, after an outlier among gradients. */
+/* A tensor is refused after MAX_OFFENCES comparisons beyond the bound among AMONG of them, or after
+ * one beyond MAX_BOUNDS times the bound. A single one beyond the bound may be chance, after an
+ * outlier among gradients. */
 enum { MAX_OFFENCES = 2, MAX_BOUNDS = 4, AMONG = 64 };
 
 static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
@@ -113,8 +117,8 @@ static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio
 
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record) {
-  const onebit_dtype_t dtype = dtype_of(call);
-  const size_t part = shadow_part_of(call->count);
+  const onebit_dtype_t dtype = shadow_dtype(call);
+  const size_t part = shadow_part_size(call->count);
   struct ob_mpi_call exact = *call;
   MPI_Request request;
   int size = 1;
@@ -123,17 +127,18 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
   exact.count = part;
   PMPI_Comm_size(call->comm, &size);
   if (ob_mpi_call_begin(&exact, &request) != MPI_SUCCESS ||
-      ob_wait_moving(call->comm, &request, "the exact part of a compressed sum") != MPI_SUCCESS ||
+      ob_wait_for_request(call->comm, &request, "the exact part of a compressed sum") !=
+          MPI_SUCCESS ||
       ob_mpi_call_end(&exact, size) != MPI_SUCCESS)
     return;
   struct difference found =
       shadow_compare(dtype, (const char *)call->recvbuf + shadow->first * ob_elements_size(dtype),
                      (const char *)shadow->input, part);
-  double bound = bound_of(bits), ratio = found.norm > 0    ? sqrt(found.error / found.norm)
-                                         : found.error > 0 ? INFINITY
-                                                           : 0;
+  double bound = shadow_bound(bits), ratio = found.norm > 0    ? sqrt(found.error / found.norm)
+                                             : found.error > 0 ? INFINITY
+                                                               : 0;
   int64_t refused = is_refused(shadow, ratio, bound);
-  if (ob_largest(call->comm, &refused, 1) == MPI_SUCCESS && refused)
+  if (ob_allreduce_max(call->comm, &refused, 1) == MPI_SUCCESS && refused)
     shadow->refused = true;
   ob_record_count_shadow(record, tensor, found.error, found.norm, shadow->refused);
   if (shadow->refused)

@@ -1,7 +1,7 @@
 /*
- * Waits for MPI's own collectives. MPI does not say which rank they miss, so a rank that has waited
- * long calls the roll on the queue's communicator: it asks all others, and ranks that wait here too
- * answer. These messages have no bytes: the tag says what they mean.
+ * Waits for MPI's own collectives. MPI does not say which rank a collective waits for. So a rank
+ * whose wait times out calls the roll on the queue's communicator: it asks all other ranks, and
+ * those that wait here too answer. The messages are empty: the tag says what they mean.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -13,29 +13,29 @@
 #include "collectives/watch.h"
 #include "dropin/mpi/exchange.h"
 
-/* Time for the answer: a rank that waits here needs a turn of its loop, on a busy processor a few
- * more. */
+/* The time for answers: a rank that waits here answers in its next turns, which take longer on a
+ * busy processor. */
 #define ROLL_SECONDS 0.5
-/* Tests of the request between two looks for such messages. */
+/* The number of tests of the request between two checks for such messages. */
 #define TESTS_BETWEEN 64
-/* The number of roll calls that have tags of their own, of those that every MPI must have. */
+/* The number of roll calls with different tags, which every MPI allows: tags up to 32767. */
 #define ROLL_CALLS 16000
 
 enum { ASK, HERE, KINDS };
 
 struct waiter {
-  struct ob_queue *queue; /* NULL: not yet */
+  struct ob_queue *queue; /* NULL: the communicator has none yet */
   const char *what;
 };
 
-static void send_roll(const struct ob_queue *queue, int rank, int kind, int number) {
+static void send_roll_message(const struct ob_queue *queue, int rank, int kind, int number) {
   MPI_Request sent;
   if (PMPI_Isend(NULL, 0, MPI_BYTE, rank, number * KINDS + kind, queue->dense, &sent) ==
       MPI_SUCCESS)
     PMPI_Request_free(&sent);
 }
 
-void ob_roll_answer(struct ob_queue *queue) {
+void ob_answer_roll_call(struct ob_queue *queue) {
   MPI_Message message;
   MPI_Status status;
   int found = 0;
@@ -44,13 +44,13 @@ void ob_roll_answer(struct ob_queue *queue) {
          found && PMPI_Mrecv(NULL, 0, MPI_BYTE, &message, MPI_STATUS_IGNORE) == MPI_SUCCESS) {
     int number = status.MPI_TAG / KINDS;
     if (status.MPI_TAG % KINDS == ASK)
-      send_roll(queue, status.MPI_SOURCE, HERE, number);
+      send_roll_message(queue, status.MPI_SOURCE, HERE, number);
     else
       atomic_store(&queue->heard[status.MPI_SOURCE], number);
   }
 }
 
-/* The first rank that has not answered; -1: all have. */
+/* Returns the first rank that has not answered, or -1 if all have. */
 static int waits_find_missing(const struct ob_queue *queue, int number) {
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank && atomic_load(&queue->heard[rank]) != number)
@@ -63,10 +63,10 @@ static int call_roll(struct ob_queue *queue) {
   int number = 1 + (int)(atomic_fetch_add(&queue->rolls, 1) % (ROLL_CALLS - 1)), missing;
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank)
-      send_roll(queue, rank, ASK, number);
+      send_roll_message(queue, rank, ASK, number);
   for (unsigned idle = 0;
        (missing = waits_find_missing(queue, number)) >= 0 && ob_seconds() < until; idle++) {
-    ob_roll_answer(queue);
+    ob_answer_roll_call(queue);
     ob_queues_backoff(idle);
   }
   return missing;
@@ -86,7 +86,7 @@ static onebit_status_t check_waiter(struct ob_watch *watch, const struct waiter 
   return ob_watch_alone(watch, timeout, waiter->what);
 }
 
-int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what) {
+int ob_wait_check_timeout(struct ob_watch *watch, struct ob_queue *queue, const char *what) {
   const struct waiter waiter = {queue, what};
   if (check_waiter(watch, &waiter) == ONEBIT_OK)
     return MPI_SUCCESS;
@@ -95,43 +95,44 @@ int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *wha
   return MPI_ERR_OTHER;
 }
 
-int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what) {
+int ob_wait_for_request(MPI_Comm comm, MPI_Request *request, const char *what) {
   struct ob_queue *queue = NULL;
   struct ob_watch watch = {0};
   int done = 0, code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
   for (unsigned idle = 0; code == MPI_SUCCESS && !done; idle++) {
     if (idle == 0)
-      queue = ob_queue_of(comm);
+      queue = ob_queue_find(comm);
     if (queue && idle % TESTS_BETWEEN == TESTS_BETWEEN - 1)
-      ob_roll_answer(queue);
-    OB_TRY_MPI(ob_wait_look(&watch, queue, what));
+      ob_answer_roll_call(queue);
+    OB_TRY_MPI(ob_wait_check_timeout(&watch, queue, what));
     if (ob_queues_in_flight() > 0)
       ob_queues_backoff(idle);
     else
-      sched_yield(); /* as MPI_Wait also does */
+      sched_yield(); /* MPI_Wait does the same */
     code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
   }
   if (code != MPI_SUCCESS)
-    ob_mpi_failed(what, code);
+    ob_report_mpi_error(what, code);
   return code;
 }
 
-/* Finds the largest values. MPI may still write to the values of a wait that was given up. */
-int ob_largest(MPI_Comm comm, int64_t *values, int count) {
+/* Replaces each value by the largest of all ranks. The values are copied to static memory or the
+ * queue's, since MPI may still write to them after a wait that has timed out. */
+int ob_allreduce_max(MPI_Comm comm, int64_t *values, int count) {
   static _Thread_local int64_t alone[OB_MAX_AGREED];
-  struct ob_queue *queue = ob_queue_of(comm);
+  struct ob_queue *queue = ob_queue_find(comm);
   struct ob_watch watch = {0};
   MPI_Request request;
   int64_t *all = queue ? queue->agreed : alone;
   const size_t bytes = (size_t)count * sizeof *all;
   static const char what[] = "agreement on what to compress";
-  OB_TRY_MPI(queue ? ob_wait_look(&watch, queue, what) : MPI_SUCCESS);
+  OB_TRY_MPI(queue ? ob_wait_check_timeout(&watch, queue, what) : MPI_SUCCESS);
   memcpy(all, values, bytes);
   int code = PMPI_Iallreduce(MPI_IN_PLACE, all, count, MPI_INT64_T, MPI_MAX, comm, &request);
   if (code != MPI_SUCCESS)
-    ob_mpi_failed(what, code);
+    ob_report_mpi_error(what, code);
   else
-    code = ob_wait_moving(comm, &request, what);
+    code = ob_wait_for_request(comm, &request, what);
   if (code == MPI_SUCCESS)
     memcpy(values, all, bytes);
   return code;

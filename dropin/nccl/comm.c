@@ -1,6 +1,6 @@
 /*
- * The state of NCCL's communicators: found by their handles, settled by an agreement of all ranks
- * when they are made, given up before NCCL gives them up.
+ * Holds the states of NCCL's communicators in a list, by their handles. All ranks of a communicator
+ * agree when it is created. Its state is destroyed before NCCL destroys the communicator.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -39,11 +39,12 @@ static bool agreement_create(struct ob_agreement *agreement) {
   return good;
 }
 
-/* ---- Asking ---- */
+/* ---- Agreements ---- */
 
-/* Asks in parts: sending may be in a group, and ob_nccl_answer waits. */
-static bool ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
-                      cudaStream_t stream) {
+/* Begins an agreement: copies the values to the device. agreement_send_values, which may be in a
+ * group, and agreement_copy_out follow; ob_nccl_wait_for_answer waits. */
+static bool agreement_copy_in(struct ob_nccl_comm *comm, const int64_t *values, int count,
+                              cudaStream_t stream) {
   if (comm->failed)
     return false;
   const struct ob_agreement *to = &comm->agreement;
@@ -54,13 +55,13 @@ static bool ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int coun
          cudaSuccess;
 }
 
-static bool ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
+static bool agreement_send_values(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
   return ob_next_ncclAllReduce(to->on_device, to->on_device, (size_t)count, ncclInt64, ncclMax,
                                comm->comm, stream) == ncclSuccess;
 }
 
-static bool ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
+static bool agreement_copy_out(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
   OB_ON_DEVICE(comm->device);
   return cudaMemcpyAsync(to->on_host, to->on_device, (size_t)count * sizeof *to->on_host,
@@ -68,16 +69,17 @@ static bool ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
          cudaEventRecord(to->done, stream) == cudaSuccess;
 }
 
-/* True unless a rank is lost: the event never comes while NCCL waits for it. */
-static bool is_well(struct ob_nccl_comm *comm) {
+/* True unless NCCL has an error: if a rank is lost, the agreement's event never comes. */
+static bool has_no_error(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
   OB_LOCKED(&comm->lock);
   return !comm->aborted && ob_next_ncclCommGetAsyncError(comm->comm, &found) == ncclSuccess &&
          (found == ncclSuccess || found == ncclInProgress);
 }
 
-/* Prints that it waits. NCCL does not say for which rank: the one that does not print this. */
-static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
+/* True if the wait has timed out, which is printed. NCCL does not say which rank is missing: it is
+ * the one that prints no message. */
+static bool has_timed_out(struct ob_nccl_comm *comm, struct ob_watch *watch) {
   char what[96];
   double timeout;
   snprintf(what, sizeof what, "rank %d of %d, to agree on what to compress", comm->rank,
@@ -89,12 +91,12 @@ static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
   return true;
 }
 
-bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
+bool ob_nccl_wait_for_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
   OB_ON_DEVICE(comm->device);
   struct ob_watch watch = {0};
   cudaError_t error;
-  while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm) &&
-         !is_late(comm, &watch))
+  while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady &&
+         has_no_error(comm) && !has_timed_out(comm, &watch))
     sched_yield();
   if (error == cudaErrorNotReady)
     cudaGetLastError();
@@ -103,10 +105,11 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
   return error == cudaSuccess;
 }
 
-bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count) {
+bool ob_nccl_allreduce_max(struct ob_nccl_comm *comm, int64_t *values, int count) {
   cudaStream_t stream = comm->agreement.stream;
-  return ask_begin(comm, values, count, stream) && ask_send(comm, count, stream) &&
-         ask_end(comm, count, stream) && ob_nccl_answer(comm, values, count);
+  return agreement_copy_in(comm, values, count, stream) &&
+         agreement_send_values(comm, count, stream) && agreement_copy_out(comm, count, stream) &&
+         ob_nccl_wait_for_answer(comm, values, count);
 }
 
 /* ---- The list of communicators ---- */
@@ -133,7 +136,7 @@ static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
   return comm;
 }
 
-struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t handle) {
+struct ob_nccl_comm *ob_nccl_comm_acquire(ncclComm_t handle) {
   OB_LOCKED(&lock);
   struct ob_nccl_comm *comm = comms;
   while (comm && comm->comm != handle)
@@ -165,18 +168,18 @@ void ob_nccl_comm_release(struct ob_nccl_comm *comm) {
 
 /* ---- Making ---- */
 
-static bool comm_describe(struct ob_nccl_comm *comm) {
+static bool comm_read_properties(struct ob_nccl_comm *comm) {
   return ob_next_ncclCommUserRank(comm->comm, &comm->rank) == ncclSuccess &&
          ob_next_ncclCommCount(comm->comm, &comm->size) == ncclSuccess &&
          ob_next_ncclCommCuDevice(comm->comm, &comm->device) == ncclSuccess;
 }
 
-/* Agreement for the loops. */
+/* Agrees on a loop, as an ob_loops_allreduce_max. */
 static bool agree_on_loop(void *comm, int64_t *values, int count) {
-  return ob_nccl_largest(comm, values, count);
+  return ob_nccl_allreduce_max(comm, values, count);
 }
 
-static bool comm_prepare(struct ob_nccl_comm *comm) {
+static bool create_agreement_and_loops(struct ob_nccl_comm *comm) {
   unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
   OB_ON_DEVICE(comm->device);
   return agreement_create(&comm->agreement) &&
@@ -196,8 +199,8 @@ static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES])
   values[REQUIRED] = ob_preload.required;
 }
 
-/* The reason why nothing is compressed on it; NULL: something may be. */
-static const char *comm_judge(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
+/* Returns the reason why nothing is compressed on the communicator; NULL if something may be. */
+static const char *find_refusal(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
   if (values[WRONG_SETTINGS])
     return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
   if (values[HASH] != -values[HASH_NEGATED])
@@ -207,27 +210,27 @@ static const char *comm_judge(const struct ob_nccl_comm *comm, const int64_t val
   return NULL;
 }
 
-/* Settles communicators. A thread that drives several ranks asks for all of them before it waits
- * for one. */
-static ncclResult_t comm_settle(struct ob_nccl_comm **made, size_t count) {
+/* Agrees with the other ranks of communicators. A thread that drives several ranks sends the values
+ * of all of them before it waits for one. */
+static ncclResult_t agree_on_comms(struct ob_nccl_comm **made, size_t count) {
   ncclResult_t result = ncclSuccess;
   int64_t values[VALUES];
   for (size_t i = 0; i < count; i++) {
     fill_values(made[i], values);
-    ask_begin(made[i], values, VALUES, made[i]->agreement.stream);
+    agreement_copy_in(made[i], values, VALUES, made[i]->agreement.stream);
   }
   ob_next_ncclGroupStart();
   for (size_t i = 0; i < count; i++)
-    ask_send(made[i], VALUES, made[i]->agreement.stream);
+    agreement_send_values(made[i], VALUES, made[i]->agreement.stream);
   ob_next_ncclGroupEnd();
   for (size_t i = 0; i < count; i++)
-    ask_end(made[i], VALUES, made[i]->agreement.stream);
+    agreement_copy_out(made[i], VALUES, made[i]->agreement.stream);
   for (size_t i = 0; i < count; i++) {
-    if (!ob_nccl_answer(made[i], values, VALUES)) {
-      result = made[i]->failed ? ncclRemoteError : result; /* otherwise the program learns of it */
+    if (!ob_nccl_wait_for_answer(made[i], values, VALUES)) {
+      result = made[i]->failed ? ncclRemoteError : result; /* NCCL reports other errors */
       continue;
     }
-    const char *refused = comm_judge(made[i], values);
+    const char *refused = find_refusal(made[i], values);
     made[i]->settled = refused == NULL;
     if (values[REQUIRED])
       atomic_store(&ob_preload.required, true);
@@ -247,14 +250,14 @@ static bool makes_another_rank(const struct ob_nccl_made *made, size_t count, si
   return false;
 }
 
-static struct ob_nccl_comm *comm_create_comm(ncclComm_t handle, bool same_thread) {
+static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
   struct ob_nccl_comm *comm = ob_allocate(1, sizeof *comm);
   if (!comm)
     return NULL;
   comm->comm = handle;
   comm->same_thread = same_thread;
   pthread_mutex_init(&comm->lock, NULL);
-  if (comm_describe(comm)) {
+  if (comm_read_properties(comm)) {
     add_comm(comm);
     return comm;
   }
@@ -263,37 +266,37 @@ static struct ob_nccl_comm *comm_create_comm(ncclComm_t handle, bool same_thread
   return NULL;
 }
 
-/* The most communicators of one call, or of one group. */
+/* The largest number of communicators of one call, or of one group. */
 enum { AT_ONCE = 64 };
 
-/* Makes the state of new communicators. A rank that cannot be asked is missing to the others, as if
- * NCCL itself had failed. */
-ncclResult_t ob_nccl_note_comms(const struct ob_nccl_made *made, size_t count) {
+/* Creates the states of new communicators. A rank that fails here is missing to the other ranks, as
+ * if NCCL had failed on it. */
+ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count) {
   OB_CALL_SCOPE;
   struct ob_nccl_comm *asked[AT_ONCE];
   size_t several = 0;
   ob_nccl_start();
   for (size_t i = 0; i < count && several < AT_ONCE; i++) {
-    if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
+    if (!made[i].blocking || !*made[i].comm) /* no handle yet, or not in the split */
       continue;
     struct ob_nccl_comm *comm =
-        comm_create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
+        create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
     if (!comm)
       return ncclSystemError;
     if (comm->size < 2)
       continue;
-    if (ob_nccl_why_unusable()) {
-      ob_nccl_print_start(comm, ob_nccl_why_unusable());
+    if (ob_nccl_unusable_reason()) {
+      ob_nccl_print_start(comm, ob_nccl_unusable_reason());
       continue;
     }
-    if (!comm_prepare(comm))
+    if (!create_agreement_and_loops(comm))
       return ncclSystemError;
     asked[several++] = comm;
   }
-  return several ? comm_settle(asked, several) : ncclSuccess;
+  return several ? agree_on_comms(asked, several) : ncclSuccess;
 }
 
-/* ---- In NCCL's place ---- */
+/* ---- Functions that replace NCCL's ---- */
 
 /* True unless the config asks for a communicator that does not block; NCCL_CONFIG_UNDEF_INT, the
  * default, is one that does. */
@@ -301,9 +304,9 @@ static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
   return result != ncclInProgress && !(config && config->blocking == 0);
 }
 
-/* Keeps the new communicator. Returns NCCL's result, unless that is good and keeping fails. */
-static ncclResult_t keep_comm(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
-                              bool same_thread, const ncclConfig_t *config) {
+/* Adds the state of a new communicator. Returns NCCL's result, or the error of adding the state. */
+static ncclResult_t register_comm(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
+                                  bool same_thread, const ncclConfig_t *config) {
   struct ob_nccl_made made = {.comm = comm, .same_thread = same_thread};
   if (result != ncclSuccess && result != ncclInProgress)
     return result;
@@ -311,28 +314,28 @@ static ncclResult_t keep_comm(ncclResult_t result, ncclComm_t *comm, const ncclU
   if (id)
     made.id = *id;
   if (ob_nccl_in_group())
-    return ob_nccl_group_make(&made) ? result : ncclInvalidUsage;
-  ncclResult_t settled = ob_nccl_note_comms(&made, 1);
+    return ob_nccl_group_add_comm(&made) ? result : ncclInvalidUsage;
+  ncclResult_t settled = ob_nccl_add_comms(&made, 1);
   return settled == ncclSuccess ? result : settled;
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id,
                                                  int rank) {
-  return keep_comm(ob_next_ncclCommInitRank(comm, nranks, id, rank), comm, &id, false, NULL);
+  return register_comm(ob_next_ncclCommInitRank(comm, nranks, id, rank), comm, &id, false, NULL);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                                                        ncclUniqueId id, int rank,
                                                        ncclConfig_t *config) {
-  return keep_comm(ob_next_ncclCommInitRankConfig(comm, nranks, id, rank, config), comm, &id, false,
-                   config);
+  return register_comm(ob_next_ncclCommInitRankConfig(comm, nranks, id, rank, config), comm, &id,
+                       false, config);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank,
                                                          int ids, ncclUniqueId *id,
                                                          ncclConfig_t *config) {
-  return keep_comm(ob_next_ncclCommInitRankScalable(comm, nranks, rank, ids, id, config), comm, id,
-                   false, config);
+  return register_comm(ob_next_ncclCommInitRankScalable(comm, nranks, rank, ids, id, config), comm,
+                       id, false, config);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, const int *devices) {
@@ -344,12 +347,12 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
     return ncclInvalidUsage;
   for (int i = 0; i < ndev; i++)
     each[i] = (struct ob_nccl_made){.comm = &made[i], .same_thread = ndev > 1, .blocking = true};
-  return ob_nccl_note_comms(each, (size_t)ndev);
+  return ob_nccl_add_comms(each, (size_t)ndev);
 }
 
-/* True if a thread drives several ranks of this communicator, and so of those made of it. */
+/* True if a thread drives several ranks of this communicator, and so of those created from it. */
 static bool has_same_thread(ncclComm_t handle) {
-  struct ob_nccl_comm *comm = ob_nccl_comm_use(handle);
+  struct ob_nccl_comm *comm = ob_nccl_comm_acquire(handle);
   bool same_thread = comm && comm->same_thread;
   ob_nccl_comm_release(comm);
   return same_thread;
@@ -358,19 +361,19 @@ static bool has_same_thread(ncclComm_t handle) {
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                                               ncclComm_t *newcomm, ncclConfig_t *config) {
   bool same_thread = has_same_thread(comm);
-  return keep_comm(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
-                   same_thread, config);
+  return register_comm(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
+                       same_thread, config);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count,
                                                ncclComm_t *newcomm, ncclConfig_t *config,
                                                int flags) {
   bool same_thread = has_same_thread(comm);
-  return keep_comm(ob_next_ncclCommShrink(comm, excluded, count, newcomm, config, flags), newcomm,
-                   NULL, same_thread, config);
+  return register_comm(ob_next_ncclCommShrink(comm, excluded, count, newcomm, config, flags),
+                       newcomm, NULL, same_thread, config);
 }
 
-/* Completes the library's calls in flight and frees its plans before NCCL looks. */
+/* Completes the library's calls in flight and frees its plans before NCCL ends the communicator. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ob_nccl_comm_release(remove_comm(comm));
   return ob_next_ncclCommFinalize(comm);
@@ -381,7 +384,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ob_next_ncclCommDestroy(comm);
 }
 
-/* Ends the library's calls on it. From here on the library does not ask NCCL about it. */
+/* Aborts the library's calls on the communicator. Afterwards the library does not query NCCL about
+ * it. */
 static void abort_comm(struct ob_nccl_comm *comm) {
   if (!comm)
     return;
@@ -392,8 +396,8 @@ static void abort_comm(struct ob_nccl_comm *comm) {
     onebit_comm_abort(comm->onebit);
 }
 
-/* Aborts from any thread, while another may be waiting for ranks that are gone: that one finds it
- * aborted, and is the last to let go. */
+/* Aborts a communicator, from any thread. Another thread may wait for lost ranks at the time: it
+ * finds the communicator aborted, and releases the state. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   struct ob_nccl_comm *comm = remove_comm(handle);
   abort_comm(comm);
@@ -402,17 +406,18 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   return result;
 }
 
-/* Does the same, and the program still has the communicator, to split, shrink or destroy it. */
+/* Aborts as ncclCommAbort, but the program keeps the communicator, to split, shrink or destroy
+ * it. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
-  struct ob_nccl_comm *comm = ob_nccl_comm_use(handle);
+  struct ob_nccl_comm *comm = ob_nccl_comm_acquire(handle);
   abort_comm(comm);
   ncclResult_t result = ob_next_ncclCommRevoke(handle, flags);
   ob_nccl_comm_release(comm);
   return result;
 }
 
-/* Leaves a failed communicator to the program, which goes on asking NCCL about it and would
- * otherwise find it gone: NCCL reports the error to the program. */
+/* Does nothing. A failed communicator is left to the program, which still queries NCCL about it:
+ * NCCL reports the error to the program. */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
   (void)comm;
   return ncclSuccess;

@@ -1,6 +1,7 @@
 /*
- * The program's groups. NCCL puts a group's calls on their streams when it ends; a compressed call
- * is many of NCCL's, so it follows then, in the program's order.
+ * Handles the program's groups. NCCL puts the calls of a group on their streams when the group
+ * ends. A compressed call consists of many NCCL calls, so it is made after that, in the program's
+ * order.
  */
 #include <string.h>
 
@@ -15,12 +16,12 @@ struct entry {
   struct ob_nccl_decision decision;
 };
 
-/* A thread's open group. Its memory is freed when the group ends, since nothing tells when a thread
- * ends. */
+/* A thread's open group. Its memory is freed when the group ends, since the library does not notice
+ * the end of a thread. */
 struct group {
   int depth;
   struct entry usual[USUAL_CAPACITY];
-  struct entry *more; /* all of them, where there are more; `capacity` */
+  struct entry *more; /* all entries, if there are more than `usual` holds */
   size_t count, capacity;
   struct ob_nccl_made made[MAX_MADE];
   size_t made_count;
@@ -29,14 +30,14 @@ static _Thread_local struct group group;
 
 bool ob_nccl_in_group(void) { return group.depth > 0; }
 
-static struct entry *entries_of(void) { return group.more ? group.more : group.usual; }
+static struct entry *get_entries(void) { return group.more ? group.more : group.usual; }
 
-static bool group_grow(void) {
+static bool grow_group(void) {
   size_t capacity = group.more ? 2 * group.capacity : 2 * USUAL_CAPACITY;
   struct entry *more = ob_allocate(capacity, sizeof *more);
   if (!more)
     return false;
-  memcpy(more, entries_of(), group.count * sizeof *more);
+  memcpy(more, get_entries(), group.count * sizeof *more);
   ob_release(group.more);
   group.more = more;
   group.capacity = capacity;
@@ -44,35 +45,35 @@ static bool group_grow(void) {
 }
 
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
-  if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !group_grow())
+  if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !grow_group())
     return false;
-  entries_of()[group.count++] = (struct entry){.call = *call, .decision = *decision};
+  get_entries()[group.count++] = (struct entry){.call = *call, .decision = *decision};
   return true;
 }
 
-bool ob_nccl_group_make(const struct ob_nccl_made *made) {
+bool ob_nccl_group_add_comm(const struct ob_nccl_made *made) {
   if (group.made_count == MAX_MADE)
     return false;
   group.made[group.made_count++] = *made;
   return true;
 }
 
-/* ---- The end ---- */
+/* ---- The end of a group ---- */
 
-/* Times the only call of a group: if NCCL runs several together, their single times are not
+/* Times the only call of a group. If NCCL runs several calls together, the time of each is not
  * known. */
-static struct ob_nccl_timer *group_time_only_call(void) {
-  const struct entry *only = entries_of();
+static struct ob_nccl_timer *time_only_call(void) {
+  const struct entry *only = get_entries();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)
     return NULL;
   return ob_nccl_timer_begin(only->decision.comm, NULL, only->decision.record, only->call.stream);
 }
 
-/* Runs the calls that were put off. The first result that is not ncclSuccess counts. */
+/* Runs the postponed calls. Returns the first result that is not ncclSuccess. */
 static ncclResult_t run_entries(void) {
   ncclResult_t result = ncclSuccess;
   for (size_t i = 0; i < group.count; i++) {
-    const struct entry *entry = &entries_of()[i];
+    const struct entry *entry = &get_entries()[i];
     if (entry->decision.reason != OB_REASON_NONE)
       continue;
     ncclResult_t one = ob_nccl_run(&entry->call, &entry->decision);
@@ -81,11 +82,11 @@ static ncclResult_t run_entries(void) {
   return result;
 }
 
-static void leave_comms(void) {
+static void release_comms(void) {
   for (size_t i = 0; i < group.count; i++) {
-    struct ob_nccl_comm *comm = entries_of()[i].decision.comm;
+    struct ob_nccl_comm *comm = get_entries()[i].decision.comm;
     if (comm->look)
-      ob_nccl_look(comm);
+      ob_nccl_find_loop(comm);
     ob_nccl_comm_release(comm);
   }
   ob_release(group.more);
@@ -93,25 +94,25 @@ static void leave_comms(void) {
   group.count = 0;
 }
 
-static ncclResult_t group_end(void) {
+static ncclResult_t end_group(void) {
   OB_CALL_SCOPE;
-  struct ob_nccl_timer *timer = group_time_only_call();
+  struct ob_nccl_timer *timer = time_only_call();
   ncclResult_t result = ob_next_ncclGroupEnd();
   if (timer)
-    ob_nccl_timer_end(timer, entries_of()[0].call.stream);
+    ob_nccl_timer_end(timer, get_entries()[0].call.stream);
   if (group.made_count && (result == ncclSuccess || result == ncclInProgress)) {
     for (size_t i = 0; i < group.made_count; i++)
       group.made[i].blocking &= result == ncclSuccess;
-    ncclResult_t made = ob_nccl_note_comms(group.made, group.made_count);
+    ncclResult_t made = ob_nccl_add_comms(group.made, group.made_count);
     result = made == ncclSuccess ? result : made;
   }
   group.made_count = 0;
   ncclResult_t run = run_entries();
-  leave_comms();
+  release_comms();
   return result == ncclSuccess ? run : result;
 }
 
-/* ---- In NCCL's place ---- */
+/* ---- Functions that replace NCCL's ---- */
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclGroupStart(void) {
   ncclResult_t result = ob_next_ncclGroupStart();
@@ -124,5 +125,5 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclGroupEnd(void) {
   if (group.depth > 0)
     group.depth--;
   return group.depth > 0 || (group.count == 0 && group.made_count == 0) ? ob_next_ncclGroupEnd()
-                                                                        : group_end();
+                                                                        : end_group();
 }

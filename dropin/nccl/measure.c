@@ -1,24 +1,26 @@
 /*
- * Measurements of compressed calls. The residual of a tensor is compared with the result, of which
- * the first elements are copied on its stream, when the call is through and before the next one.
- * The time of a call lies between an event before and one behind, looked at when it costs no wait.
+ * Measures compressed calls. When a call has ended, and before the next one, the tensor's residual
+ * is compared with the first elements of the result, which are copied on its stream. The time of a
+ * call is that between two events, before and after it, which are queried without a wait.
  */
 #include "base/memory.h"
 #include "dropin/elements.h"
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"
 
-/* Elements of a sample: enough for a ratio to a per cent, in a copy of some microseconds. */
+/* The largest number of elements of a sample: the ratio is accurate to a per cent, and the copy
+ * takes some microseconds. */
 #define MAX_ELEMENTS ((size_t)1 << 16)
 
 struct ob_nccl_sample {
   size_t first, count, floats; /* elements of the result; how many floats the worker residual has */
-  int divisor;                 /* what makes a mean of the result */
+  int divisor;                 /* the result divided by this is the mean */
   float *result;               /* pinned */
   uint64_t call;               /* the call whose result it is; 0: none */
 };
 
-/* Creates a sample, of an allreduce: only there does a rank hold the mean of what it has sent. */
+/* Creates a sample. Only an allreduce has one: it gives a rank the mean of the values that it has
+ * sent. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks) {
   onebit_plan_info_t info = {.size = sizeof info};
   void *result;
@@ -57,37 +59,37 @@ void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream) {
     sample->call = tensor->calls;
 }
 
-/* Compares that part with the residual, which is copied to the host, once the latest call is
- * through. */
-static void sample_look(struct ob_nccl_tensor *tensor) {
+/* Compares the sample with the residual, which is copied to the host, if the sample is of the
+ * latest call. */
+static void compare_sample(struct ob_nccl_tensor *tensor) {
   struct ob_nccl_sample *sample = tensor->sample;
   if (!sample || sample->call != tensor->calls)
     return;
   float *residual = ob_allocate(sample->floats, sizeof *residual);
   if (residual && onebit_plan_export_residual(tensor->plan, residual, NULL) == ONEBIT_OK)
-    ob_record_residual(tensor->record, ob_elements_norm(residual, sample->count),
-                       ob_elements_norm(sample->result, sample->count) / sample->divisor);
+    ob_record_note_residual(tensor->record, ob_elements_norm(residual, sample->count),
+                            ob_elements_norm(sample->result, sample->count) / sample->divisor);
   ob_release(residual);
   sample->call = 0;
 }
 
 /* ---- Times ---- */
 
-/* Records the time. A call that others of the same plan have followed must not be asked how it
- * ended: that would wait for them. */
+/* Records the time of a call. Its status is read only if it is the plan's latest call, since
+ * reading it would wait for later calls. */
 static void record_timer(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, timer->start, timer->end) == cudaSuccess)
-    ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
+    ob_record_add_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
   if (!timer->tensor || timer->tensor->calls != timer->call)
     return;
-  if (timer->tensor->captures) { /* calls of a graph may follow that are not seen */
+  if (timer->tensor->captures) { /* the library does not see the replays of a graph */
     ob_nccl_count_replays(timer->tensor);
   } else if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED) {
     ob_record_count_skip(timer->record);
     timer->tensor->skipped++;
   } else {
-    sample_look(timer->tensor);
+    compare_sample(timer->tensor);
   }
 }
 
@@ -98,7 +100,7 @@ static bool is_complete(const struct ob_nccl_timer *timer) {
   return error == cudaSuccess;
 }
 
-static void time_look(struct ob_nccl_comm *comm) {
+static void record_ended_timers(struct ob_nccl_comm *comm) {
   while (comm->timers_used && is_complete(&comm->timers[comm->timers_first])) {
     record_timer(&comm->timers[comm->timers_first]);
     comm->timers_first = (comm->timers_first + 1) % OB_TIMERS;
@@ -111,7 +113,7 @@ static bool make_events(struct ob_nccl_timer *timer) {
          (timer->end || cudaEventCreate(&timer->end) == cudaSuccess);
 }
 
-static struct ob_nccl_timer *time_begin(struct ob_nccl_comm *comm, cudaStream_t stream) {
+static struct ob_nccl_timer *start_timer(struct ob_nccl_comm *comm, cudaStream_t stream) {
   if (comm->timers_used == OB_TIMERS)
     return NULL;
   struct ob_nccl_timer *timer = &comm->timers[(comm->timers_first + comm->timers_used) % OB_TIMERS];
@@ -123,11 +125,11 @@ static struct ob_nccl_timer *time_begin(struct ob_nccl_comm *comm, cudaStream_t 
 
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream) {
-  if (!tensor && atomic_load(&record->calls) < 2) /* it connects the ranks */
+  if (!tensor && atomic_load(&record->calls) < 2) /* the first call connects the ranks */
     return NULL;
   OB_ON_DEVICE(comm->device);
-  time_look(comm);
-  struct ob_nccl_timer *timer = time_begin(comm, stream);
+  record_ended_timers(comm);
+  struct ob_nccl_timer *timer = start_timer(comm, stream);
   if (timer) {
     timer->tensor = tensor;
     timer->call = tensor ? tensor->calls + 1 : 0;
@@ -149,7 +151,7 @@ void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor 
 }
 
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm) {
-  time_look(comm);
+  record_ended_timers(comm);
   for (int i = 0; i < OB_TIMERS; i++) {
     if (comm->timers[i].start)
       cudaEventDestroy(comm->timers[i].start);

@@ -1,4 +1,4 @@
-/* The collectives in the place of NCCL's; the settings at the start, and the report at the end. */
+/* Replaces NCCL's collectives, reads the settings at the start, and reports at the end. */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "dropin/nccl/preload.h"
 
@@ -17,9 +17,9 @@
 
 /* ---- NCCL's own functions, found when they are first called ---- */
 
-/* Finds a function behind this library, in the order in which names are found, if NCCL is linked to
- * the program; or by a handle if the program has loaded NCCL at run time. */
-static void *next_find(const char *name) {
+/* Finds a function of NCCL: after this library in the loader's search order if NCCL is linked to
+ * the program, or in the loaded library if the program has loaded NCCL at run time. */
+static void *find_nccl_function(const char *name) {
   void *found = dlsym(RTLD_NEXT, name);
   if (found)
     return found;
@@ -28,13 +28,13 @@ static void *next_find(const char *name) {
 }
 
 /* True if the process has NCCL, whoever has loaded it. */
-static bool next_is_loaded(void) { return next_find("ncclCommInitRank") != NULL; }
+static bool is_nccl_loaded(void) { return find_nccl_function("ncclCommInitRank") != NULL; }
 
 /* Looks up a function; all threads find the same. */
-static void *next_look_up(_Atomic(void *) *known, const char *name) {
+static void *look_up_nccl_function(_Atomic(void *) *known, const char *name) {
   void *found = atomic_load_explicit(known, memory_order_acquire);
   if (!found) {
-    found = next_find(name);
+    found = find_nccl_function(name);
     atomic_store_explicit(known, found, memory_order_release);
   }
   return found;
@@ -45,7 +45,7 @@ static void *next_look_up(_Atomic(void *) *known, const char *name) {
   ncclResult_t ob_next_nccl##name parameters {                                                     \
     static _Atomic(void *) known;                                                                  \
     ncclResult_t(*function) parameters;                                                            \
-    void *found = next_look_up(&known, "nccl" #name);                                              \
+    void *found = look_up_nccl_function(&known, "nccl" #name);                                     \
     memcpy(&function, &found, sizeof function);                                                    \
     return function ? function arguments : ncclInternalError;                                      \
   }
@@ -54,7 +54,7 @@ OB_NCCL_FUNCTIONS(OB_NCCL_DEFINE)
 const char *ob_next_ncclGetErrorString(ncclResult_t result) {
   static _Atomic(void *) known;
   const char *(*function)(ncclResult_t);
-  void *found = next_look_up(&known, "ncclGetErrorString");
+  void *found = look_up_nccl_function(&known, "ncclGetErrorString");
   memcpy(&function, &found, sizeof function);
   return function ? function(result) : "NCCL is not loaded";
 }
@@ -62,7 +62,7 @@ const char *ob_next_ncclGetErrorString(ncclResult_t result) {
 const char *ob_next_ncclGetLastError(ncclComm_t comm) {
   static _Atomic(void *) known;
   const char *(*function)(ncclComm_t);
-  void *found = next_look_up(&known, "ncclGetLastError"); /* from 2.13 on */
+  void *found = look_up_nccl_function(&known, "ncclGetLastError"); /* exists from NCCL 2.13 on */
   memcpy(&function, &found, sizeof function);
   return function ? function(comm) : "";
 }
@@ -75,10 +75,10 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static atomic_bool seen; /* the program has made a communicator */
 
-static bool end_well(void);
+static bool report_and_judge(void);
 
-/* Checks the driver: the library brings a CUDA runtime of its own, which may be too new for it,
- * while the program's is not. */
+/* Checks that the driver is new enough for the library's own CUDA runtime, which may be newer than
+ * that of the program. */
 static void check_driver(void) {
   int driver = 0, runtime = 0;
   if (cudaDriverGetVersion(&driver) == cudaSuccess &&
@@ -88,10 +88,10 @@ static void check_driver(void) {
              driver / 1000);
 }
 
-/* Reads the settings. Plans of a device stay with the bits that they begin with. */
+/* Reads the settings. Rejects a range of bits, since plans of a device do not change their bits. */
 static onebit_status_t nccl_preload_read_settings(void) {
   OB_TRY(ob_preload_read_settings());
-  if (!ob_rules_move(&ob_preload.rules))
+  if (!ob_rules_have_bit_range(&ob_preload.rules))
     return ONEBIT_OK;
   return ob_error(
       ONEBIT_ERROR_ARGUMENT,
@@ -104,7 +104,7 @@ static void nccl_preload_start(void) {
   check_driver();
   if (nccl_preload_read_settings() != ONEBIT_OK)
     snprintf(wrong_settings, sizeof wrong_settings, "%s", onebit_last_error());
-  ob_preload_judge_exit(end_well);
+  ob_preload_judge_exit(report_and_judge);
 }
 
 void ob_nccl_start(void) {
@@ -114,13 +114,14 @@ void ob_nccl_start(void) {
 
 const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_settings : NULL; }
 
-const char *ob_nccl_why_unusable(void) { return unusable[0] ? unusable : NULL; }
+const char *ob_nccl_unusable_reason(void) { return unusable[0] ? unusable : NULL; }
 
-/* Prints the line at the start. A thread's first communicator is usually the job's: its rank 0
- * prints, and each rank whose own rules are wrong. Communicators of one rank print nothing. */
+/* Guards the variables for the line at the start. A thread's first communicator is usually that of
+ * all ranks: its rank 0 prints, and each rank whose own rules are wrong. Communicators of one rank
+ * print nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prints;
-static int ranks; /* of that communicator; 0: there has been none */
+static int ranks; /* number of ranks of that communicator; 0: there has been none */
 
 static void print_start(const struct ob_nccl_comm *comm, const char *refused) {
   char over[32];
@@ -164,7 +165,7 @@ static void nccl_preload_report(const onebit_counters_t *counters) {
   ob_report_print(&report);
 }
 
-static bool end_well(void) {
+static bool report_and_judge(void) {
   OB_CALL_SCOPE;
   onebit_counters_t counters = {.size = sizeof counters};
   if (!ranks)
@@ -177,11 +178,11 @@ static bool end_well(void) {
 
 /* Calls of functions that the program looks up with dlsym bypass this library. A launcher loads
  * NCCL too, so only a process with a rank warns of that, and only the first one. */
-__attribute__((destructor)) static void tell_of_unseen(void) {
+__attribute__((destructor)) static void warn_of_unseen_calls(void) {
   const char *rank = getenv("RANK");
   rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");
   rank = rank ? rank : getenv("PMI_RANK");
-  if (rank && !strcmp(rank, "0") && !atomic_load(&seen) && next_is_loaded())
+  if (rank && !strcmp(rank, "0") && !atomic_load(&seen) && is_nccl_loaded())
     ob_report_print_unseen(
         "NCCL is loaded, and no communicator was made that libonebit-nccl.so sees: a "
         "library that looks NCCL up by dlopen (CuPy, JAX) passes it by");
@@ -209,7 +210,7 @@ enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_k
   return kind->sum || call->op == ncclAvg ? OB_REASON_NONE : OB_REASON_OPERATION;
 }
 
-ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call) {
+ncclResult_t ob_nccl_run_dense(const struct ob_nccl_call *call) {
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     return ob_next_ncclAllReduce(call->sendbuf, call->recvbuf, call->count, call->datatype,
@@ -235,9 +236,9 @@ static bool is_captured(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-static struct ob_record *nccl_preload_record_of(const struct ob_nccl_call *call,
-                                                onebit_dtype_t dtype,
-                                                const struct ob_nccl_comm *comm) {
+static struct ob_record *nccl_preload_find_record(const struct ob_nccl_call *call,
+                                                  onebit_dtype_t dtype,
+                                                  const struct ob_nccl_comm *comm) {
   const struct ob_record_of of = {(uint64_t)(uintptr_t)call->comm,
                                   comm->size,
                                   ob_report_operation(call->operation),
@@ -263,9 +264,9 @@ static enum ob_reason nccl_preload_judge(const struct ob_nccl_call *call,
   return ob_rules_judge(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size);
 }
 
-/* Decides a call in a captured graph. Ranks cannot ask each other then, so only calls that they
- * have agreed on before are compressed: with a position in the loop that they follow, whose plan is
- * made. They find the same one, by the order of calls since the capture began. */
+/* Decides on a call in a captured graph. Ranks can not agree during a capture, so a call is
+ * compressed only if it has a position in the loop that they follow, and a plan. All ranks find the
+ * same position, by the order of calls since the capture began. */
 static void decide_captured(uint64_t signature, struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
   int position = ob_loops_find(comm->loops, signature, comm->captured);
@@ -280,13 +281,13 @@ static void decide_captured(uint64_t signature, struct ob_nccl_decision *decisio
 }
 
 static struct ob_nccl_decision nccl_preload_decide(const struct ob_nccl_call *call) {
-  struct ob_nccl_decision decision = {.comm = ob_nccl_comm_use(call->comm)};
+  struct ob_nccl_decision decision = {.comm = ob_nccl_comm_acquire(call->comm)};
   struct ob_nccl_comm *comm = decision.comm;
   struct ob_nccl_kind kind;
   bool look;
   decision.reason = nccl_preload_judge(call, comm, &kind);
   if (decision.reason == OB_REASON_WATCHED)
-    decision.record = nccl_preload_record_of(call, kind.dtype, comm);
+    decision.record = nccl_preload_find_record(call, kind.dtype, comm);
   if (decision.reason != OB_REASON_NONE)
     return decision;
   uint64_t signature = ob_loops_signature(call->operation, kind.dtype, kind.sum, call->count);
@@ -295,10 +296,10 @@ static struct ob_nccl_decision nccl_preload_decide(const struct ob_nccl_call *ca
     return decision;
   }
   comm->captured = OB_NO_POSITION;
-  decision.record = nccl_preload_record_of(call, kind.dtype, comm);
+  decision.record = nccl_preload_find_record(call, kind.dtype, comm);
   decision.position =
       ob_loops_position(comm->loops, signature, call->sendbuf, call->recvbuf, &look);
-  ob_nccl_restart_left(comm, call->stream);
+  ob_nccl_reset_left_residuals(comm, call->stream);
   comm->look |= look;
   if (decision.position == OB_NO_POSITION)
     decision.reason = ob_loops_reason(comm->loops);
@@ -316,7 +317,7 @@ static ncclResult_t run_now(const struct ob_nccl_call *call,
   struct ob_nccl_timer *timer =
       decision->record ? ob_nccl_timer_begin(decision->comm, NULL, decision->record, call->stream)
                        : NULL;
-  ncclResult_t result = ob_nccl_dense(call);
+  ncclResult_t result = ob_nccl_run_dense(call);
   ob_nccl_timer_end(timer, call->stream);
   return result;
 }
@@ -325,7 +326,7 @@ static ncclResult_t run_in_group(const struct ob_nccl_call *call,
                                  const struct ob_nccl_decision *decision) {
   ncclResult_t result = ncclSuccess;
   if (decision->reason != OB_REASON_NONE)
-    result = ob_nccl_dense(call);
+    result = ob_nccl_run_dense(call);
   if (!decision->record) {
     ob_nccl_comm_release(decision->comm);
     return result;
@@ -337,12 +338,12 @@ static ncclResult_t nccl_preload_run(const struct ob_nccl_call *call) {
   OB_CALL_SCOPE;
   struct ob_nccl_decision decision = nccl_preload_decide(call);
   if (decision.reason != OB_REASON_NONE)
-    ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+    ob_record_count_dense(decision.record, decision.reason, OB_NOT_TIMED);
   if (ob_nccl_in_group())
     return run_in_group(call, &decision);
   ncclResult_t result = run_now(call, &decision);
   if (decision.comm && decision.comm->look && result == ncclSuccess)
-    ob_nccl_look(decision.comm);
+    ob_nccl_find_loop(decision.comm);
   ob_nccl_comm_release(decision.comm);
   return result;
 }
@@ -350,7 +351,7 @@ static ncclResult_t nccl_preload_run(const struct ob_nccl_call *call) {
 OB_PRELOAD_VISIBLE ncclResult_t ncclAllReduce(const void *sendbuf, void *recvbuf, size_t count,
                                               ncclDataType_t datatype, ncclRedOp_t op,
                                               ncclComm_t comm, cudaStream_t stream) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, count))
+  if (ob_preload_is_small(ONEBIT_ALLREDUCE, count))
     return ob_next_ncclAllReduce(sendbuf, recvbuf, count, datatype, op, comm, stream);
   return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_ALLREDUCE, sendbuf, recvbuf, count,
                                                  datatype, op, comm, stream});
@@ -360,7 +361,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclReduceScatter(const void *sendbuf, void *rec
                                                   size_t recvcount, ncclDataType_t datatype,
                                                   ncclRedOp_t op, ncclComm_t comm,
                                                   cudaStream_t stream) {
-  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, recvcount))
+  if (ob_preload_is_small(ONEBIT_REDUCE_SCATTER, recvcount))
     return ob_next_ncclReduceScatter(sendbuf, recvbuf, recvcount, datatype, op, comm, stream);
   return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_REDUCE_SCATTER, sendbuf, recvbuf, recvcount,
                                                  datatype, op, comm, stream});
@@ -369,7 +370,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclReduceScatter(const void *sendbuf, void *rec
 OB_PRELOAD_VISIBLE ncclResult_t ncclAllGather(const void *sendbuf, void *recvbuf, size_t sendcount,
                                               ncclDataType_t datatype, ncclComm_t comm,
                                               cudaStream_t stream) {
-  if (ob_preload_small(ONEBIT_ALLGATHER, sendcount))
+  if (ob_preload_is_small(ONEBIT_ALLGATHER, sendcount))
     return ob_next_ncclAllGather(sendbuf, recvbuf, sendcount, datatype, comm, stream);
   return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_ALLGATHER, sendbuf, recvbuf, sendcount,
                                                  datatype, ncclSum, comm, stream});

@@ -1,18 +1,18 @@
 /*
- * libonebit-nccl.so: stands before NCCL in a program that knows nothing of onebit, and compresses
- * those of its collectives that rules allow. All else goes on to NCCL as it came.
+ * libonebit-nccl.so is loaded before NCCL in an unmodified program. It compresses those collectives
+ * that the rules allow; all other calls go to NCCL unchanged.
  *
- * NCCL's calls return before anything has happened, so a call can not be made again dense when it
- * turns out that it should not have been compressed. Instead:
+ * NCCL's calls return before they run, so a call can not be repeated dense when it turns out that
+ * it should not have been compressed. Instead:
  *
- *  - Which tensor a call is of follows from the order of calls alone, which is the same on all
- *    ranks (dropin/loops.h). A rank whose buffers have been the same for long and are others gives
- *    up what it has kept of that tensor's error, on the stream, and goes on.
- *  - Where a value is not finite, the result is not-a-number throughout, on all ranks.
+ *  - The order of calls alone, which is the same on all ranks, identifies the tensor of a call
+ *    (dropin/loops.h). A rank whose buffers change after many calls with the same ones resets the
+ *    tensor's residual, on the stream, and continues.
+ *  - If a value is not finite, the whole result is not-a-number, on all ranks.
  *
- * Ranks agree by NCCL calls of their own, for which the host waits: when a communicator is made,
- * when a loop is looked for, and when a plan is made. Where several ranks are driven by one
- * thread, which could not wait for itself, nothing is compressed.
+ * Ranks agree by additional NCCL calls, for which the host waits: when a communicator is created,
+ * when a loop is looked for, and when a plan is created. If one thread drives several ranks, it
+ * would wait for itself, so nothing is compressed.
  */
 #ifndef OB_DROPIN_NCCL_PRELOAD_H
 #define OB_DROPIN_NCCL_PRELOAD_H
@@ -36,8 +36,8 @@
  * not linked with NCCL.
  */
 
-/* X(name, parameters, arguments) for all functions that the library calls. A missing one gives
- * ncclInternalError. */
+/* Applies X(name, parameters, arguments) to all NCCL functions that the library calls. If NCCL
+ * lacks one, its call returns ncclInternalError. */
 #define OB_NCCL_FUNCTIONS(X)                                                                       \
   X(CommInitRank, (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank),                      \
     (comm, nranks, id, rank))                                                                      \
@@ -94,7 +94,7 @@ OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* The library's ncclCommAbort (dropin/rules.mk). */
+/* Replaces ncclCommAbort in the library's own calls (dropin/rules.mk). */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
 
 /* The two functions that return text. */
@@ -106,28 +106,29 @@ struct ob_nccl_call {
   onebit_operation_t operation;
   const void *sendbuf;
   void *recvbuf;
-  size_t count; /* with the meaning that the operation gives it: onebit_operation_t */
+  size_t count; /* elements; onebit_operation_t says of which buffer */
   ncclDataType_t datatype;
-  ncclRedOp_t op; /* not of an allgather */
+  ncclRedOp_t op; /* no meaning in an allgather */
   ncclComm_t comm;
   cudaStream_t stream;
 };
 
-/* The properties of a call that count for plans. */
+/* The properties of a call on which its plan depends. */
 struct ob_nccl_kind {
   onebit_dtype_t dtype;
   bool sum;
 };
 
-/* Decides by type and operation whether the call can be compressed at all; else returns why not. */
+/* Finds the properties of a call. Returns the reason why its type or operation can not be
+ * compressed, or OB_REASON_NONE. */
 enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind);
 
-/* The call by NCCL. */
-ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
+/* Makes the call dense, by NCCL. */
+ncclResult_t ob_nccl_run_dense(const struct ob_nccl_call *call);
 
 /* ---- Communicators, and agreements of their ranks (comm.c) ---- */
 
-/* The most numbers in one message. */
+/* The largest number of values in one agreement of the ranks. */
 #define OB_MAX_AGREED 128
 
 /* The buffers in which a communicator's ranks send each other numbers. */
@@ -143,21 +144,21 @@ struct ob_nccl_tensor {
   struct ob_nccl_kind kind;
   onebit_operation_t operation;
   onebit_plan_t plan;
-  int bits; /* an element, of what is sent */
+  int bits; /* bits an element of what is sent */
   uint64_t calls, bytes_sent, bytes_dense;
-  /* Counts of its calls that are in graphs, after which plan and buffers stay; of their replays, as
-   * far as was counted; and of results that were not-a-number, of all calls. */
+  /* captures: calls in graphs, after which plan and buffers stay; replays: replays of these calls
+   * that were counted; skipped: results of all calls that were not-a-number. */
   uint64_t captures, replays, skipped;
   struct ob_record *record;
   struct ob_nccl_sample *sample; /* NULL: such calls have none */
 };
 
-/* The most calls that are timed on their streams at once. */
+/* The largest number of calls that are timed on their streams at once. */
 enum { OB_TIMERS = 16 };
 
 struct ob_nccl_timer {
   cudaEvent_t start, end;
-  struct ob_nccl_tensor *tensor; /* of a compressed call, whose number is `call` */
+  struct ob_nccl_tensor *tensor; /* of a compressed call: its tensor, and in `call` its number */
   uint64_t call;
   bool compressed;
   struct ob_record *record;
@@ -167,43 +168,43 @@ struct ob_nccl_comm {
   struct ob_nccl_comm *next;
   ncclComm_t comm;
   int rank, size, device;
-  bool same_thread; /* with another rank of the same communicator */
-  bool settled;     /* with all ranks; else nothing is compressed */
+  bool same_thread; /* a thread drives several ranks of the communicator */
+  bool settled;     /* all ranks have agreed; else nothing is compressed */
   struct ob_agreement agreement;
   struct ob_loops *loops;
-  bool look; /* once the program's group has ended */
+  bool look; /* look for a loop once the program's group has ended */
   onebit_comm_t onebit;
   int tensors;
   struct ob_nccl_tensor *tensor[OB_MAX_POSITIONS];
   int captured; /* the position of the latest call, if it was captured */
   struct ob_nccl_timer timers[OB_TIMERS];
   unsigned timers_first, timers_used;
-  pthread_mutex_t lock; /* of `aborted` */
+  pthread_mutex_t lock; /* guards `aborted` */
   bool aborted;
   bool failed;    /* a rank did not arrive within ONEBIT_TIMEOUT: all later calls fail */
-  unsigned users; /* of the list's lock: threads that are in a call on it, and the list itself */
+  unsigned users; /* references, guarded by the list's lock: threads in a call, and the list */
 };
 
-/* The library's state of a communicator, in use until ob_nccl_comm_release; NULL where nothing is
- * known. */
-struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t comm);
+/* Returns the state of a communicator, with a reference until ob_nccl_comm_release; NULL if the
+ * communicator is not known. */
+struct ob_nccl_comm *ob_nccl_comm_acquire(ncclComm_t comm);
 void ob_nccl_comm_release(struct ob_nccl_comm *comm);
 
-/* A communicator that NCCL has been asked for, whose handle is there once the group has ended. */
+/* A new communicator of NCCL. In a group its handle is valid once the group has ended. */
 struct ob_nccl_made {
   ncclComm_t *comm;
   ncclUniqueId id; /* zeros: not known */
   bool same_thread, blocking;
 };
-/* Keeps their state, and settles with the other ranks; of all that one thread makes at a time.
- * Collective; not in a group. */
-ncclResult_t ob_nccl_note_comms(const struct ob_nccl_made *made, size_t count);
+/* Adds the states of all communicators that a thread creates at a time, and agrees on them with the
+ * other ranks. Collective; not in a group. */
+ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count);
 
 /* Replaces this rank's values by the largest of all ranks'. Not while the thread has a group open.
  * False: NCCL or the device has failed. */
-bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count);
-/* Waits until what is recorded as the agreement's event has come, and reads `count` values. */
-bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
+bool ob_nccl_allreduce_max(struct ob_nccl_comm *comm, int64_t *values, int count);
+/* Waits for the agreement's event, and reads `count` values. */
+bool ob_nccl_wait_for_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* ---- Tensors (tensor.c) ---- */
 
@@ -211,9 +212,9 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 struct ob_nccl_decision {
   struct ob_nccl_comm *comm; /* the communicator used; NULL if it is not known */
   enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
-  int position;              /* then; in the loop that is followed */
-  bool captured;             /* by a graph: nothing is asked, noted or timed */
-  struct ob_record *record;  /* NULL: only counted by its reason */
+  int position;  /* the position of a call to be compressed, in the loop that is followed */
+  bool captured; /* a graph captures it: ranks can not agree, and nothing is noted or timed */
+  struct ob_record *record; /* NULL: only the reason is counted */
 };
 
 /* Makes a call: compressed if so decided, unless no plan can be made. Not in a group. */
@@ -223,27 +224,27 @@ ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_d
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 
 /* Looks for a loop. Collective; not in a group. */
-void ob_nccl_look(struct ob_nccl_comm *comm);
+void ob_nccl_find_loop(struct ob_nccl_comm *comm);
 
-/* Gives up the residuals of a loop that has been left: they may be of other tensors. */
-void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream);
+/* Resets the residuals of a loop that the program has left: they may belong to other tensors. */
+void ob_nccl_reset_left_residuals(struct ob_nccl_comm *comm, cudaStream_t stream);
 
 /* Destroys all tensors. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 
-/* ---- Measurements (measure.c): how much is kept, and how long calls take ---- */
+/* ---- Measurements (measure.c): the residual, and the time of calls ---- */
 
-/* Creates a sample of a tensor that has its plan; NULL where there is nothing to look at, or no
+/* Creates the sample of a tensor with a plan; NULL if there is no residual to compare, or no
  * memory. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
 void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
-/* Takes a part of the result behind the tensor's 1st, 2nd, 4th, 8th ... call. */
+/* Copies a part of the result after the tensor's 1st, 2nd, 4th, 8th ... call. */
 void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
 
-/* Times a call on its stream: NULL where too many are in flight, which is fine for the end. Times
- * that have come since are put down first. The tensor is NULL for a dense call, whose record has
- * counted it already. */
+/* Begins to time a call on its stream, and first records the times of calls that have ended.
+ * tensor: NULL for a dense call, which the record has already counted. Returns NULL if too many
+ * timed calls are in flight; ob_nccl_timer_end accepts this. */
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream);
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
@@ -253,25 +254,26 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 
 /* ---- Groups (group.c) ---- */
 
-/* True if this thread is in a group of the program's. */
+/* True if this thread is in a group of the program. */
 bool ob_nccl_in_group(void);
 
-/* Adds to the group a call that is to be compressed at its end, or that NCCL has been given. Takes
- * over the use of the communicator. False: no memory for it. */
+/* Adds a call to the group: one to be compressed when the group ends, or one that NCCL has been
+ * given. Takes over the reference to the communicator. False: no memory. */
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
-/* Adds a communicator that is to be kept and settled when the group ends. False: there is no room
- * for one more. */
-bool ob_nccl_group_make(const struct ob_nccl_made *made);
+/* Adds a communicator whose state is created when the group ends. False: there is no room for one
+ * more. */
+bool ob_nccl_group_add_comm(const struct ob_nccl_made *made);
 
 /* ---- The beginning and the end (preload.c) ---- */
 
 /* Reads the settings, once. */
 void ob_nccl_start(void);
-/* The reason why they are wrong; NULL where they are not. */
+/* Returns the reason why the settings are wrong; NULL if they are right. */
 const char *ob_nccl_wrong_settings(void);
-/* The reason why the library can do nothing on this machine; NULL where it can. */
-const char *ob_nccl_why_unusable(void);
-/* Prints the line for a communicator of several ranks, settled unless `refused`. */
+/* Returns the reason why the library can do nothing on this machine; NULL if it can. */
+const char *ob_nccl_unusable_reason(void);
+/* Prints the line at the start for a communicator of several ranks. refused: the reason why nothing
+ * is compressed, or NULL. */
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused);
 
 #endif

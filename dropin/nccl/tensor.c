@@ -1,4 +1,4 @@
-/* Plans for the calls of a loop, and the compressed calls. */
+/* Creates plans for the calls of a loop, and makes the compressed calls. */
 #include <stdio.h>
 
 #include "base/memory.h"
@@ -8,7 +8,7 @@
 #include "onebit/cuda.h"
 #include "onebit/nccl.h"
 
-#define FAILED_TENSOR (-1) /* of the loops' numbers */
+#define FAILED_TENSOR (-1) /* stands for a tensor's number in the loops */
 
 static void tensor_destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
@@ -27,9 +27,10 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
   comm->onebit = NULL;
 }
 
-/* True for memory that a plan can work on. NCCL takes more: memory of the host that the device can
+/* True for memory that a plan can work on. NCCL also accepts host memory that the device can
  * reach. */
-static bool is_fit(const struct ob_nccl_comm *comm, const void *buffer, onebit_dtype_t dtype) {
+static bool is_usable_memory(const struct ob_nccl_comm *comm, const void *buffer,
+                             onebit_dtype_t dtype) {
   struct cudaPointerAttributes found;
   if (cudaPointerGetAttributes(&found, buffer) != cudaSuccess) {
     cudaGetLastError();
@@ -39,8 +40,9 @@ static bool is_fit(const struct ob_nccl_comm *comm, const void *buffer, onebit_d
          (uintptr_t)buffer % ob_elements_size(dtype) == 0;
 }
 
-static onebit_status_t tensor_make_plan(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
-                                        struct ob_nccl_tensor *tensor) {
+static onebit_status_t tensor_create_plan(struct ob_nccl_comm *comm,
+                                          const struct ob_nccl_call *call,
+                                          struct ob_nccl_tensor *tensor) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_status_t status = ONEBIT_OK;
@@ -62,14 +64,16 @@ static onebit_status_t tensor_make_plan(struct ob_nccl_comm *comm, const struct 
   return status;
 }
 
-/* Allocates this rank's part; NULL where it can not. */
+/* Allocates this rank's memory of a tensor; NULL if it can not, or if a plan can not use the
+ * buffers. */
 static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
                                               const struct ob_nccl_call *call,
                                               struct ob_record *record) {
   struct ob_nccl_kind kind;
   struct ob_nccl_tensor *tensor = NULL;
   ob_nccl_resolve(call, &kind);
-  if (is_fit(comm, call->sendbuf, kind.dtype) && is_fit(comm, call->recvbuf, kind.dtype))
+  if (is_usable_memory(comm, call->sendbuf, kind.dtype) &&
+      is_usable_memory(comm, call->recvbuf, kind.dtype))
     tensor = ob_allocate(1, sizeof *tensor);
   if (tensor)
     *tensor = (struct ob_nccl_tensor){
@@ -80,25 +84,25 @@ static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
   return tensor;
 }
 
-/* Returns the next free number, which is the same on all ranks, since they make and drop tensors
- * alike. */
-static int free_number(struct ob_nccl_comm *comm) {
+/* Returns the next free number, which is the same on all ranks, since they create and drop the same
+ * tensors. */
+static int find_free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (!comm->tensor[i])
       return i;
   return comm->tensors < OB_MAX_POSITIONS ? comm->tensors++ : FAILED_TENSOR;
 }
 
-/* Makes a tensor. Collective. Returns its number, or FAILED_TENSOR on all ranks. */
-static int tensor_make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
-                       struct ob_record *record) {
-  int number = free_number(comm);
+/* Creates a tensor. Collective. Returns its number, or FAILED_TENSOR on all ranks. */
+static int create_tensor(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                         struct ob_record *record) {
+  int number = find_free_number(comm);
   if (number == FAILED_TENSOR)
     return number;
   struct ob_nccl_tensor *tensor = tensor_allocate(comm, call, record);
   int64_t missing = tensor == NULL;
-  if (!ob_nccl_largest(comm, &missing, 1) || missing ||
-      tensor_make_plan(comm, call, tensor) != ONEBIT_OK) {
+  if (!ob_nccl_allreduce_max(comm, &missing, 1) || missing ||
+      tensor_create_plan(comm, call, tensor) != ONEBIT_OK) {
     tensor_destroy(tensor);
     return FAILED_TENSOR;
   }
@@ -106,28 +110,28 @@ static int tensor_make(struct ob_nccl_comm *comm, const struct ob_nccl_call *cal
   return number;
 }
 
-/* Gives up all tensors except those in graphs, which may be launched as long as the communicator is
- * there. */
+/* Drops all tensors except those in graphs, which the program may launch as long as the
+ * communicator exists. */
 static void drop_tensors(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (comm->tensor[i] && !comm->tensor[i]->captures) {
       ob_nccl_timers_drop(comm, comm->tensor[i]);
       tensor_destroy(comm->tensor[i]);
       comm->tensor[i] = NULL;
-      ob_loops_drop(comm->loops, i + 1);
+      ob_loops_remove_tensor(comm->loops, i + 1);
     }
 }
 
-void ob_nccl_look(struct ob_nccl_comm *comm) {
+void ob_nccl_find_loop(struct ob_nccl_comm *comm) {
   OB_ON_DEVICE(comm->device);
   comm->look = false;
-  if (ob_loops_look(comm->loops))
+  if (ob_loops_find_loop(comm->loops))
     drop_tensors(comm);
 }
 
 /* ---- A call ---- */
 
-static ncclResult_t tensor_code_of(onebit_status_t status) {
+static ncclResult_t status_to_nccl_result(onebit_status_t status) {
   switch (status) {
   case ONEBIT_OK:
     return ncclSuccess;
@@ -142,8 +146,8 @@ static ncclResult_t tensor_code_of(onebit_status_t status) {
   }
 }
 
-static onebit_status_t tensor_put(const struct ob_nccl_tensor *tensor,
-                                  const struct ob_nccl_call *call) {
+static onebit_status_t enqueue_call(const struct ob_nccl_tensor *tensor,
+                                    const struct ob_nccl_call *call) {
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     return onebit_allreduce_stream(call->sendbuf, call->recvbuf, tensor->plan, call->stream);
@@ -157,20 +161,20 @@ static onebit_status_t tensor_put(const struct ob_nccl_tensor *tensor,
 static ncclResult_t report_status(const struct ob_nccl_comm *comm, onebit_status_t status) {
   if (status != ONEBIT_OK)
     fprintf(stderr, "onebit: a compressed call on rank %d: %s\n", comm->rank, onebit_last_error());
-  return tensor_code_of(status);
+  return status_to_nccl_result(status);
 }
 
-static onebit_status_t tensor_forget(const struct ob_nccl_tensor *tensor, cudaStream_t stream) {
+static onebit_status_t reset_residual(const struct ob_nccl_tensor *tensor, cudaStream_t stream) {
   return onebit_plan_reset_residual_stream(tensor->plan, stream);
 }
 
-void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream) {
+void ob_nccl_reset_left_residuals(struct ob_nccl_comm *comm, cudaStream_t stream) {
   int first, count;
-  ob_loops_read_left(comm->loops, &first, &count);
+  ob_loops_read_left_positions(comm->loops, &first, &count);
   for (int position = first; position < first + count; position++) {
     int number = *ob_loops_tensor(comm->loops, position);
     if (number > 0 && !comm->tensor[number - 1]->captures)
-      tensor_forget(comm->tensor[number - 1], stream);
+      reset_residual(comm->tensor[number - 1], stream);
   }
 }
 
@@ -179,39 +183,39 @@ static bool tensor_has_buffers(const struct ob_nccl_tensor *tensor,
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
-/* Makes a compressed call. Each part runs also after another has failed: the others wait for the
- * messages, and the contents of recvbuf must not be taken for a result. A tensor that is in a graph
- * keeps its buffers, and a call with others neither finds its residual nor leaves one. */
+/* Makes a compressed call. Each part runs also after another has failed, since other ranks wait for
+ * its messages, and the contents of recvbuf must not look like a result. A tensor that is in a
+ * graph keeps its buffers; a call with other buffers neither uses its residual nor leaves one. */
 static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                     const struct ob_nccl_call *call) {
   const bool foreign = tensor->captures && !tensor_has_buffers(tensor, call);
   const bool moved =
-      !tensor->captures && ob_buffers_move(&tensor->buffers, call->sendbuf, call->recvbuf);
+      !tensor->captures && ob_buffers_note(&tensor->buffers, call->sendbuf, call->recvbuf);
   ncclResult_t forgot = ncclSuccess;
   if (foreign || moved)
-    forgot = report_status(comm, tensor_forget(tensor, call->stream));
+    forgot = report_status(comm, reset_residual(tensor, call->stream));
   tensor->calls++;
-  ncclResult_t called = report_status(comm, tensor_put(tensor, call));
+  ncclResult_t called = report_status(comm, enqueue_call(tensor, call));
   ncclResult_t scaled = report_status(
       comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
                                        tensor->plan, call->stream));
   if (foreign)
-    forgot = report_status(comm, tensor_forget(tensor, call->stream));
+    forgot = report_status(comm, reset_residual(tensor, call->stream));
   return called != ncclSuccess ? called : scaled != ncclSuccess ? scaled : forgot;
 }
 
 /* ---- In a graph ---- */
 
-/* Gives up the residuals of calls with other buffers now, once, and not by each launch; and before
- * the first launch, since launches are not behind other streams. */
-static onebit_status_t tensor_forget_and_wait(struct ob_nccl_comm *comm,
-                                              const struct ob_nccl_tensor *tensor) {
+/* Resets the residual of calls with other buffers once, before the first launch, and not in each
+ * launch. Waits, since a launch does not wait for other streams. */
+static onebit_status_t reset_residual_and_wait(struct ob_nccl_comm *comm,
+                                               const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
   OB_ON_DEVICE(comm->device);
-  onebit_status_t status = tensor_forget(tensor, comm->agreement.stream);
+  onebit_status_t status = reset_residual(tensor, comm->agreement.stream);
   if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
-      !ob_nccl_answer(comm, &nothing, 0))
-    cudaGetLastError(); /* the call will say so */
+      !ob_nccl_wait_for_answer(comm, &nothing, 0))
+    cudaGetLastError(); /* the call returns the error */
   return status;
 }
 
@@ -221,7 +225,7 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
   struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
   ncclResult_t forgot = ncclSuccess;
   if (!tensor->captures && !tensor_has_buffers(tensor, call)) {
-    forgot = report_status(comm, tensor_forget_and_wait(comm, tensor));
+    forgot = report_status(comm, reset_residual_and_wait(comm, tensor));
     tensor->buffers = (struct ob_buffers){call->sendbuf, call->recvbuf, {0, 0}};
   }
   ncclResult_t result = tensor_compress(comm, tensor, call);
@@ -229,15 +233,15 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
   return result != ncclSuccess ? result : forgot;
 }
 
-/* Counts replays: the plan's state on the device counts all calls, also those of graphs; the rest
- * were counted here. */
+/* Counts replays. The plan's state on the device counts all calls; those outside of graphs have
+ * been counted here. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
   uint64_t made, skipped, direct = tensor->calls - tensor->captures;
   if (!tensor->captures || onebit_plan_get_calls(tensor->plan, &made, &skipped) != ONEBIT_OK)
     return;
   for (; made + skipped > direct + tensor->replays; tensor->replays++) {
     ob_record_count_compressed(tensor->record, OB_NOT_TIMED);
-    ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
+    ob_record_count_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   }
   for (; skipped > tensor->skipped; tensor->skipped++)
     ob_record_count_skip(tensor->record);
@@ -254,18 +258,18 @@ static ncclResult_t tensor_run_compressed(struct ob_nccl_comm *comm, struct ob_n
   if (result != ncclSuccess)
     return result;
   ob_record_count_compressed(tensor->record, OB_NOT_TIMED);
-  ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
+  ob_record_count_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   return ncclSuccess;
 }
 
-static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
-                                        const struct ob_nccl_decision *decision) {
+static struct ob_nccl_tensor *get_tensor(const struct ob_nccl_call *call,
+                                         const struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
   int *number = ob_loops_tensor(comm->loops, decision->position);
   if (*number == 0) {
     double start = ob_seconds();
     OB_ON_DEVICE(comm->device);
-    int made = tensor_make(comm, call, decision->record);
+    int made = create_tensor(comm, call, decision->record);
     *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
     ob_record_count_decision(decision->record, ob_seconds() - start);
   }
@@ -275,13 +279,13 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
   if (decision->captured)
     return run_captured(decision->comm, call, decision->position);
-  struct ob_nccl_tensor *tensor = tensor_of(call, decision);
+  struct ob_nccl_tensor *tensor = get_tensor(call, decision);
   ncclResult_t result;
   if (tensor) {
     result = tensor_run_compressed(decision->comm, tensor, call);
   } else {
-    result = ob_nccl_dense(call);
-    ob_record_pass(decision->record, OB_REASON_MEMORY, OB_NOT_TIMED);
+    result = ob_nccl_run_dense(call);
+    ob_record_count_dense(decision->record, OB_REASON_MEMORY, OB_NOT_TIMED);
   }
   return result;
 }

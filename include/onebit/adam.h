@@ -1,8 +1,8 @@
 /*
  * 1-bit Adam (Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
  * Convergence Speed", arXiv 2102.02888). It starts as data-parallel Adam, with gradients averaged
- * in full precision, until the variance has settled; then the variance is frozen and the momentum
- * is what the ranks exchange, one bit an element with the error fed back:
+ * in full precision, until the variance is stable. Then the variance is frozen, and the ranks
+ * exchange the momentum, one bit an element with the error fed back:
  *
  *   warm-up      g = mean over ranks of gradient
  *                m = b1 m + (1 - b1) g
@@ -15,8 +15,9 @@
  *
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze), and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least minus that (optimizer.h).
- * The bound is what keeps an element whose variance was small when it was frozen (it had a gradient
- * rarely, or a tiny one) from running away: every message brings it the scale of its block.
+ * The bound is for an element whose variance was small at the freeze (since it had a gradient
+ * rarely, or a tiny one): every message brings it the scale of its block, and without a bound it
+ * would diverge.
  *
  * An element whose variance is exactly zero at the freeze never had a gradient: its step
  * would be m / eps, so it gets none (weight decay still applies).
@@ -38,21 +39,22 @@
 extern "C" {
 #endif
 
-/* MOMENTUM is 1-bit Adam as it was published. STEP carries w = m / (sqrt(v^) + eps) instead, which
- * is linear in m as long as the variance is frozen (what is bounded is the scale that arrives):
- * elements of very different scale come to one size, and the update needs no variance
- * (docs/optimizers.md has the measurement). For that an element without variance is not left alone
- * there: like all whose w is small beside their block's
- * it takes steps of the block's scale, whose signs cancel. */
+/* MOMENTUM is 1-bit Adam as it was published. STEP exchanges w = m / (sqrt(v^) + eps) instead,
+ * which is linear in m while the variance is frozen (the scale that arrives is bounded): elements
+ * of very different scale get one size, and the update needs no variance (docs/optimizers.md has
+ * the measurement). On the other hand an element without variance is not left alone: like all
+ * elements whose w is small within their block it takes steps of the block's scale, whose signs
+ * cancel. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */
   ONEBIT_ADAM_EXCHANGE_MOMENTUM = 1,
   ONEBIT_ADAM_EXCHANGE_STEP = 2
 } onebit_adam_exchange_t;
 
-/* The fit for ZeRO stage 1. Every rank serves a share of the parameters, a part of consecutive
- * blocks as large as the others' but for a block, and has momentum, variance and master values of
- * that alone. Gradients go to the servers, and what comes back to all is
+/* The distribution of state over the ranks, as in ZeRO stage 1. Every rank serves a share of the
+ * parameters, a part of consecutive blocks as large as the others' but for a block, and has
+ * momentum, variance and master values of that alone. Gradients go to the servers, and what comes
+ * back to all is
  *   STEP         the step, one bit an element, which each adds to float32 parameters. With
  *                parameters of another type: ONEBIT_ERROR_ARGUMENT
  *   PARAMETERS   the new parameters, in parameter_dtype, as they are
@@ -66,9 +68,9 @@ typedef enum onebit_adam_exchange {
  *                p = p - lr (w' + wd p) on every rank
  *   PARAMETERS   p = p - lr (w + wd p) at the server
  *
- * The bound is where Adam's own steps hardly come, as long as the variance follows the gradients;
- * frozen it does not, and residuals and an exact momentum would resonate at rates that NONE
- * takes, where a momentum of bits is as large as its scale at most. With STEP a bit is + or -: an
+ * Adam's own steps hardly ever reach the bound while the variance follows the gradients. A frozen
+ * variance does not, and residuals and an exact momentum would resonate at learning rates that NONE
+ * allows, where a momentum of bits is as large as its scale at most. With STEP a bit is + or -: an
  * element without variance, too, is moved, by steps of its block's scale whose signs cancel.
  *
  *                bytes a parameter, of a rank                sent by a step, bytes a parameter
@@ -86,7 +88,7 @@ typedef enum onebit_adam_exchange {
  * here) or device ONEBIT_DEVICE_CUDA: ONEBIT_ERROR_UNSUPPORTED; nor with exchange
  * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics tell
  * of the rank's own share; the residual ratio is relative to what the rank sent of its gradients.
- * */
+ */
 typedef enum onebit_shards {
   ONEBIT_SHARDS_NONE = 0,
   ONEBIT_SHARDS_STEP = 1,

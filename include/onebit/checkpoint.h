@@ -1,23 +1,23 @@
 /*
- * Checkpoints of optimizers, and of outer steps, that lose nothing: parameters (the master values),
- * moments, residuals, step counts, stage, schedules and loss scale. A run that is loaded goes on as
- * the one that was saved would have, to the bit.
+ * Checkpoints of optimizers, and of outer steps. They have the complete state: parameters (the
+ * master values), moments, residuals, step counts, stage, schedules and loss scale. A run that is
+ * loaded continues as the saved run would have, to the bit.
  *
- * Each rank saves its part: its share of what all ranks have alike, and what is its own. A part
- * says what it is of, and every section of it carries a checksum; docs/checkpoints.md is the
- * format.
+ * Each rank saves its part: its share of the state that is equal on all ranks, and its own state. A
+ * part identifies its optimizer and rank, and each of its sections has a checksum;
+ * docs/checkpoints.md is the format.
  *
- * Another number of ranks may load what some ranks saved. What all had alike is the same then. The
- * worker residuals are re-mapped so that what the invariant of onebit_plan_export_residual speaks
- * of stays: every rank begins with the mean of the saved ones, element by element; server residuals
- * go to who serves their elements now. So do 0/1 Adam's parameters and momentum between two
- * synchronisations: their means. Results then go on without a jump, but not to the bit.
+ * Another number of ranks may load a checkpoint. State that was equal on all ranks stays the same.
+ * Every rank begins with the mean of the saved worker residuals, element by element, so that the
+ * invariant of onebit_plan_export_residual holds; server residuals go to the ranks that now serve
+ * their elements. 0/1 Adam's parameters and momentum between two synchronisations become their
+ * means too. Results then continue without a jump, but not to the bit.
  *
  * Options may differ between saving and loading, but for the kind of optimizer, the tensors'
  * counts and the profile; from the freeze on also for exchange, shards, and which tensors are
- * uncompressed, of Efficient-Adam in its warm-up too. A part from within a warm-up is not loaded
- * where there is none. Exact is the continuation where nothing differs, or nothing but threads,
- * chunk_size, the codec, and bucket_size where no bit depends on it.
+ * uncompressed, of Efficient-Adam in its warm-up too. A part that was saved in a warm-up cannot be
+ * loaded by an optimizer without one. The continuation is exact if nothing differs, or only
+ * threads, chunk_size, the codec, and bucket_size where no bit depends on it.
  */
 #ifndef ONEBIT_CHECKPOINT_H
 #define ONEBIT_CHECKPOINT_H
@@ -40,9 +40,9 @@ extern "C" {
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes);
 
-/* Writes this rank's part with all that it has of the ranks' common state, not only its share: a
- * program in which one rank saves then lacks only the other ranks' own state. Parts of either call
- * load, also mixed.
+/* Writes this rank's part with all of the ranks' common state that it has, not only its share: if
+ * only one rank saves, just the other ranks' own state is missing. Parts of both calls can be
+ * loaded together.
  *   optimizer, memory, capacity, bytes, errors   as onebit_optimizer_save */
 onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
                                             size_t capacity, size_t *bytes);
@@ -64,10 +64,10 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
                                       const size_t *bytes, int count);
 
 /* Saves to files, a file a rank, in a directory that all ranks see (made if it is not there; its
- * parent must be). Collective. Whoever loads finds either the checkpoint that was there before,
- * whole, or the new one, whole, wherever saving was cut short: the parts of a new one get names of
- * their own, and count only when a manifest names them, which is replaced in one stroke when all of
- * them are on the disk.
+ * parent must be). Collective. If saving is interrupted at any point, loading finds either the
+ * complete previous checkpoint or the complete new one: the parts of a new checkpoint get new
+ * names, and are used only when a manifest names them, which is replaced atomically once all parts
+ * are on the disk.
  *   optimizer   the optimizer; unchanged
  *   directory   its path. In it files are made anew: a link in the place of one is removed, and not
  *               followed
@@ -76,7 +76,7 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
 /* Loads the latest checkpoint of onebit_optimizer_save_files. Collective. The call refuses files
- * that are damaged or no regular files, and waits for none. A rank has only the piece in memory
+ * that are damaged or no regular files, and waits for none. A rank holds only the piece in memory
  * that it needs at a time.
  *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
  *                       and the reason); where a file was changed, or its disk failed, after it had

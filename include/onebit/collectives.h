@@ -83,7 +83,7 @@ onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan
  * Errors: those of all collectives, above. */
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* The same three, returning at once. Collective.
+/* The same three collectives, which return at once. Collective.
  *   sendbuf, recvbuf, plan   as above; they belong to the library until the request is finished
  *   request                  out: finished by onebit_test or onebit_wait, which set it to NULL;
  *                            NULL when the call fails
@@ -99,8 +99,8 @@ onebit_status_t onebit_iallgather(const void *sendbuf, void *recvbuf, onebit_pla
 onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                        onebit_request_t *request);
 
-/* Moves the request on and says how it stands: ONEBIT_IN_PROGRESS, or its final status, and then
- * *request is NULL. onebit_wait returns only the final status. Local.
+/* Progresses the request. onebit_test returns ONEBIT_IN_PROGRESS, or the final status, and then
+ * sets *request to NULL; onebit_wait returns only the final status. Local.
  *   request   from a nonblocking call; where *request is NULL it is finished (ONEBIT_OK)
  * While one request is tested or waited for, the others of this process move on too, so the order
  * of waiting does not matter.
@@ -109,10 +109,10 @@ onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebi
 onebit_status_t onebit_test(onebit_request_t *request);
 onebit_status_t onebit_wait(onebit_request_t *request);
 
-/* Moves every request in flight on that shares comm's transport, without finishing any. Local.
+/* Progresses every request in flight that shares comm's transport, without finishing any. Local.
  *   comm   the communicator
- * Call it now and then from a long computation: it returns quickly when nothing has arrived. What
- * goes wrong in a request is reported when that request is tested.
+ * Call it now and then in a long computation: it returns quickly when nothing has arrived. An error
+ * of a request is reported when that request is tested.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_progress(onebit_comm_t comm);
 

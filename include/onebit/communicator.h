@@ -1,5 +1,5 @@
 /*
- * Communicators: who takes part, and how bytes move between them.
+ * Communicators: groups of ranks, and the transports that move bytes between them.
  *
  * A communicator is one rank's handle on a group of ranks. Six kinds exist: `self` (one rank),
  * `loopback` (the ranks are threads of one process; for tests, and for trying things out without
@@ -7,14 +7,14 @@
  * the library's own (onebit/sockets.h), and `custom`, over functions of the caller's
  * (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
  *
- * Waits: every wait for another rank is bounded. After 10, 60 and 300 seconds without a sign a rank
- * says on standard error whom it waits for; after ONEBIT_TIMEOUT seconds (default 600; 0 or
- * `never`: no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator is
- * aborted: all calls on all of its ranks end, as after onebit_comm_abort. That holds also when
+ * Waits: every wait for another rank is bounded. After 10, 60 and 300 seconds without progress a
+ * rank prints on standard error for which rank it waits; after ONEBIT_TIMEOUT seconds (default 600;
+ * 0 or `never`: no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator
+ * is aborted: all calls on all of its ranks end, as after onebit_comm_abort. That holds also when
  * ranks make their calls in different orders, when one makes a call that others do not, and when
  * one has died. Time in which a process was stopped, or did not call the library, counts as a
- * second at most. Creation calls of MPI and NCCL themselves, and work of the program on its own
- * streams of a device, are theirs to bound.
+ * second at most. The limit does not cover creation calls of MPI and NCCL themselves, nor the
+ * program's work on its own streams of a device.
  *
  * Threads: different communicators may be used from different threads at once; plans of one
  * communicator too, when the communicator is not MPI or when MPI was initialised with
@@ -80,11 +80,11 @@ int onebit_comm_hosts(onebit_comm_t comm);
  * Thread-safe. */
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 
-/* Gives up: ends every call in flight and every later one, on every rank, with an
- * ONEBIT_ERROR_TRANSPORT whose message says which rank gave up. What remains to be done is to
- * destroy what was made on it, and it; or onebit_comm_shrink. Local: returns at once, and the
- * others learn of it as they wait, or with their next call. Over NCCL it is ncclCommAbort, and
- * nccl_comm is gone; over functions of the caller's it calls `abort`, and they tell why. Once
+/* Aborts the communicator: ends every call in flight and every later one, on every rank, with an
+ * ONEBIT_ERROR_TRANSPORT whose message names the rank that aborted. Afterwards destroy the objects
+ * that were made on it, and the communicator; or call onebit_comm_shrink. Local: returns at once,
+ * and the others learn of it as they wait, or with their next call. Over NCCL it is ncclCommAbort,
+ * and nccl_comm is gone; over functions of the caller's it calls `abort`, and they tell why. Once
  * aborted, no more happens.
  *   comm   the communicator
  * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE it is then
@@ -92,7 +92,7 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
-/* Makes a communicator of the ranks that are left of one that has lost some. Collective over those;
+/* Makes a communicator of the remaining ranks of one that has lost some. Collective over those;
  * aborts comm if that has not happened. Ranks keep their order.
  *   comm        the communicator; still to be destroyed, with what was made on it
  *   survivors   out: the new one, owned by the caller; NULL when the call fails

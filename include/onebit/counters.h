@@ -18,15 +18,16 @@ extern "C" {
 /* Places of onebit_counters_t.passed; some are not used yet. */
 #define ONEBIT_COUNTERS_REASONS 16
 
-/* Set `size` to sizeof(onebit_counters_t), the call fills in the rest: of this process, since
- * MPI_Init, or since the first NCCL communicator. All zero where neither library is preloaded. */
+/* The counts of this process, since MPI_Init or since the first NCCL communicator; all are zero if
+ * neither library is preloaded. Set `size` to sizeof(onebit_counters_t), the call fills in the
+ * rest. */
 typedef struct onebit_counters {
   size_t size;
   uint64_t calls;      /* allreduces, and the other collectives that rules name */
   uint64_t compressed; /* those that were compressed; all others were passed on */
-  uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by why: onebit_counters_reason */
+  uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by reason: onebit_counters_reason */
   uint64_t bytes_sent;                      /* by the compressed calls of this rank */
-  uint64_t bytes_dense;                     /* what the same calls had sent in full precision */
+  uint64_t bytes_dense;                     /* bytes of the same calls in full precision */
   /* Seconds in dense and in compressed calls of tensors that have been compressed: of blocking
    * calls and, over NCCL, of calls that were timed on their stream. */
   double seconds_dense, seconds_compressed;

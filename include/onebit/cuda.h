@@ -21,9 +21,9 @@
  *   over an MPI that takes         The same, but messages stay in memory of the device, which
  *   memory of the device           stamps and judges them as over NCCL. Whether it does, MPI says.
  *
- * Not known when they return, but where messages are staged: whether a call ended well
- * (ONEBIT_SKIPPED, an error of another rank). That is what the two synchronize calls are for. The
- * rules of onebit/collectives.h hold: on such a call nothing is changed, on any rank.
+ * Unless messages are staged, it is not known when a call returns whether it ends well
+ * (ONEBIT_SKIPPED, an error of another rank): the two synchronize calls report that. The rules of
+ * onebit/collectives.h hold: a call that does not end well changes nothing, on any rank.
  *
  * Errors of all of them: those of the call without a stream; ONEBIT_ERROR_ARGUMENT for memory of
  * the host or of another device, for a plan or an optimizer on the host, and for a stream of
@@ -70,10 +70,10 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped);
 
 /* Multiplies the result of the plan's latest call on a stream by a factor: by the number of ranks,
- * and the mean is a sum. Where that call did not end well the result becomes not-a-number
- * throughout, on every rank, so that nobody who does not wait for its status takes what was in
- * recvbuf for it; loss scaling sees it as it sees infinity. That is what a product beyond float16
- * becomes, as the dense sum would be that it stands for. Local.
+ * and the mean is a sum. If that call did not end well all of the result becomes not-a-number, on
+ * every rank, so that a program that does not wait for the status does not take the old contents of
+ * recvbuf for a result; loss scaling treats it as it treats infinity. A product too large for
+ * float16 becomes infinity, as the dense sum would. Local.
  *   recvbuf   that call's
  *   factor    1 leaves a result as it is
  *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call has
@@ -115,13 +115,13 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
  *     onebit_optimizer_ready_stream(optimizer, tensor, that stream);
  *   onebit_optimizer_step_stream(optimizer, rate, stream);
  *
- * The gradient is final when what is on the stream by then is complete: the tensor's bucket
- * (bucket_size) waits for that, and for nothing that is put there later. The step's update is put
- * behind the stream of onebit_optimizer_step_stream, which must be behind the backward pass on all
- * of its streams, and what is put on that one next finds the new parameters. Over NCCL all ranks
- * send buckets in the same order, from the last tensors to the first: a bucket that is full leaves
- * when those before it have left, so let tensors become ready in about that order. Each rank may
- * call ready in an order of its own, or make its step without. No bit of any result depends on it.
+ * The gradient is final when the work that is on the stream at the call is complete: the tensor's
+ * bucket (bucket_size) waits for that work, and not for later work. The step's update is put behind
+ * the stream of onebit_optimizer_step_stream, which must be behind the backward pass on all of its
+ * streams, and what is put on that one next finds the new parameters. Over NCCL all ranks send
+ * buckets in the same order, from the last tensors to the first: a bucket that is full leaves when
+ * those before it have left, so let tensors become ready in about that order. Each rank may call
+ * ready in an order of its own, or make its step without. No bit of any result depends on it.
  *   optimizer       made for memory of a device
  *   learning_rate   as in onebit_optimizer_begin
  *   tensor          as in onebit_optimizer_ready
@@ -137,10 +137,10 @@ onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, floa
 onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size_t tensor,
                                               cudaStream_t stream);
 
-/* From the next step on the learning rate is what lies in memory of the device when the step runs,
- * so that one captured graph serves any rate: write the next one there before it is launched. A
- * graph keeps the address that it was captured with. Local; the ranks need not agree on whether
- * there is one, but on the rate, which travels with the messages as ever.
+/* Makes steps read the learning rate from memory of the device when they run, from the next step
+ * on, so that one captured graph serves any rate: write the next rate there before it is launched.
+ * A graph keeps the address that it was captured with. Local; some ranks may use a pointer and
+ * others not, but all must have the same rate, which is compared in the messages as always.
  *   optimizer   made for memory of a device, over NCCL, a CUDA-aware MPI or with one rank; not 0/1
  *               Adam
  *   rate        one float32 in memory of the optimizer's device, finite and not negative; the

@@ -1,7 +1,7 @@
 /*
- * Communicators over a transport of the caller's: a handful of functions that send, receive and
- * test move the bytes. For networks and frameworks that the library does not know (Gloo, libfabric,
- * sockets): every schedule, plan and optimizer works on such a communicator as it does over MPI.
+ * Communicators over a transport of the caller's: a few functions that send, receive and test move
+ * the bytes. For networks and frameworks that the library does not know (Gloo, libfabric, sockets):
+ * every schedule, plan and optimizer works on such a communicator as it does over MPI.
  */
 #ifndef ONEBIT_CUSTOM_H
 #define ONEBIT_CUSTOM_H
@@ -49,8 +49,9 @@ typedef struct onebit_transport_callbacks {
   int (*test)(void *context, void *operation, double seconds, size_t *bytes);
   /* Gives up an operation that is not complete. Its memory is not accessed after this returns. */
   void (*cancel)(void *context, void *operation);
-  /* May be NULL. This rank has failed, or could not make the communicator: makes the operations of
-   * the other ranks that wait for it fail, so that they need not wait for `timeout`. */
+  /* May be NULL. Called when this rank has failed, or could not make the communicator: makes the
+   * other ranks' operations that wait for this rank fail, so that they do not wait for
+   * `timeout`. */
   void (*abort)(void *context);
   /* May be NULL. The text for onebit_last_error: one line about a code that another function has
    * just returned to this thread, valid until this thread's next call. */
@@ -58,7 +59,7 @@ typedef struct onebit_transport_callbacks {
   /* May be NULL. Called now and then while a rank waits for something else, so that a transport
    * without threads of its own can make progress. */
   void (*progress)(void *context);
-  /* May be NULL. The communicator is destroyed; the last call. */
+  /* May be NULL. Called last, when the communicator is destroyed. */
   void (*release)(void *context);
   /* Ranks that give the same name share a host, and its /dev/shm. NULL: what gethostname says. Not
    * kept. */

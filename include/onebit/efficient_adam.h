@@ -1,7 +1,7 @@
 /*
- * Efficient-Adam with one bit: Adam whose second moments stay alive, compressed after 40 steps in 8
- * bits. Nothing freezes, and there is nothing to tune besides what Adam has: take the learning rate
- * that dense Adam takes.
+ * Efficient-Adam with one bit: Adam whose second moments are updated in every step, compressed to
+ * one bit after 40 steps in 8 bits. Nothing is frozen, and there are no options to tune besides
+ * Adam's: take the learning rate of dense Adam.
  *
  * In the warm-up the ranks exchange gradients in common.warmup_bits, divided by the root of second
  * moments that all ranks share; C is that exchange, with the error fed back:

@@ -1,7 +1,8 @@
 /*
- * The choice of a training's method: a dense exchange in each step, one in 8 bits, one in one bit,
- * or local steps with an outer step. The best depends on the link and on what a step computes, so
- * both are measured, the ranks agree on the slowest, and all come to the same choice:
+ * The choice of a training's method: in each step a dense exchange, one in 8 bits or one in one
+ * bit, or local steps with an outer step. The best method depends on the link and on the time that
+ * a step computes. So both are measured, the slowest rank counts, and all ranks make the same
+ * choice:
  *
  *   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
  *   choice.elements = count;
@@ -48,10 +49,10 @@ typedef struct onebit_method_choice {
   /* The caller gives these; zero means the default. All ranks give the same, but for compute. */
   size_t elements; /* that the ranks exchange */
   double compute;  /* seconds of a step of this rank without exchanges; the slowest rank's count */
-  int methods;     /* those that may be chosen, the sum of 1 << method; default all */
+  int methods;     /* methods that may be chosen, the sum of 1 << method; default all */
   int blocking;    /* nonzero: an exchange begins when the gradients are computed */
-  onebit_method_t current; /* the training's now, which stays where no other is worth it */
-  double step;             /* seconds of its steps, as they were seen; 0: they were not */
+  onebit_method_t current; /* the training's present method; it stays unless another is worth it */
+  double step;             /* measured seconds of its steps; 0: not measured */
   /* By method: seconds that its steps take beyond the model; out: that of `current`, from step. */
   double extra[4];
   /* The most that a host may send; default any. A method that sends more is not chosen; a warm-up
@@ -96,7 +97,7 @@ typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method
 onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t *choice,
                                       onebit_method_exchange_t exchange, void *context);
 
-/* Chooses. Collective, also where exchanges have been measured before.
+/* Chooses a method. Collective, also if exchanges have been measured before.
  *   comm     the ranks
  *   choice   out: what is chosen; compute becomes the slowest rank's
  * Errors: ONEBIT_ERROR_ARGUMENT (a number that is negative or not finite, a method that is none, or

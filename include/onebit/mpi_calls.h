@@ -1,10 +1,11 @@
 /*
- * Calls in the shape of MPI's: a program that sums gradients with MPI_Allreduce writes
- * ONEBIT_Allreduce instead, and 8 bits an element are sent, with which every optimizer trains as
- * with dense sums. ONEBIT_BITS, equal on all ranks, asks for fewer: 1 is for sums that go to SGD
- * with momentum, while a program's own Adam trains worse with less than 8 (docs/preload.md). The
- * program creates and destroys nothing: the plan of a tensor (onebit/plan.h) belongs to the
- * communicator, is created by the first call, and ends with MPI_Comm_free or MPI_Finalize.
+ * Compressed collectives with the arguments of MPI's. A program that sums gradients with
+ * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits an element: with these every
+ * optimizer trains as with dense sums. The environment variable ONEBIT_BITS, equal on all ranks,
+ * sets fewer bits: 1 is for sums that go to SGD with momentum, while a program's own Adam trains
+ * worse with less than 8 (docs/preload.md). The program creates and destroys nothing: the plan of a
+ * tensor (onebit/plan.h) belongs to the communicator, is created by the first call, and ends with
+ * MPI_Comm_free or MPI_Finalize.
  *
  * Tensors. The residual belongs to a tensor, which each rank identifies by its two buffers, count,
  * type and operation: every tensor needs a pair of buffers of its own. Until a program's calls on a
@@ -23,9 +24,9 @@
  * that are not finite, communicators of one rank, tensors for which there is no memory.
  *
  * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and
- * ranks give the same count, type and operation. A call that can not be of use is an error, not a
- * dense call: other types than those below, other operations than MPI_SUM and ONEBIT_AVG,
- * inter-communicators.
+ * ranks give the same count, type and operation. A call that cannot be compressed in principle is
+ * an error, not a dense call: with other types than those below, other operations than MPI_SUM and
+ * ONEBIT_AVG, or an inter-communicator.
  *
  * Errors. The results are MPI's error codes; an error is reported through the communicator's error
  * handler (which by default ends the program) and onebit_last_error() has a message for it. All
@@ -59,16 +60,16 @@ extern "C" {
  * not make them, or is not initialised. Local; owned by the library, gone with MPI_Finalize.
  * Thread-safe.
  * A sum that is beyond the largest float16 is infinity, compressed or not: a program with a loss
- * scale looks for that. A mean that is compressed is +-65504 there; one that is not is a sum that
- * is divided. */
+ * scale looks for that. There a compressed mean is +-65504; a mean that is not compressed is the
+ * sum, divided. */
 MPI_Datatype ONEBIT_Type_bfloat16(void);
 MPI_Datatype ONEBIT_Type_float16(void);
 #define ONEBIT_BFLOAT16_TYPE ONEBIT_Type_bfloat16()
 #define ONEBIT_FLOAT16_TYPE  ONEBIT_Type_float16()
 
-/* The mean over the ranks. Only for the calls below: in MPI's own it sets every bit of the result,
- * which is not-a-number. MPI_OP_NULL where MPI can not make it. Local; owned by the library, gone
- * with MPI_Finalize. Thread-safe. */
+/* The operation that computes the mean over the ranks. It is only for the calls below: in MPI's own
+ * calls it sets every bit of the result, which is then not-a-number. MPI_OP_NULL where MPI can not
+ * make it. Local; owned by the library, gone with MPI_Finalize. Thread-safe. */
 MPI_Op ONEBIT_Op_average(void);
 #define ONEBIT_AVG ONEBIT_Op_average()
 
@@ -80,8 +81,8 @@ MPI_Op ONEBIT_Op_average(void);
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm);
 
-/* MPI_Allgather, compressed: what each rank sent, and what it kept of the calls before, as one bit
- * an element. Collective.
+/* MPI_Allgather, compressed: each rank's elements plus its residual of earlier calls travel as one
+ * bit an element. Collective.
  *   sendbuf    sendcount elements, or MPI_IN_PLACE: they are in this rank's place in recvbuf, and
  *              sendcount and sendtype do not matter
  *   recvbuf    out: recvcount elements of each rank, in rank order
@@ -99,7 +100,7 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm);
 
-/* The tensors in this buffer begin anew: this rank's residuals of them become zero, as before the
+/* Forgets the tensors in this buffer: this rank's residuals of them become zero, as before the
  * first call. To be called on every rank, between two calls, before a buffer is used for another
  * tensor with the same count, type and operation. Local.
  *   buffer   as given to earlier calls, for sending or receiving; one never given is fine
@@ -107,25 +108,26 @@ int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcoun
  * error is kept). */
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm);
 
-/* A call in flight, or a persistent one. Not an MPI_Request: MPI moves only its own operations on,
- * and has no way to be asked to wait for another library's without a thread. (The preload library
- * stands before MPI_Wait and its like, so programs that run under it use MPI's own calls.) */
+/* A call in flight, or a persistent one. It is not an MPI_Request: MPI progresses only its own
+ * operations, and cannot wait for another library's without a thread. (The preload library stands
+ * before MPI_Wait and its like, so programs that run under it use MPI's own calls.) */
 typedef struct onebit_mpi_request *ONEBIT_Request;
 #define ONEBIT_REQUEST_NULL ((ONEBIT_Request)0)
 
 /* MPI_Iallreduce, compressed. Collective. Until the ranks have found that their calls repeat it
  * waits for the other ranks to make the same call; from then on it returns at once.
  *   request   out: to be tested or waited for; ONEBIT_REQUEST_NULL when the call fails
- * Buffers belong to the library until the request is done. Calls in flight move on in calls of this
- * library; a rank that waits in MPI's own calls for what another does after ONEBIT_Wait may wait
- * for ever. They are done in the order in which they began, on whichever of them a rank waits.
+ * Buffers belong to the library until the request is done. Calls in flight progress only in calls
+ * of this library: a rank that waits in MPI's own calls for something that another rank does after
+ * ONEBIT_Wait may wait for ever. Calls complete in the order in which they began, whichever of them
+ * a rank waits for.
  * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Those of the exchange come
  * with the test or the wait. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request);
 
-/* MPI-4's MPI_Allreduce_init: a call that ONEBIT_Start makes again and again, ONEBIT_Iallreduce
- * each time. Local, but ONEBIT_Start is collective, in the same order on all ranks.
+/* MPI-4's MPI_Allreduce_init: makes a request whose call ONEBIT_Start begins again and again, each
+ * time as ONEBIT_Iallreduce. Local, but ONEBIT_Start is collective, in the same order on all ranks.
  *   info      not looked at
  *   request   out: inactive
  * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). */
@@ -137,8 +139,8 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
  * Errors: those of all calls, above; MPI_ERR_REQUEST (NULL, no request, not persistent, active). */
 int ONEBIT_Start(ONEBIT_Request *request);
 
-/* Wait for a request, or see whether it is done. Then a persistent one is inactive, and another
- * becomes ONEBIT_REQUEST_NULL. Local.
+/* ONEBIT_Wait waits for a request, ONEBIT_Test tests whether it is done. A persistent request that
+ * is done is inactive, and any other becomes ONEBIT_REQUEST_NULL. Local.
  *   request   ONEBIT_REQUEST_NULL and inactive ones are done
  *   flag      out: 1 when it is done, 0 when not
  *   status    out: empty, as MPI's of a collective; or MPI_STATUS_IGNORE
@@ -148,7 +150,7 @@ int ONEBIT_Start(ONEBIT_Request *request);
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status);
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
 
-/* Waits for all of them. Local.
+/* Waits for several requests. Local.
  *   requests   count of them
  *   statuses   out: count of them, or MPI_STATUSES_IGNORE
  * Errors: MPI_ERR_IN_STATUS (of one or more: in statuses[i].MPI_ERROR; the others are done too),

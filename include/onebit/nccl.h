@@ -1,6 +1,6 @@
 /*
- * Communicators over NCCL (2.18 or newer): GPUs talk to each other and no host is in between. In a
- * header of its own; not available, and not linked, in a library built without NCCL.
+ * Communicators over NCCL (2.18 or newer): GPUs exchange messages without a host in between. They
+ * have a header of their own; a library built without NCCL does not have them.
  */
 #ifndef ONEBIT_NCCL_H
 #define ONEBIT_NCCL_H

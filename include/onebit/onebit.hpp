@@ -1,17 +1,17 @@
 /*
  * onebit for C++14: RAII handles, errors as exceptions, buffers with their
  * counts. Header-only, a thin layer over onebit/onebit.h: every call is one call of the C
- * interface, whose header is its manual; what is said here is what differs. Communicators over MPI
- * are in onebit/mpi.hpp; for those over NCCL and calls on streams give get() to the calls of
- * onebit/nccl.h and onebit/cuda.h.
+ * interface, whose header is its manual; the comments here describe the differences. Communicators
+ * over MPI are in onebit/mpi.hpp; for those over NCCL and calls on streams give get() to the calls
+ * of onebit/nccl.h and onebit/cuda.h.
  *
  * Errors. What returns a negative status in C throws onebit::error, with that status and the
  * message of onebit_last_error. ONEBIT_SKIPPED is no exception, and ONEBIT_WARNING and
  * ONEBIT_IN_PROGRESS are none: calls that can end so return the status.
  *
- * No rank is left hanging, here either. A buffer that does not fit its plan is told to the other
- * ranks as a wrong argument before the exception is thrown. Whoever catches the exception of one
- * collective call must not skip later ones on that rank alone.
+ * No rank waits in vain here either. If a buffer does not fit its plan, the other ranks are told of
+ * a wrong argument before the exception is thrown. Whoever catches the exception of one collective
+ * call must not skip later ones on that rank alone.
  *
  * Handles can be moved and not copied. One that is moved from, or made without arguments, is empty:
  * get() is NULL. What is made on a communicator must go before it, and a request before its plan,
@@ -251,7 +251,7 @@ private:
       complain("the buffer to send", send.count(), send.element(), send_);
     complain("the buffer to receive", receive.count(), receive.element(), receive_);
   }
-  /* Buffers that do not fit become NULL, which the other ranks are told of. */
+  /* Passes buffers; those that do not fit become NULL, of which the other ranks are told. */
   onebit_status_t run(onebit_status_t (*call)(const void *, void *, onebit_plan_t),
                       const input &send, const output &receive) {
     if (fits(send, send_) && fits(receive, receive_))

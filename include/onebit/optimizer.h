@@ -1,5 +1,5 @@
 /*
- * Optimizers that converge with one bit an element: what they have in common. Each has a header
+ * The common interface of the optimizers, which converge with one bit an element. Each has a header
  * with its formulas, its options and the call that makes one:
  *
  *   efficient_adam.h  Efficient-Adam with one bit: the one to begin with
@@ -24,11 +24,11 @@
  * are computed in double and rounded once. Mean gradients are float32 too, in memory and in dense
  * messages.
  *
- * What a gradient counts as. The array's value times gradient_factor (1 / k, where it is the sum
- * over k micro-batches), divided by the loss scale if there is one, times the factor of clipping:
- * one multiplication, before it is added to any other rank's. A rank that has no gradient of a
- * tensor sets NULL (onebit_optimizer_set_gradient): zeros. A step is skipped when what some
- * gradient counts as is not finite, or too large for sums of squares in float32.
+ * The value of a gradient. The array's value is multiplied by gradient_factor (1 / k, if it is the
+ * sum over k micro-batches), divided by the loss scale if there is one, and multiplied by the
+ * factor of clipping: in one multiplication, before it is added to any other rank's. A rank that
+ * has no gradient of a tensor sets NULL (onebit_optimizer_set_gradient): zeros. A step is skipped
+ * if some gradient's value is not finite, or too large for sums of squares in float32.
  *
  * Loss scaling. With initial_loss_scale the caller multiplies its loss by the scale that
  * onebit_optimizer_get_loss_scale tells, and the step divides. A step that is skipped because some
@@ -38,14 +38,14 @@
  *
  * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
  *   norm = sqrt(mean over ranks of |gradient of the rank|^2)
- * and |.| is the Euclidean norm over all tensors. It is the same in all stages, which the norm of
- * the mean gradient could not be: nobody has that once bits travel. It is never less than that one,
- * and with independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients
- * and one message of four bytes, before the first bit can leave. A norm from 2^32 on counts as not
- * finite: the step is skipped.
+ * and |.| is the Euclidean norm over all tensors. It is defined in all stages, unlike the norm of
+ * the mean gradient, which no rank knows once bits travel. It is never less than that one, and with
+ * independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients and one
+ * message of four bytes, before the first bit can leave. A norm from 2^32 on counts as not finite:
+ * the step is skipped.
  *
- * Ranks that are lost, and ranks that come. When a step fails because a rank is gone, the others go
- * on in the same job (onebit_optimizer_shrink), without a file, and others may join them
+ * Lost ranks and new ranks. When a step fails because a rank was lost, the other ranks can continue
+ * in the same job (onebit_optimizer_shrink), without a file, and new ranks can join them
  * (onebit_optimizer_move). docs/reliability.md shows how.
  */
 #ifndef ONEBIT_OPTIMIZER_H
@@ -183,7 +183,7 @@ typedef struct onebit_optimizer_options {
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
-/* The same step in parts, so that it overlaps with the backward pass:
+/* Make the same step in parts, so that it overlaps with the backward pass:
  *
  *   onebit_optimizer_begin(optimizer, rate);
  *   for each tensor, as the backward pass comes to it:
@@ -203,18 +203,18 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  *                   without elements need not be ready
  * From ready to the end of step the tensor's gradient is the library's to read. Parameters do not
  * change before step.
- * What is wrong is said at once, and again by the step, which then fails on every rank and changes
+ * An error is returned at once, and again by the step, which then fails on every rank and changes
  * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
- * none) it is not told further. What goes wrong in an exchange is reported by step.
- * On a device what the gradient is read from must be complete when ready is called;
- * onebit_optimizer_ready_stream (onebit/cuda.h) waits for nothing.
+ * none) the other ranks are not told. Errors of an exchange are returned by step. On a device what
+ * the gradient is read from must be complete when ready is called; onebit_optimizer_ready_stream
+ * (onebit/cuda.h) waits for nothing.
  * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer; a learning_rate out of range; begin with a step
  * open; ready with none open, for a tensor that is not in the list, or for the second time; a step
  * that was begun on a stream), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 
-/* From the next step on this rank's gradient of a tensor is in another array, or there is none.
+/* Sets the array of this rank's gradient of a tensor from the next step on, or that there is none.
  * Local; not while a step is open, nor while a graph replays one. Steps that are under way on
  * streams read what they began with. The ranks need not agree.
  *   optimizer   the optimizer
@@ -225,8 +225,8 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient);
 
-/* From the next step on a tensor's learning rate is the step's times this factor, in place of
- * learning_rate_factor of onebit_tensor_t; likewise its weight decay. So groups of tensors may have
+/* Set a tensor's factor of the step's learning rate from the next step on, in place of
+ * learning_rate_factor of onebit_tensor_t; and its weight decay. So groups of tensors may have
  * schedules of their own. Local and without a message, but the ranks must give the same, between
  * the same steps: the next step says so where they do not (a step whose rate is in memory of the
  * device does not look). Neither is part of what the ranks exchange, nor of residuals and moments:
@@ -244,10 +244,10 @@ onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t opt
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay);
 
-/* From the next step on beta1, of momentum SGD `momentum`, is this, as schedules change it along
- * with the learning rate. Local and without a message, but the ranks must give the same, between
- * the same steps: the next step says so where they do not (a step whose rate is in memory of the
- * device does not look). A step's bias correction is that of its beta1, for all steps, as in
+/* Sets beta1 from the next step on (with momentum SGD `momentum`), for schedules that change it
+ * along with the learning rate. Local and without a message, but the ranks must give the same,
+ * between the same steps: the next step says so where they do not (a step whose rate is in memory
+ * of the device does not look). A step's bias correction is that of its beta1, for all steps, as in
  * PyTorch. Right after the freeze it waits for the second compressed step: the momentum of the
  * first is multiplied by the old one already. Checkpoints do not have it: before loading one set
  * what the latest step had. A step that a CUDA graph has captured keeps its own. Not while a step
@@ -258,21 +258,21 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1);
 
-/* From the next step on the ranks must have the same tag, a number of the caller's: it is compared
- * with the learning rate, so that ranks whose programs have come apart (one has left a step out)
- * fail in the step and exchange nothing of different steps. Local and without a message of its own;
- * not while a step is open; waits for steps on streams. 0 in the beginning and after
+/* Sets a tag, a number of the caller's that must be equal on all ranks from the next step on: it is
+ * compared along with the learning rate, so that ranks whose programs have diverged (one has left a
+ * step out) fail in the step and do not mix different steps. Local and without a message of its
+ * own; not while a step is open; waits for steps on streams. 0 in the beginning and after
  * onebit_optimizer_move; checkpoints do not have it.
  *   optimizer   the optimizer
  *   tag         any number
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag);
 
-/* Takes parameters of 16 bits as they are now: the caller has written to some of them, and the
- * next step is to go on from that. Without this call it goes on from the master values, and what
- * was written is lost. Parameters that are their rounded master value keep it; those of float32
- * have no other values. Local, and all ranks must have written the same; reads all parameters, and
- * waits for steps on streams.
+/* Takes over parameters of 16 bits to which the caller has written: the next step continues from
+ * their present values. Without this call it goes on from the master values, and what was written
+ * is lost. Parameters that are their rounded master value keep it; those of float32 have no other
+ * values. Local, and all ranks must have written the same; reads all parameters, and waits for
+ * steps on streams.
  *   optimizer   the optimizer; not while a step is open
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_DEVICE. */
@@ -290,8 +290,8 @@ onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer);
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer);
 
-/* From now on every so many calls of onebit_optimizer_step begin with that comparison. Local, but
- * the ranks must give the same number, between the same steps.
+/* Makes every `steps`-th call of onebit_optimizer_step begin with that comparison from now on.
+ * Local, but the ranks must give the same number, between the same steps.
  *   optimizer   the optimizer
  *   steps       0: no more after the first step, as it is from the beginning
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an optimizer that counts its
@@ -326,9 +326,9 @@ typedef struct onebit_optimizer_info {
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
   int synchronized;          /* 0: parameters may differ between ranks, by 0/1 Adam's local steps */
-  uint64_t exchanges[3];     /* steps that sent dense gradients, compressed ones, nothing */
+  uint64_t exchanges[3];     /* steps that sent dense gradients; compressed ones; nothing */
   double bits;               /* an element of what is compressed, in the next step: the mean */
-  uint64_t moves;            /* how often a bucket has changed its bits (max_bits) */
+  uint64_t moves;            /* changes of a bucket's bits so far (max_bits) */
 } onebit_optimizer_info_t;
 
 /* Reports the optimizer's state. Local; reads the state once for the norms, and on a device waits

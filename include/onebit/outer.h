@@ -1,7 +1,8 @@
 /*
- * The outer step: every rank trains by itself for many steps, and then the ranks exchange how far
- * they have come. For networks of 10 Mbit/s to 10 Gbit/s, between sites above all: between two
- * exchanges there is no traffic at all, and what an exchange sends is one bit an element.
+ * The outer step: every rank trains by itself for many steps, and then the ranks exchange the
+ * change of their parameters. For networks of 10 Mbit/s to 10 Gbit/s, between sites above all:
+ * between two exchanges there is no traffic at all, and what an exchange sends is one bit an
+ * element.
  *
  *   x   the consensus: float32, the same on all ranks to the bit, at first the parameters
  *   p   this rank's parameters, which any optimizer updates from this rank's gradients
@@ -45,8 +46,8 @@
  *
  * Mixed precision. Where parameters are float16 or bfloat16 the consensus is float32. The drift is
  * then what has changed since the parameters were last set, so rounding is no drift. An inner
- * optimizer that keeps float32 master values of its own would not see what the outer step does to
- * the parameters: give the tensors of the master values here.
+ * optimizer with float32 master values of its own would not notice that the outer step changes the
+ * parameters: then pass the tensors of the master values here.
  *
  * Not-a-number. If the drift of some rank is not finite every rank skips that exchange. The rank
  * whose drift it was goes back to the consensus; the others train on, and what they have done
@@ -84,13 +85,13 @@ typedef enum onebit_outer_rule {
   ONEBIT_OUTER_NESTEROV = 2
 } onebit_outer_rule_t;
 
-/* bits: float32, without compression and residuals. */
+/* A value of bits: float32, without compression and residuals. */
 #define ONEBIT_OUTER_DENSE 32
 
-/* bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements of a
- * tensor every rank sends the 64 of the largest compensated drift to all others, two bits each and
- * their positions, 0.164 bits an element in all; the next exchange adds 0.95 of the residual. As
- * published it goes with MEAN. Memory: 8 bytes an element for the residual. */
+/* A value of bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements
+ * of a tensor every rank sends the 64 of the largest compensated drift to all others, two bits each
+ * and their positions, 0.164 bits an element in all; the next exchange adds 0.95 of the residual.
+ * As published it goes with MEAN. Memory: 8 bytes an element for the residual. */
 #define ONEBIT_OUTER_SPARSE (-1)
 
 /* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the

@@ -96,9 +96,9 @@ typedef enum onebit_device {
   ONEBIT_DEVICE_CUDA = 1
 } onebit_device_t;
 
-/* block_size: one scale for a whole worker buffer and one for a whole server share. Costs the
- * overlap of compressing and sending, since no message can leave before the last element is
- * read. */
+/* A value of block_size: one scale for a whole worker buffer and one for a whole server share.
+ * Costs the overlap of compressing and sending, since no message can leave before the last element
+ * is read. */
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
 /* Start from ONEBIT_PLAN_OPTIONS_INIT. In every field zero means the default. All ranks must give

@@ -9,15 +9,15 @@
  *
  * every hundred steps or so, which names the tensor that one bit is too little for.
  *
- * The residual ratio. What a rank could not say with one bit an element it keeps and says later
- * (error feedback). residual_ratio is the Euclidean norm of what it keeps, relative to that of the
- * signal: of what came back from the latest exchange of bits, in the same elements. With 1-bit
+ * The residual ratio. A rank keeps the error that one bit an element leaves, and adds it to the
+ * next message (error feedback). residual_ratio is the Euclidean norm of this residual, relative to
+ * that of the signal: the result of the latest exchange of bits, in the same elements. With 1-bit
  * Adam, LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the
  * mean gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten
  * means that it takes some ten steps to come. Tensors stay below 4 where each block has a scale of
  * its own (exchanging steps: below 8), and below 8 where one root mean square serves all;
- * docs/scales.md has the measurement. What goes far beyond is a tensor, or a part of one, that is
- * small beside what it shares a scale with.
+ * docs/scales.md has the measurement. A ratio far above that belongs to a tensor, or a part of one,
+ * that is small relative to the other elements of its scale.
  *
  * All numbers are this rank's own, and those of residuals differ between ranks: each keeps what
  * its own gradients left, in the hierarchical schedule of a part of the elements only. Where 1-bit
@@ -41,8 +41,8 @@ typedef struct onebit_optimizer_statistics {
   size_t size;
   onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
   double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
-  uint64_t dense_bytes;         /* sent by the warm-up so far, skipped steps too */
-  uint64_t bits_bytes;          /* and compressed */
+  uint64_t dense_bytes;         /* bytes sent by the warm-up so far, skipped steps included */
+  uint64_t bits_bytes;          /* bytes sent in compressed steps so far */
   /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
    * them went into the work on messages (compressing, adding up; converting dense ones), into
    * sending, receiving and waiting for other ranks, and into updating parameters and state. What is
@@ -69,7 +69,7 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
 typedef struct onebit_tensor_statistics {
   size_t size;
   size_t count;          /* elements */
-  int uncompressed;      /* it is exchanged in full precision in all stages */
+  int uncompressed;      /* nonzero: exchanged in full precision in all stages */
   double parameter_norm; /* of the master values, where there are such */
   double momentum_norm;  /* of the momentum, or of what is exchanged in its place */
   double residual_norm;  /* of this rank's residual */
@@ -77,10 +77,10 @@ typedef struct onebit_tensor_statistics {
   double coefficient;    /* 1-bit LAMB: c; else 0 */
   double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
   int bits;              /* an element of its bucket, in the next step; 0: it is uncompressed */
-  uint64_t moves;        /* how often they have changed (max_bits) */
+  uint64_t moves;        /* changes of these bits so far (max_bits) */
 } onebit_tensor_statistics_t;
 
-/* Reports those of one tensor. Reads its state once.
+/* Reports the statistics of one tensor. Reads its state once.
  *   optimizer    the optimizer
  *   tensor       place in the list that the optimizer was made from
  *   statistics   out: all of it; `size` is set by the caller

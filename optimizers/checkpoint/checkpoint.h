@@ -1,17 +1,17 @@
 /*
- * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it, on top of the
- * list of sections (optimizers/state.h):
+ * The code of checkpoints, on top of the list of sections (optimizers/state.h). docs/checkpoints.md
+ * describes the format.
  *
- *   part.c                 a part: its header and its list of sections, checked
- *   save.c                 which element is where; the state of an object to a part
- *   optimizer.c            an optimizer's state, and the calls that save it
- *   parts.c                what the parts of all ranks have of some elements
- *   restore.c, messages.c  and that into an optimizer; momentum that was sent
- *   merge.c, merge_pieces.c    what several ranks have, over a communicator, to one part
- *   files.c, directory.c   all that in a directory
+ *   part.c                 opens a part, and checks its header and its list of sections
+ *   save.c                 finds positions of elements; writes the state of an object to a part
+ *   optimizer.c            lists an optimizer's state; the calls that save it
+ *   parts.c                reads elements from the parts of all ranks
+ *   restore.c, messages.c  restore an optimizer from parts; momentum that was sent
+ *   merge.c, merge_pieces.c    merge the state of several ranks, over a communicator, into one part
+ *   files.c, directory.c   save and load parts in a directory
  *
- * Everything is told in elements: of all tensors, one after the other in the order of their list.
- * What fills tensors up in profile deepspeed has numbers of its own.
+ * Positions are numbers of elements, counted through all tensors in the order of their list. The
+ * padding of tensors in profile deepspeed is counted apart.
  */
 #ifndef OB_OPTIMIZERS_CHECKPOINT_H
 #define OB_OPTIMIZERS_CHECKPOINT_H
@@ -35,13 +35,13 @@ enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
 struct ob_part_header {
   unsigned char magic[8];
   uint32_t version, order;
-  uint64_t bytes;    /* of the part */
+  uint64_t bytes;    /* bytes of the part */
   uint64_t front;    /* bytes before the first section */
-  uint64_t checksum; /* of these, with zero here */
+  uint64_t checksum; /* of the front, with zero in this field */
   /* The fields from here to `rank` are the same in all parts of a checkpoint. */
   char kind[16];
   uint32_t library, profile;
-  uint32_t ranks, hosts; /* hosts: of a hierarchical schedule, or 0 */
+  uint32_t ranks, hosts; /* hosts: those of a hierarchical schedule, or 0 */
   /* The first three of an optimizer, or the others of an outer step. */
   union {
     struct {
@@ -55,7 +55,7 @@ struct ob_part_header {
   uint64_t tensors, elements, padding;
   uint64_t steps, frozen_at, exchanges[3];
   double variance_ratio;
-  uint64_t window, numbers; /* how many norms and numbers of the method's own */
+  uint64_t window, numbers; /* the numbers of norms, and of the method's own numbers */
   /* The fields from here on are this rank's. */
   uint32_t rank, host, local_rank, reserved;
   uint64_t skipped, good_steps;
@@ -70,8 +70,8 @@ struct ob_part_tensor {
 
 struct ob_part_section {
   uint32_t what, space;
-  uint64_t first, count; /* elements, or the list of numbers that it has */
-  uint64_t offset;       /* in the part: where the one before ends */
+  uint64_t first, count; /* its elements, or entries of a list of numbers */
+  uint64_t offset;       /* in the part, where the section before it ends */
   uint64_t checksum;
 };
 
@@ -82,10 +82,12 @@ struct ob_checksum {
 };
 
 struct ob_checksum ob_checksum_begin(void);
-void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes); /* times 8 */
+/* `bytes` is a multiple of 8. */
+void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes);
 uint64_t ob_checksum_end(const struct ob_checksum *sum);
 
-/* Bytes of a section of `count` numbers, padded with zeros; the largest such count. */
+/* Return the bytes of a section of `count` numbers, padded with zeros; and the largest possible
+ * count. */
 uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space);
 
@@ -100,7 +102,8 @@ struct ob_range {
 };
 
 struct ob_map {
-  struct ob_stretch *all, *sorted; /* in the order of buckets and pieces; of elements */
+  struct ob_stretch *all;    /* in the order of buckets and pieces */
+  struct ob_stretch *sorted; /* in the order of elements */
   size_t count;
   uint64_t total[OB_SPACES];
 };
@@ -113,7 +116,7 @@ void ob_map_destroy(struct ob_map *map);
 /* Numbers that are read from a file at once, on a stack. */
 enum { OB_READ_AT_ONCE = 8192 };
 
-/* The longest front of a part: some millions of sections. */
+/* The largest allowed front of a part: it has some millions of sections. */
 #define OB_MAX_FRONT ((uint64_t)256 << 20)
 
 /* A part in memory or, if that is NULL, in a file. */
@@ -127,25 +130,25 @@ struct ob_part {
   int number;
   struct ob_part_source source;
   struct ob_part_header header;
-  unsigned char *front; /* a copy of it, in which are the next two */
+  unsigned char *front; /* a copy of the front, to which the next two point */
   const struct ob_part_tensor *tensors;
   const struct ob_part_section *sections;
-  bool *sound; /* of each section: its checksum is right */
+  bool *sound; /* for each section, true if its checksum was found right */
 };
 
-/* ONEBIT_ERROR_CHECKPOINT, with the part's number before the message. */
+/* Reports ONEBIT_ERROR_CHECKPOINT, with the part's number before the message. */
 onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Checks all but what is in the sections. */
+/* Opens a part, and checks everything but the content of its sections. */
 onebit_status_t ob_part_open(struct ob_part *part, int number, const struct ob_part_source *source);
 void ob_part_close(struct ob_part *part);
 
-/* Returns the section that has this element, else the next one of that kind, else NULL. */
-const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
-                                           enum ob_space space, uint64_t element);
+/* Returns the section of that kind that has this element, else the next one, else NULL. */
+const struct ob_part_section *ob_part_find_section(const struct ob_part *part, enum ob_saved what,
+                                                   enum ob_space space, uint64_t element);
 
-/* Fails unless the section is sound. Looks once. */
+/* Fails unless the section's checksum and values are right. Checks each section once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
 /* Returns the section of a row of numbers, whose checksum is right. */
@@ -158,22 +161,22 @@ onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_se
 
 /* --- Saving (save.c) */
 
-/* A part of this rank's, described: `header.bytes` is known. */
+/* The description of this rank's part: `header.bytes` is known. */
 struct ob_saving {
   const struct ob_state *state;
   struct ob_map map;
   struct ob_part_header header;
   struct ob_part_tensor *tensors;
   struct ob_part_section *sections;
-  bool whole;              /* all that this rank has, also of what other ranks have alike */
-  struct ob_reader reader; /* of optimizers */
+  bool whole;              /* all state of this rank, also state that is equal on all ranks */
+  struct ob_reader reader; /* used by optimizers */
 };
 
 onebit_status_t ob_saving_create(struct ob_saving *saving, const struct ob_state *state,
                                  bool whole);
 void ob_saving_destroy(struct ob_saving *saving);
 
-/* `count` <= OB_CHUNK numbers of a section, from number `first` on. */
+/* Reads `count` <= OB_CHUNK numbers of a section, from number `first` on. */
 onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_section *section,
                                uint64_t first, size_t count, void *values);
 
@@ -183,13 +186,13 @@ struct ob_sink {
   void *context;
 };
 
-/* Writes it. Then header.checksum is known too. */
+/* Writes the part, and sets header.checksum. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
 /* Saves into memory of the caller; NULL: only returns the number of bytes. */
 onebit_status_t ob_state_save(const struct ob_state *state, bool whole, void *memory,
                               size_t capacity, size_t *bytes);
-/* Collective, into a directory. `status`: how this rank fares so far. */
+/* Saves into a directory. Collective. `status`: this rank's status so far. */
 onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_t status,
                                     const char *directory);
 
@@ -212,13 +215,14 @@ void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved wha
 struct ob_parts {
   struct ob_part *list;
   int count;
-  int own;           /* the part that this rank had, where the ranks are the same; else -1 */
+  int own;           /* this rank's part, if the ranks are those that saved; else -1 */
   bool same_padding; /* the parts' padding can be used here */
-  int latest;        /* of what all have alike: the part that was looked at last */
+  int latest;        /* the part that was last read for state that is equal on all ranks */
   /* NULL, or each part's weight in means of ranks' own arrays; the weights add up to the number of
    * parts. */
   const double *factors;
-  double *sums; /* scratch for means: OB_CHUNK; */
+  /* Scratch for means, OB_CHUNK entries each: sums, and the numbers of their terms. */
+  double *sums;
   uint32_t *counts;
 };
 
@@ -250,11 +254,11 @@ struct ob_load {
   /* Called first with `dry`: it then reads everything that is needed, and changes nothing. The
    * parts belong to one checkpoint, of an object of this kind and these tensors. */
   onebit_status_t (*restore)(void *object, struct ob_parts *parts, bool dry);
-  void (*close)(void *object); /* in any case */
+  void (*close)(void *object); /* called in any case */
 };
 
-/* Collective. `status`: how this rank fares so far. state_load: from a directory where `sources` is
- * NULL. */
+/* Load an object from parts. Collective. `status`: this rank's status so far. ob_state_load reads a
+ * directory if `sources` is NULL. */
 onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources);
 onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
@@ -269,23 +273,23 @@ struct ob_loading {
   struct ob_parts *parts;
   struct ob_part *own;                /* the part that has this rank's numbers */
   bool dry, ladders;                  /* ladders: the part has the optimizer's scratch ladders */
-  enum ob_stage stage;                /* of the optimizer, once it is loaded */
-  size_t bucket;                      /* that is being restored; */
-  const struct ob_stretch *stretches; /* its own */
-  struct ob_reader reader;            /* whose message is scratch, too */
+  enum ob_stage stage;                /* the optimizer's stage, once it is loaded */
+  size_t bucket;                      /* the bucket that is being restored */
+  const struct ob_stretch *stretches; /* the stretches of this bucket */
+  struct ob_reader reader;            /* its message is scratch, too */
   float *values, *more;               /* scratch: OB_CHUNK */
-  float *scales;                      /* of the bucket with the most: one a block, or a shard */
+  float *scales; /* scratch for a bucket's scales: one for each block, or shard */
 };
 
-/* Elements of the bucket that is being restored; what is not known of padding is 0. */
+/* Reads elements of the bucket that is being restored. Padding that the parts do not have is 0. */
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values);
 
 /* Converts momentum that was sent to messages again; the rounding error of a run is added to its
  * residual (messages.c). */
 onebit_status_t ob_restore_messages(struct ob_loading *loading);
-onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
-                              float *residual);
+onebit_status_t ob_add_rounding_error(struct ob_loading *loading, const struct ob_run *run,
+                                      float *residual);
 
 /* Loads one part with all that this rank needs into an optimizer without residuals. Local. */
 onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part);

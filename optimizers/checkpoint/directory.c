@@ -1,5 +1,5 @@
-/* A checkpoint's directory: its files, for which calls are completed that the system may do in
- * part, and the manifest, written and read with care. */
+/* A checkpoint's directory: its files, whose partial reads and writes are completed, and the text
+ * of its manifest. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
@@ -36,14 +36,14 @@ struct ob_system ob_system = {.open = system_open_file,
                               .mkdir = mkdir};
 
 /* Reports a failed action on a file (or on the directory: NULL), and the reason. */
-static onebit_status_t system_failed(const char *what, const char *directory, const char *name,
-                                     int code) {
+static onebit_status_t report_system_error(const char *what, const char *directory,
+                                           const char *name, int code) {
   char reason[OB_INPUT_REASON];
   return ob_error(ONEBIT_ERROR_FILE, "%s %s%s%s: %s", what, directory, name ? "/" : "",
                   name ? name : "", ob_input_reason(code, reason));
 }
 
-static int open_again(int directory, const char *name, int flags) {
+static int open_uninterrupted(int directory, const char *name, int flags) {
   int file;
   do
     file = ob_system.open(directory, name, flags | O_CLOEXEC, 0666);
@@ -56,13 +56,13 @@ static int open_again(int directory, const char *name, int flags) {
 onebit_status_t ob_directory_create(const char *path) {
   if (ob_system.mkdir(path, 0777) == 0 || errno == EEXIST)
     return ONEBIT_OK;
-  return system_failed("mkdir", path, NULL, errno);
+  return report_system_error("mkdir", path, NULL, errno);
 }
 
 onebit_status_t ob_directory_open(struct ob_directory *directory, const char *path) {
   directory->path = path;
-  directory->number = open_again(AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
-  return directory->number < 0 ? system_failed("open", path, NULL, errno) : ONEBIT_OK;
+  directory->number = open_uninterrupted(AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
+  return directory->number < 0 ? report_system_error("open", path, NULL, errno) : ONEBIT_OK;
 }
 
 void ob_directory_close(struct ob_directory *directory) {
@@ -71,7 +71,7 @@ void ob_directory_close(struct ob_directory *directory) {
   directory->number = -1;
 }
 
-static int sync_again(int file) {
+static int sync_uninterrupted(int file) {
   int result;
   do
     result = ob_system.fsync(file);
@@ -80,21 +80,21 @@ static int sync_again(int file) {
 }
 
 /* Some file systems cannot sync a directory, and have no need to. */
-static onebit_status_t sync_names(int number, const char *path) {
-  if (sync_again(number) == 0 || errno == EINVAL || errno == ENOTSUP)
+static onebit_status_t sync_directory_names(int number, const char *path) {
+  if (sync_uninterrupted(number) == 0 || errno == EINVAL || errno == ENOTSUP)
     return ONEBIT_OK;
-  return system_failed("fsync", path, NULL, errno);
+  return report_system_error("fsync", path, NULL, errno);
 }
 
 onebit_status_t ob_directory_sync(const struct ob_directory *directory) {
-  return sync_names(directory->number, directory->path);
+  return sync_directory_names(directory->number, directory->path);
 }
 
 onebit_status_t ob_directory_sync_parent(const struct ob_directory *directory) {
-  int parent = open_again(directory->number, "..", O_RDONLY | O_DIRECTORY);
+  int parent = open_uninterrupted(directory->number, "..", O_RDONLY | O_DIRECTORY);
   if (parent < 0)
-    return system_failed("open", directory->path, "..", errno);
-  onebit_status_t status = sync_names(parent, directory->path);
+    return report_system_error("open", directory->path, "..", errno);
+  onebit_status_t status = sync_directory_names(parent, directory->path);
   ob_system.close(parent);
   return status;
 }
@@ -103,7 +103,7 @@ onebit_status_t ob_file_rename(const struct ob_directory *directory, const char 
                                const char *to) {
   if (ob_system.rename(directory->number, from, to) == 0)
     return ONEBIT_OK;
-  return system_failed("rename", directory->path, from, errno);
+  return report_system_error("rename", directory->path, from, errno);
 }
 
 void ob_file_remove(const struct ob_directory *directory, const char *name) {
@@ -112,8 +112,8 @@ void ob_file_remove(const struct ob_directory *directory, const char *name) {
 
 /* --- Writing -----------------------------------------------------------------------------------*/
 
-static onebit_status_t file_failed(const char *what, const struct ob_file *file) {
-  return system_failed(what, file->directory->path, file->name, errno);
+static onebit_status_t report_file_error(const char *what, const struct ob_file *file) {
+  return report_system_error(what, file->directory->path, file->name, errno);
 }
 
 onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *directory,
@@ -121,11 +121,11 @@ onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW;
   file->directory = directory;
   snprintf(file->name, sizeof file->name, "%s", name);
-  file->number = open_again(directory->number, name, flags);
+  file->number = open_uninterrupted(directory->number, name, flags);
   if (file->number < 0 && errno == EEXIST)
-    return ob_error(file_failed("open", file), "%s: another process is saving a checkpoint here",
-                    onebit_last_error());
-  return file->number < 0 ? file_failed("open", file) : ONEBIT_OK;
+    return ob_error(report_file_error("open", file),
+                    "%s: another process is saving a checkpoint here", onebit_last_error());
+  return file->number < 0 ? report_file_error("open", file) : ONEBIT_OK;
 }
 
 onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void *data,
@@ -138,7 +138,7 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
     if (written == 0)
       errno = ENOSPC; /* some file systems return this code for it */
     if (written <= 0)
-      return file_failed("write", file);
+      return report_file_error("write", file);
     from += written;
     offset += (uint64_t)written;
     bytes -= (size_t)written;
@@ -148,11 +148,12 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
 
 /* An interrupted close has still closed the file, and its bytes are on the disk. */
 onebit_status_t ob_file_finish(struct ob_file *file) {
-  onebit_status_t status = sync_again(file->number) == 0 ? ONEBIT_OK : file_failed("fsync", file);
+  onebit_status_t status =
+      sync_uninterrupted(file->number) == 0 ? ONEBIT_OK : report_file_error("fsync", file);
   int closed = ob_system.close(file->number);
   file->number = -1;
   if (status == ONEBIT_OK && closed != 0 && errno != EINTR)
-    status = file_failed("close", file);
+    status = report_file_error("close", file);
   return status;
 }
 
@@ -170,7 +171,7 @@ onebit_status_t ob_stored_open(struct ob_stored *stored, const struct ob_directo
   stored->directory = directory;
   snprintf(stored->name, sizeof stored->name, "%s", name);
   int code = ob_input_open(&stored->input, directory->number, name);
-  return code == 0 ? ONEBIT_OK : system_failed("open", directory->path, name, code);
+  return code == 0 ? ONEBIT_OK : report_system_error("open", directory->path, name, code);
 }
 
 void ob_stored_suspend(struct ob_stored *stored) { ob_input_close(&stored->input); }
@@ -187,14 +188,15 @@ onebit_status_t ob_stored_read(const struct ob_stored *stored, uint64_t offset, 
     code = ob_input_read(&input, offset, to, bytes);
   if (stored->input.number < 0)
     ob_input_close(&input);
-  return code == 0 ? ONEBIT_OK : system_failed("read", stored->directory->path, stored->name, code);
+  return code == 0 ? ONEBIT_OK
+                   : report_system_error("read", stored->directory->path, stored->name, code);
 }
 
 void ob_stored_close(struct ob_stored *stored) { ob_input_close(&stored->input); }
 
 /* --- The manifest ------------------------------------------------------------------------------*/
 
-enum { LINE = 80 }; /* no line is longer, with its end */
+enum { LINE = 80 }; /* the length of the longest line, with its end */
 
 void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank) {
   snprintf(name, OB_FILE_NAME, "part-%" PRIu64 "-%d", generation, rank);
@@ -226,9 +228,9 @@ char *ob_manifest_text(const struct ob_manifest *manifest) {
   return text;
 }
 
-/* Returns the number that follows this text, and moves behind it; 0 if the text or the number is
- * missing. */
-static uint64_t number_after(const char **text, const char *expected, int base) {
+/* Returns the number that follows this text, and moves *text behind it; 0 if the text or the
+ * number is missing. */
+static uint64_t read_number_after(const char **text, const char *expected, int base) {
   size_t length = strlen(expected);
   if (strncmp(*text, expected, length) != 0)
     return 0;
@@ -238,19 +240,20 @@ static uint64_t number_after(const char **text, const char *expected, int base) 
   return number;
 }
 
-/* Reads the fields that are there; writing them again shows whether the text has nothing else. */
+/* Reads the fields of the text. The caller writes them again, and compares, to find anything else
+ * in it. */
 static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const char *text,
                                           size_t bytes) {
-  uint64_t version = number_after(&text, "onebit checkpoint ", 10);
+  uint64_t version = read_number_after(&text, "onebit checkpoint ", 10);
   if (version > 1)
     return ob_error(ONEBIT_ERROR_CHECKPOINT,
                     "written by manifest version %" PRIu64 ", this library reads 1", version);
   int end = 0;
   if (sscanf(text, "\nkind %15s%n", manifest->kind, &end) == 1)
     text += end;
-  manifest->steps = number_after(&text, "\nsteps ", 10);
-  manifest->generation = number_after(&text, "\ngeneration ", 10);
-  uint64_t ranks = number_after(&text, "\nranks ", 10);
+  manifest->steps = read_number_after(&text, "\nsteps ", 10);
+  manifest->generation = read_number_after(&text, "\ngeneration ", 10);
+  uint64_t ranks = read_number_after(&text, "\nranks ", 10);
   if (ranks > INT_MAX || ranks > bytes / 8) /* each has a line */
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: more ranks than lines");
   manifest->ranks = (int)ranks;
@@ -258,9 +261,9 @@ static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const ch
   if (!manifest->parts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of parts");
   for (uint64_t k = 0; k < ranks; k++) {
-    number_after(&text, "\npart ", 10);
-    manifest->parts[k].bytes = number_after(&text, " ", 10);
-    manifest->parts[k].checksum = number_after(&text, " ", 16);
+    read_number_after(&text, "\npart ", 10);
+    manifest->parts[k].bytes = read_number_after(&text, " ", 10);
+    manifest->parts[k].checksum = read_number_after(&text, " ", 16);
   }
   return ONEBIT_OK;
 }

@@ -1,6 +1,7 @@
 /*
- * Files for checkpoints: written whole and on the disk, or not there; and the manifest that names
- * them. A failure is ONEBIT_ERROR_FILE, with the file's name and the system's message.
+ * Files of checkpoints, each of which is complete and on the disk or does not exist, and the
+ * manifest that names them. A failure is ONEBIT_ERROR_FILE, with the file's name and the system's
+ * message.
  */
 #ifndef OB_OPTIMIZERS_CHECKPOINT_DIRECTORY_H
 #define OB_OPTIMIZERS_CHECKPOINT_DIRECTORY_H
@@ -12,9 +13,9 @@
 #include "base/file.h"
 #include "onebit/status.h"
 
-/* The calls that change what is on the disk, as the system has them, in one place: a test stops at
- * any of them, and looks at what a crash there would leave. Names are of a directory that is open:
- * its path may come to mean another one meanwhile. */
+/* The system calls that change the disk. A test replaces them, to stop at any of them and check
+ * which files a crash there would leave. Names are relative to an open directory, since its path
+ * may name another directory meanwhile. */
 struct ob_system {
   int (*open)(int directory, const char *name, int flags, mode_t mode);
   ssize_t (*pwrite)(int file, const void *data, size_t bytes, off_t offset);
@@ -68,7 +69,8 @@ onebit_status_t ob_file_finish(struct ob_file *file);
 /* Closes and removes the file. */
 void ob_file_abandon(struct ob_file *file);
 
-/* A file to read: a regular one. It stays open, or where there are many is opened for each read. */
+/* A file to read: a regular one. It stays open or, if there are many files, is opened for each
+ * read. */
 struct ob_stored {
   struct ob_input input;
   const struct ob_directory *directory;

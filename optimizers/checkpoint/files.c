@@ -1,6 +1,6 @@
 /*
- * Checkpoints in files. A checkpoint is what the manifest names; the order of what is done to the
- * directory keeps that whole:
+ * Checkpoints in files. The manifest names the files of a checkpoint. Changes are made to the
+ * directory in an order in which it always names a complete one:
  *
  *   every rank   writes its part under a name that was never used, and syncs it
  *   agree        all parts are on the disk
@@ -9,8 +9,8 @@
  *   agree
  *   rank 0       removes older parts
  *
- * Before the rename the old manifest names old parts, which nobody has touched; after it the new
- * one names new parts, which are on the disk.
+ * Before the rename the old manifest names old parts, which are unchanged; after it the new
+ * manifest names new parts, which are on the disk.
  */
 #define _DEFAULT_SOURCE /* flock */
 #include <dirent.h>
@@ -31,14 +31,14 @@
 
 /* --- The directory -----------------------------------------------------------------------------*/
 
-/* The directory, and its name in its parent, are on the disk. */
+/* Creates and opens the directory, and writes its name in its parent to the disk. */
 static onebit_status_t make_directory(struct ob_directory *directory, const char *path) {
   OB_TRY(ob_directory_create(path));
   OB_TRY(ob_directory_open(directory, path));
   return ob_directory_sync_parent(directory);
 }
 
-/* Opens the list of its names, at the first one; NULL: it cannot be read. */
+/* Opens the list of the directory's names; NULL: it cannot be read. */
 static DIR *list_directory(const struct ob_directory *directory) {
   int number = openat(directory->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *list = number < 0 ? NULL : fdopendir(number);
@@ -47,9 +47,10 @@ static DIR *list_directory(const struct ob_directory *directory) {
   return list;
 }
 
-/* The largest generation that a part has, whoever named it; removes those before `keep`. */
-static onebit_status_t look_through(const struct ob_directory *directory, uint64_t keep,
-                                    uint64_t *largest) {
+/* Finds the largest generation of a part in the directory, and removes parts of generations before
+ * `keep`. */
+static onebit_status_t scan_generations(const struct ob_directory *directory, uint64_t keep,
+                                        uint64_t *largest) {
   DIR *list = list_directory(directory);
   uint64_t generation;
   *largest = 0;
@@ -112,14 +113,14 @@ static onebit_status_t files_begin(struct files *files, onebit_status_t status) 
   if (comm->rank == 0 && status == ONEBIT_OK)
     status = lock_directory(files);
   if (comm->rank == 0 && status == ONEBIT_OK)
-    status = look_through(&files->directory, 0, &largest);
+    status = scan_generations(&files->directory, 0, &largest);
   OB_TRY(ob_agree_noting(comm, status, NULL, 0, largest + 1));
   files->generation = ob_agree_note(comm, 0);
   ob_part_name(files->name, files->generation, comm->rank);
   return ONEBIT_OK;
 }
 
-static onebit_status_t put_in_file(void *file, uint64_t offset, const void *data, size_t bytes) {
+static onebit_status_t write_to_file(void *file, uint64_t offset, const void *data, size_t bytes) {
   return ob_file_write(file, offset, data, bytes);
 }
 
@@ -134,11 +135,11 @@ static onebit_status_t write_state(const struct ob_state *state, const struct ob
   return status;
 }
 
-/* A file, whole and on the disk, or not there: with a text, or a part. */
+/* Writes a file with the text or, if that is NULL, this rank's part. A failure removes the file. */
 static onebit_status_t files_write_file(const struct files *files, const char *name,
                                         uint64_t *checksum, const char *text) {
   struct ob_file file;
-  const struct ob_sink sink = {put_in_file, &file};
+  const struct ob_sink sink = {write_to_file, &file};
   OB_TRY(ob_file_create(&file, &files->directory, name));
   onebit_status_t status = text ? ob_file_write(&file, 0, text, strlen(text))
                                 : write_state(files->state, &sink, checksum);
@@ -149,7 +150,8 @@ static onebit_status_t files_write_file(const struct files *files, const char *n
   return status;
 }
 
-/* The other ranks get its checksum. Rank 0 opened the directory when it made it. */
+/* Writes this rank's part, and returns its checksum for rank 0, which has opened the directory
+ * already. */
 static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   *checksum = 0;
   if (files->directory.number < 0)
@@ -167,9 +169,9 @@ static onebit_status_t write_manifest(const struct files *files) {
   return status;
 }
 
-/* A part, and its header: zeros where it is too short to have one. */
-static onebit_status_t open_stored(const struct ob_directory *directory, const char *name,
-                                   struct ob_stored *stored, struct ob_part_header *header) {
+/* Opens a part and reads its header, which is zeros if the part is too short for one. */
+static onebit_status_t open_stored_part(const struct ob_directory *directory, const char *name,
+                                        struct ob_stored *stored, struct ob_part_header *header) {
   *header = (struct ob_part_header){0};
   OB_TRY(ob_stored_open(stored, directory, name));
   if (stored->input.bytes == 0)
@@ -181,13 +183,13 @@ static onebit_status_t open_stored(const struct ob_directory *directory, const c
 
 /* Checks that rank 0 finds the rank's part: a directory of that name may be another one on another
  * machine. */
-static onebit_status_t look_at_part(struct files *files, int rank) {
+static onebit_status_t check_written_part(struct files *files, int rank) {
   struct ob_manifest_part *part = &files->manifest.parts[rank];
   struct ob_part_header header;
   struct ob_stored stored = {.input.number = -1};
   char name[OB_FILE_NAME];
   ob_part_name(name, files->generation, rank);
-  onebit_status_t status = open_stored(&files->directory, name, &stored, &header);
+  onebit_status_t status = open_stored_part(&files->directory, name, &stored, &header);
   ob_stored_close(&stored);
   OB_TRY(status);
   *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->state->comm, rank)};
@@ -206,7 +208,7 @@ static onebit_status_t files_publish(struct files *files) {
   if (!manifest->parts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
   for (int rank = 0; rank < manifest->ranks; rank++)
-    OB_TRY(look_at_part(files, rank));
+    OB_TRY(check_written_part(files, rank));
   OB_TRY(write_manifest(files));
   OB_TRY(ob_directory_sync(&files->directory));
   OB_TRY(ob_file_rename(&files->directory, OB_MANIFEST_NEW, OB_MANIFEST));
@@ -224,9 +226,9 @@ static void remove_parts(const struct files *files) {
   }
 }
 
-/* True if rank 0 certainly knows of a failure, and so names no part in a manifest: not if the
- * agreement itself failed. */
-static bool is_agreed(onebit_status_t status) {
+/* True if rank 0 knows of the failure, and so writes no manifest: false if the agreement itself has
+ * failed. */
+static bool is_failure_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }
 
@@ -236,7 +238,7 @@ static onebit_status_t files_save(struct files *files, onebit_status_t status) {
   OB_TRY(files_begin(files, status));
   onebit_status_t written = write_part(files, &checksum);
   status = ob_agree_noting(comm, written, NULL, 0, checksum);
-  if (status != ONEBIT_OK && written == ONEBIT_OK && is_agreed(status))
+  if (status != ONEBIT_OK && written == ONEBIT_OK && is_failure_agreed(status))
     ob_file_remove(&files->directory, files->name);
   OB_TRY(status);
   if (comm->rank == 0) {
@@ -246,7 +248,7 @@ static onebit_status_t files_save(struct files *files, onebit_status_t status) {
   }
   OB_TRY(ob_agree(comm, status, NULL, 0));
   if (comm->rank == 0) /* a file that cannot be removed does no harm */
-    (void)look_through(&files->directory, files->generation, &largest);
+    (void)scan_generations(&files->directory, files->generation, &largest);
   return ONEBIT_OK;
 }
 
@@ -265,7 +267,7 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 /* The number of parts that stay open, of the files that a process may have open, usually 1024. */
 enum { OPEN_PARTS = 256 };
 
-/* Times that a checkpoint is looked for, while others are saved. */
+/* The most attempts to open a checkpoint while others are saved. */
 enum { TURNS = 5 };
 
 /* The parts that a manifest names. */
@@ -307,7 +309,7 @@ static onebit_status_t open_part(struct opened *opened, int rank) {
   struct ob_part_header header;
   char name[OB_FILE_NAME];
   ob_part_name(name, opened->manifest.generation, rank);
-  OB_TRY(open_stored(&opened->directory, name, stored, &header));
+  OB_TRY(open_stored_part(&opened->directory, name, stored, &header));
   if (rank >= OPEN_PARTS)
     ob_stored_suspend(stored);
   if (stored->input.bytes < part->bytes)
@@ -336,7 +338,7 @@ static onebit_status_t files_open_all(struct opened *opened, const char *directo
 }
 
 /* True if the manifest names another checkpoint by now. Keeps the message of the failure. */
-static bool is_replaced(const struct opened *opened) {
+static bool is_checkpoint_replaced(const struct opened *opened) {
   struct opened now = {.directory = opened->directory};
   char message[512];
   snprintf(message, sizeof message, "%s", onebit_last_error());
@@ -355,7 +357,8 @@ static void close_files(struct opened *opened) {
   ob_release(opened->manifest.parts);
 }
 
-/* Closed also after a failure. Where a checkpoint is saved meanwhile, that one is opened. */
+/* Opens a checkpoint's parts, which the caller closes also after a failure. If another checkpoint
+ * is saved meanwhile, that one is opened. */
 static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
                                   const char *directory) {
   *opened = (struct opened){.directory.number = -1};
@@ -364,7 +367,7 @@ static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
   for (int turn = 1;; turn++) {
     status = files_open_all(opened, directory);
     const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;
-    if (!gone || turn == TURNS || !is_replaced(opened))
+    if (!gone || turn == TURNS || !is_checkpoint_replaced(opened))
       return status;
     close_files(opened);
   }
@@ -383,8 +386,8 @@ static onebit_status_t load_files(const struct ob_load *load, onebit_status_t st
   return status;
 }
 
-/* Ranks can have opened two checkpoints, where one was saved between: they look again. All ranks
- * find alike that only term 1 of their agreement differs, which is the fingerprint. */
+/* Loads again if ranks have opened different checkpoints, because one was saved meanwhile: all
+ * ranks then find that only term 1 of their agreement differs, which is the fingerprint. */
 onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources, const char *directory) {
   const onebit_status_t ready = status;

@@ -9,7 +9,7 @@
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-/* Everyone's numbers to everyone: rank r's lie at starts[r] .. starts[r + 1]. */
+/* Sends every rank's bytes to all ranks: those of rank r are at starts[r] to starts[r + 1]. */
 static onebit_status_t merge_gather(struct ob_moving *moving, unsigned char *base,
                                     const size_t *starts) {
   const int me = moving->comm->rank;
@@ -22,7 +22,7 @@ static onebit_status_t merge_gather(struct ob_moving *moving, unsigned char *bas
   return ob_moving_exchange(moving);
 }
 
-/* --- Who has what ------------------------------------------------------------------------------*/
+/* --- The ranks' headers and sections -----------------------------------------------------------*/
 
 static onebit_status_t merge_no_memory(void) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an optimizer");
@@ -63,9 +63,9 @@ static onebit_status_t merge_open_own(struct ob_merge *merge, onebit_comm_t comm
   return ob_saving_create(&merge->saving, &merge->state, true);
 }
 
-/* Steps that a rank of the same run can be behind: the one in which a rank was lost, and those that
- * send nothing. */
-static uint64_t slack_of(const struct onebit_optimizer *optimizer) {
+/* Returns the most steps by which a rank of the same run can be behind: the step in which a rank
+ * was lost, and local steps, which send nothing. */
+static uint64_t max_steps_behind(const struct onebit_optimizer *optimizer) {
   return 1 + optimizer->moments.local_step_clipper;
 }
 
@@ -88,13 +88,13 @@ static void merge_read_front(struct ob_merge *merge, int rank) {
                           sizeof *part->sections;
 }
 
-/* All ranks' headers and lists of sections. */
-static onebit_status_t merge_learn(struct ob_merge *merge, onebit_status_t status) {
+/* Gathers all ranks' headers and lists of sections. */
+static onebit_status_t gather_fronts(struct ob_merge *merge, onebit_status_t status) {
   struct ob_moving *moving = &merge->moving;
   onebit_comm_t comm = moving->comm;
-  OB_TRY(ob_moving_learn(moving, status, status ? 0 : own_header(merge)->steps));
-  ob_moving_choose_source(moving, slack_of(merge->optimizer));
-  OB_TRY(ob_moving_learn(moving, ONEBIT_OK, own_header(merge)->sections));
+  OB_TRY(ob_moving_gather_numbers(moving, status, status ? 0 : own_header(merge)->steps));
+  ob_moving_choose_source(moving, max_steps_behind(merge->optimizer));
+  OB_TRY(ob_moving_gather_numbers(moving, ONEBIT_OK, own_header(merge)->sections));
   for (int rank = 0; rank < comm->size; rank++)
     merge->starts[rank + 1] = merge->starts[rank] + sizeof(struct ob_part_header) +
                               (size_t)moving->noted[rank] * sizeof(struct ob_part_section);
@@ -112,7 +112,7 @@ static onebit_status_t merge_learn(struct ob_merge *merge, onebit_status_t statu
 
 /* --- The merged part ---------------------------------------------------------------------------*/
 
-static void merge_add(struct ob_part *part, uint32_t what, uint32_t space) {
+static void add_merged_section(struct ob_part *part, uint32_t what, uint32_t space) {
   const uint64_t count = ob_section_limit(&part->header, what, space);
   if (!count || (what == OB_SAVED_PARAMETERS && space == OB_PADDING))
     return;
@@ -136,7 +136,7 @@ static onebit_status_t merge_lay_out(struct ob_merge *merge) {
   for (uint32_t what = OB_SAVED_NORMS; what < OB_SAVED_END; what++)
     for (uint32_t space = 0; space < OB_SPACES; space++)
       if (ob_has_section(merge->optimizer, stage, (enum ob_saved)what))
-        merge_add(part, what, space);
+        add_merged_section(part, what, space);
   for (uint64_t i = 0; i < part->header.sections; i++)
     part->sound[i] = true;
   part->source.bytes = part->header.bytes;
@@ -178,8 +178,8 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element) {
 
 /* True if the rank's section can be used. Other numbers of ranks have other padding. A rank that is
  * still in the warm-up, although the source is not, has no moments yet. */
-static bool is_of_use(const struct ob_merge *merge, int rank,
-                      const struct ob_part_section *section) {
+static bool is_section_usable(const struct ob_merge *merge, int rank,
+                              const struct ob_part_section *section) {
   const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
   bool same = own->padding == source->padding && own->ranks == source->ranks;
   bool known = own->stage != OB_STAGE_WARMUP || source->stage == OB_STAGE_WARMUP;
@@ -188,19 +188,19 @@ static bool is_of_use(const struct ob_merge *merge, int rank,
   return merge->moving.holder[rank] && (section->space != OB_PADDING || same);
 }
 
-/* The section of a rank that has this number, or else the next one. */
-static const struct ob_part_section *section_of(const struct ob_merge *merge, int rank,
-                                                const struct ob_part_section *section,
-                                                uint64_t number) {
-  if (!is_of_use(merge, rank, section))
+/* Returns the section of a rank that has this number, or else the next one. */
+static const struct ob_part_section *merge_find_section(const struct ob_merge *merge, int rank,
+                                                        const struct ob_part_section *section,
+                                                        uint64_t number) {
+  if (!is_section_usable(merge, rank, section))
     return NULL;
-  return ob_part_from(&merge->ranks[rank], (enum ob_saved)section->what,
-                      (enum ob_space)section->space, number);
+  return ob_part_find_section(&merge->ranks[rank], (enum ob_saved)section->what,
+                              (enum ob_space)section->space, number);
 }
 
 /* Returns the end of a piece, of which every rank has all elements or none. */
-static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_section *section,
-                             uint64_t first) {
+static uint64_t find_piece_end(const struct ob_merge *merge, const struct ob_part_section *section,
+                               uint64_t first) {
   uint64_t end = first - first % OB_CHUNK + OB_CHUNK;
   end = end < section->count ? end : section->count;
   if (section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS) {
@@ -208,7 +208,7 @@ static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_
     end = tensor_end < end ? tensor_end : end;
   }
   for (int rank = 0; rank < merge->moving.comm->size; rank++) {
-    const struct ob_part_section *has = section_of(merge, rank, section, first);
+    const struct ob_part_section *has = merge_find_section(merge, rank, section, first);
     uint64_t bound = !has ? end : has->first > first ? has->first : has->first + has->count;
     end = bound < end ? bound : end;
   }
@@ -216,17 +216,17 @@ static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_
 }
 
 static bool has_piece(const struct ob_merge *merge, int rank, const struct ob_merge_piece *piece) {
-  const struct ob_part_section *has = section_of(merge, rank, piece->section, piece->first);
+  const struct ob_part_section *has = merge_find_section(merge, rank, piece->section, piece->first);
   return has && has->first <= piece->first;
 }
 
-/* A shard that this rank has not frozen, although the source has. */
+/* Freezes the variance of this rank's piece if only the source has done so. */
 static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   if (optimizer->held || !optimizer->method->sharded || piece->section->what != OB_SAVED_VARIANCE ||
       own_header(merge)->stage != OB_STAGE_WARMUP || merge->merged->header.stage == OB_STAGE_WARMUP)
     return;
-  struct ob_pass_factors factors = ob_factors_of(optimizer, optimizer->steps);
+  struct ob_pass_factors factors = ob_make_factors(optimizer, optimizer->steps);
   float *values = ob_merge_at(merge, piece);
   for (size_t i = 0; i < piece->count; i++) {
     size_t tensor = ob_merge_tensor(merge, piece->first + i);
@@ -239,7 +239,7 @@ static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_pie
 static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *has =
-      section_of(merge, merge->moving.comm->rank, piece->section, piece->first);
+      merge_find_section(merge, merge->moving.comm->rank, piece->section, piece->first);
   onebit_status_t status = ONEBIT_OK;
   if (!has || has->first > piece->first)
     return 0;
@@ -253,14 +253,14 @@ static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_pie
   return status == ONEBIT_OK ? ob_merge_hash(merge, piece) : 0;
 }
 
-static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part_section *section,
-                                    uint64_t *at) {
+static onebit_status_t merge_next_window(struct ob_merge *merge,
+                                         const struct ob_part_section *section, uint64_t *at) {
   struct ob_merge_piece pieces[OB_MERGE_WINDOW];
   uint64_t *own = merge->hashes + merge->moving.comm->rank * OB_MERGE_WINDOW;
   size_t count = 0;
   memset(own, 0, OB_MERGE_WINDOW * sizeof *own);
   for (; count < OB_MERGE_WINDOW && *at < section->count; count++) {
-    uint64_t end = end_of_piece(merge, section, *at);
+    uint64_t end = find_piece_end(merge, section, *at);
     pieces[count] = (struct ob_merge_piece){section, *at, (size_t)(end - *at)};
     own[count] = merge_read_own(merge, &pieces[count]);
     *at = end;
@@ -274,10 +274,10 @@ static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part
 static onebit_status_t merge_section(struct ob_merge *merge,
                                      const struct ob_part_section *section) {
   for (uint64_t at = 0; at < section->count;)
-    OB_TRY(merge_window(merge, section, &at));
+    OB_TRY(merge_next_window(merge, section, &at));
   merge->variance = (struct ob_merge_variance){0};
   for (uint64_t at = 0, end; at < section->count; at = end) {
-    end = end_of_piece(merge, section, at);
+    end = find_piece_end(merge, section, at);
     struct ob_merge_piece piece = {section, at, (size_t)(end - at)};
     bool lost = true;
     for (int rank = 0; rank < merge->moving.comm->size; rank++)
@@ -288,7 +288,7 @@ static onebit_status_t merge_section(struct ob_merge *merge,
   return ONEBIT_OK;
 }
 
-/* --- All of it ---------------------------------------------------------------------------------*/
+/* --- The whole merge ---------------------------------------------------------------------------*/
 
 /* Merges the sections. A failure here is not agreed on: the other ranks learn of it while they
  * wait. */
@@ -302,14 +302,14 @@ static onebit_status_t merge_sections(struct ob_merge *merge) {
 }
 
 static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status) {
-  OB_TRY(merge_learn(merge, status));
+  OB_TRY(gather_fronts(merge, status));
   OB_TRY(ob_agree(merge->moving.comm, merge_lay_out(merge), NULL, 0));
   OB_TRY(merge_sections(merge));
   return ob_agree(merge->moving.comm, ob_outcome_tell(&merge->outcome), NULL, 0);
 }
 
 /* Keeps the memory of messages that could not be cancelled. */
-static void keep_messages(struct ob_merge *merge) {
+static void keep_message_memory(struct ob_merge *merge) {
   ob_memory_keep(merge->fronts);
   ob_memory_keep(merge->hashes);
   ob_memory_keep(merge->received);
@@ -324,7 +324,7 @@ static void keep_messages(struct ob_merge *merge) {
 
 static void merge_close(struct ob_merge *merge) {
   if (!ob_moving_destroy(&merge->moving))
-    keep_messages(merge);
+    keep_message_memory(merge);
   ob_saving_destroy(&merge->saving);
   ob_release(merge->ranks);
   ob_release(merge->starts);

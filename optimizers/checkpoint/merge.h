@@ -1,12 +1,12 @@
 /*
- * Parts of several ranks become one, over a communicator: what is in merge.c and merge_pieces.c.
+ * Merges the parts of several ranks into one, over a communicator: merge.c and merge_pieces.c.
  *
- * Every rank tells the others how many steps it has made and which sections it has. The one with
- * the most steps, of several the lowest, is the source; who is hardly behind has its state from the
- * same run, and is a holder; the others are joiners, whose own state counts for nothing. All make
- * memory for a part with every section that the source's stage has, whole, fill in what they have,
- * and go through it piece by piece. Of each piece they tell each other a hash, so that only what
- * differs travels.
+ * Every rank sends the others the number of its steps and the list of its sections. The lowest rank
+ * with the most steps is the source. Ranks that are behind by few steps have state of the same run,
+ * and are holders; the others are joiners, whose state is ignored. Every rank allocates a part with
+ * all sections of the source's stage, complete, fills in its own state, and goes through the part
+ * piece by piece. For each piece the ranks exchange hashes, so that only pieces that differ are
+ * sent.
  */
 #ifndef OB_OPTIMIZERS_CHECKPOINT_MERGE_H
 #define OB_OPTIMIZERS_CHECKPOINT_MERGE_H
@@ -29,16 +29,16 @@ struct ob_merge {
   struct ob_state state;
   struct ob_saving saving; /* this rank's part, unless optimizer->held has it */
   struct ob_part *ranks;   /* the headers and sections of all */
-  unsigned char *fronts;   /* in which `ranks` came */
-  size_t *starts;          /* of each rank's there; */
-  size_t *windows;         /* likewise in `hashes` */
-  uint64_t *elements;      /* number of each tensor's first; and how many there are */
+  unsigned char *fronts;   /* memory of these headers and sections */
+  size_t *starts;          /* offsets of the ranks' fronts in `fronts` */
+  size_t *windows;         /* offsets of the ranks' hashes in `hashes` */
+  uint64_t *elements;      /* the number of each tensor's first element, and of all elements */
   struct ob_part *merged;
-  uint64_t *hashes; /* OB_MERGE_WINDOW a rank; 0: it does not have the piece */
+  uint64_t *hashes; /* OB_MERGE_WINDOW a rank; 0: the rank lacks the piece */
   float *received;  /* OB_CHUNK a rank */
   double *sums;     /* OB_CHUNK */
   struct ob_merge_variance variance;
-  struct ob_outcome outcome; /* of reading this rank's part */
+  struct ob_outcome outcome; /* errors of reading this rank's part */
 };
 
 /* Numbers of a section, at most OB_CHUNK. */
@@ -52,7 +52,7 @@ struct ob_merge_piece {
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece);
 uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece);
 
-/* The tensor that has an element. */
+/* Returns the tensor that has an element. */
 size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 
 /* Sends piece number `slot` of the window, whose hashes are known, to the ranks that lack it. */

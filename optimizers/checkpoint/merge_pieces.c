@@ -5,35 +5,35 @@
 #include "base/error.h"
 #include "optimizers/checkpoint/merge.h"
 
-static uint64_t hash_of(const struct ob_merge *merge, int rank, size_t slot) {
+static uint64_t piece_hash(const struct ob_merge *merge, int rank, size_t slot) {
   return merge->hashes[(size_t)rank * OB_MERGE_WINDOW + slot];
 }
 
-static size_t merge_pieces_bytes_of(const struct ob_merge_piece *piece) {
+static size_t piece_bytes(const struct ob_merge_piece *piece) {
   return piece->count * ob_saved_rows[piece->section->what].size;
 }
 
-/* --- One rank's for all -----------------------------------------------------------------------*/
+/* --- Pieces that one rank sends to all ---------------------------------------------------------*/
 
 /* Returns the rank whose piece counts: the source, or else the lowest rank that has it; -1:
  * none. */
-static int original_of(const struct ob_merge *merge, size_t slot) {
-  if (hash_of(merge, merge->moving.source, slot))
+static int choose_original(const struct ob_merge *merge, size_t slot) {
+  if (piece_hash(merge, merge->moving.source, slot))
     return merge->moving.source;
   for (int rank = 0; rank < merge->moving.comm->size; rank++)
-    if (hash_of(merge, rank, slot))
+    if (piece_hash(merge, rank, slot))
       return rank;
   return -1;
 }
 
 /* Returns the sender of a piece: ranks that have the same values take turns. */
-static int sender_of(const struct ob_merge *merge, size_t slot, uint64_t hash) {
+static int choose_sender(const struct ob_merge *merge, size_t slot, uint64_t hash) {
   int count = 0, turn;
   for (int rank = 0; rank < merge->moving.comm->size; rank++)
-    count += hash_of(merge, rank, slot) == hash;
+    count += piece_hash(merge, rank, slot) == hash;
   turn = (int)(slot % (size_t)count);
   for (int rank = 0;; rank++)
-    if (hash_of(merge, rank, slot) == hash && turn-- == 0)
+    if (piece_hash(merge, rank, slot) == hash && turn-- == 0)
       return rank;
 }
 
@@ -47,20 +47,19 @@ static onebit_status_t check_received(const struct ob_merge *merge,
 
 static onebit_status_t distribute_piece(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                         size_t slot) {
-  const int original = original_of(merge, slot);
+  const int original = choose_original(merge, slot);
   if (original < 0)
     return ONEBIT_OK;
-  const uint64_t hash = hash_of(merge, original, slot);
-  const int from = sender_of(merge, slot, hash);
+  const uint64_t hash = piece_hash(merge, original, slot);
+  const int from = choose_sender(merge, slot, hash);
   for (int rank = 0; rank < merge->moving.comm->size; rank++)
-    merge->moving.wants[rank] = hash_of(merge, rank, slot) != hash;
-  OB_TRY(ob_moving_broadcast(&merge->moving, from, ob_merge_at(merge, piece),
-                             merge_pieces_bytes_of(piece)));
+    merge->moving.wants[rank] = piece_hash(merge, rank, slot) != hash;
+  OB_TRY(ob_moving_broadcast(&merge->moving, from, ob_merge_at(merge, piece), piece_bytes(piece)));
   return merge->moving.wants[merge->moving.comm->rank] ? check_received(merge, piece, from, hash)
                                                        : ONEBIT_OK;
 }
 
-/* --- Each rank's own, and means ---------------------------------------------------------------*/
+/* --- Pieces that differ between ranks, and their means -----------------------------------------*/
 
 static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece, size_t slot,
                          float *mean) {
@@ -72,7 +71,7 @@ static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *pi
   for (int rank = 0; rank < merge->moving.comm->size; rank++) {
     const float *of =
         rank == merge->moving.comm->rank ? own : merge->received + (size_t)rank * OB_CHUNK;
-    if (!hash_of(merge, rank, slot))
+    if (!piece_hash(merge, rank, slot))
       continue;
     for (size_t i = 0; i < piece->count; i++)
       sums[i] += (double)of[i];
@@ -90,25 +89,25 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
   const int me = moving->comm->rank, size = moving->comm->size;
   int holders = 0, at = -1;
   for (int rank = 0; rank < size; rank++)
-    holders += hash_of(merge, rank, slot) != 0;
+    holders += piece_hash(merge, rank, slot) != 0;
   if (!holders || (holders == size && !to_all))
     return ONEBIT_OK;
   for (int rank = 0, turn = (int)(slot % (size_t)holders); at < 0; rank++)
-    if (hash_of(merge, rank, slot) && turn-- == 0)
+    if (piece_hash(merge, rank, slot) && turn-- == 0)
       at = rank;
   float *values = ob_merge_at(merge, piece), *mean = to_all ? values : merge->received;
   for (int rank = 0; me == at && rank < size; rank++)
-    if (rank != me && hash_of(merge, rank, slot))
-      ob_moving_receive(moving, merge->received + (size_t)rank * OB_CHUNK,
-                        merge_pieces_bytes_of(piece), rank);
-  if (hash_of(merge, me, slot) && me != at)
-    ob_moving_send(moving, values, merge_pieces_bytes_of(piece), at);
+    if (rank != me && piece_hash(merge, rank, slot))
+      ob_moving_receive(moving, merge->received + (size_t)rank * OB_CHUNK, piece_bytes(piece),
+                        rank);
+  if (piece_hash(merge, me, slot) && me != at)
+    ob_moving_send(moving, values, piece_bytes(piece), at);
   OB_TRY(ob_moving_exchange(moving));
   if (me == at)
     compute_mean(merge, piece, slot, mean);
   for (int rank = 0; rank < size; rank++)
-    moving->wants[rank] = to_all || !hash_of(merge, rank, slot);
-  return ob_moving_broadcast(moving, at, me == at ? mean : values, merge_pieces_bytes_of(piece));
+    moving->wants[rank] = to_all || !piece_hash(merge, rank, slot);
+  return ob_moving_broadcast(moving, at, me == at ? mean : values, piece_bytes(piece));
 }
 
 /* Distributes a piece. Moments of uncompressed tensors come from the mean gradient, so they are
@@ -121,7 +120,7 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
   if (moments &&
       ob_is_uncompressed(optimizer, &optimizer->list[ob_merge_tensor(merge, piece->first)]))
     return distribute_piece(merge, piece, slot);
-  if (ob_saved_own((enum ob_saved)section->what, merge->merged->header.apart))
+  if (ob_saved_is_own((enum ob_saved)section->what, merge->merged->header.apart))
     return distribute_mean(merge, piece, slot, !ob_saved_rows[section->what].own);
   return distribute_piece(merge, piece, slot);
 }
@@ -151,8 +150,8 @@ static float mean_variance(const struct ob_merge *merge, const struct ob_merge_p
 
 /* Returns an element's variance as the mean of its tensor's other elements, or else of all tensors;
  * compressed tensors have reciprocals. */
-static float variance_of(struct ob_merge *merge, const struct ob_merge_piece *piece,
-                         size_t tensor) {
+static float find_replacement_variance(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                       size_t tensor) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   bool reciprocal = merge->merged->header.stage != OB_STAGE_WARMUP &&
                     !ob_is_uncompressed(optimizer, &optimizer->list[tensor]);
@@ -177,7 +176,7 @@ static void replace_variance(struct ob_merge *merge, const struct ob_merge_piece
   for (size_t i = 0, end; i < piece->count; i = end) {
     size_t tensor = ob_merge_tensor(merge, piece->first + i);
     uint64_t left = merge->elements[tensor + 1] - piece->first;
-    float mean = variance_of(merge, piece, tensor);
+    float mean = find_replacement_variance(merge, piece, tensor);
     end = left < piece->count ? (size_t)left : piece->count;
     for (size_t k = i; k < end; k++)
       values[k] = mean;
@@ -186,7 +185,8 @@ static void replace_variance(struct ob_merge *merge, const struct ob_merge_piece
 
 /* Reads the caller's parameters, which all ranks have completely. Only a rank with sharded state
  * lacks the master values. */
-static void read_callers(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+static void read_caller_parameters(const struct ob_merge *merge,
+                                   const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   float *values = ob_merge_at(merge, piece);
   for (size_t i = 0; i < piece->count; i++) {
@@ -202,10 +202,9 @@ static onebit_status_t replace_parameters(struct ob_merge *merge,
                                           const struct ob_merge_piece *piece) {
   struct ob_moving *moving = &merge->moving;
   if (moving->comm->rank == moving->source)
-    read_callers(merge, piece);
+    read_caller_parameters(merge, piece);
   memset(moving->wants, true, (size_t)moving->comm->size);
-  return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece),
-                             merge_pieces_bytes_of(piece));
+  return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece), piece_bytes(piece));
 }
 
 /* Momentum and residuals begin as zeros, which the memory has already. */

@@ -1,18 +1,18 @@
 /*
- * Momentum that was sent, back into a bucket.
+ * Restores momentum that was sent to a bucket.
  *
- * It is written into the messages that the last exchange would have left: signs or levels, and one
- * scale a block. Where blocks lie as they lay when it was saved, all of a block has one magnitude,
- * which is the scale, and every bit is as it was. Where they do not (another block_size; one scale
- * a shard, and another number of ranks), the scale is that of the block's elements, as a
- * compression would choose it, and what the message cannot say of the momentum, times beta1, is
- * added to the residual: the next compensated value is then the same but for rounding, on every
- * rank.
+ * It is written to the messages that the last exchange would have left: signs or levels, and one
+ * scale a block. If blocks lie where they lay when it was saved, all elements of a block have one
+ * magnitude, which is the scale, and every bit is restored. If they do not (another block_size; one
+ * scale a shard, and another number of ranks), the scale is that which a compression of the block's
+ * elements would choose, and the rounding error of the message, times beta1, is added to the
+ * residual: so the next compensated value is the same but for rounding, on every rank.
  *
- * Of levels the largest one is in every block, so the scale is the largest magnitude over it: that
- * is how the block's scale was found, and rounding twice comes back to it. With s = fl(x / l) for
- * the largest level l, fl(l s) / l is nearer to s than to any other number, unless fl(l s) is x. So
- * here too every bit is as it was; and where blocks are others nothing is cut off.
+ * With levels, every block has an element of the largest level, so the scale is the block's largest
+ * magnitude divided by that level, as when it was compressed, and rounding twice gives the same
+ * scale. With s = fl(x / l) for the largest level l, fl(l s) / l is nearer to s than to any other
+ * number, unless fl(l s) is x. So every bit is restored here, too; and in other blocks no value is
+ * clipped.
  */
 #include <math.h>
 #include <string.h>
@@ -20,15 +20,16 @@
 #include "base/error.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-static const struct ob_bucket *bucket_of(const struct ob_loading *loading) {
+static const struct ob_bucket *current_bucket(const struct ob_loading *loading) {
   return &loading->optimizer->buckets[loading->bucket];
 }
 
-static size_t real_of(const struct ob_loading *loading, size_t piece) {
+static size_t count_tensor_elements(const struct ob_loading *loading, size_t piece) {
   return loading->stretches[piece].count[OB_ELEMENTS];
 }
 
-/* Reads momentum; if it was not a message's, it was saved times beta1. */
+/* Reads momentum, and divides it by beta1 if it was saved before it was sent: then it was saved
+ * times beta1. */
 static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob_run *run,
                                      float *values) {
   bool was_sent = loading->parts->list[0].header.stage == OB_STAGE_SENT;
@@ -38,46 +39,48 @@ static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob
   return ONEBIT_OK;
 }
 
-/* The scale that element i of a run has, and how far in the run the elements of its block go. */
-static size_t checkpoint_messages_scale_of(const struct onebit_plan *plan, const struct ob_run *run,
-                                           size_t i, size_t *end) {
+/* Returns the index of the scale of a run's element i, and sets *end to the end of its block in the
+ * run. */
+static size_t find_scale_index(const struct onebit_plan *plan, const struct ob_run *run, size_t i,
+                               size_t *end) {
   size_t size = ob_plan_layout(plan)->block, number = (run->offset + i) / size;
   size_t block = ob_plan_layout(plan)->piece[run->piece].first_block + number;
   size_t stop = (number + 1) * size - run->offset;
   *end = stop < run->count ? stop : run->count;
   return ob_plan_geometry(plan)->one_scale
-             ? ob_interval_of(ob_plan_geometry(plan)->bounds, ob_plan_geometry(plan)->chunks,
-                              ob_plan_geometry(plan)->segments, block)
+             ? ob_find_interval(ob_plan_geometry(plan)->bounds, ob_plan_geometry(plan)->chunks,
+                                ob_plan_geometry(plan)->segments, block)
              : block;
 }
 
 /* Returns the number of elements of a run that count: all but padding whose values are unknown. */
-static size_t known_of(const struct ob_loading *loading, const struct ob_run *run) {
-  size_t real = real_of(loading, run->piece);
+static size_t count_known_elements(const struct ob_loading *loading, const struct ob_run *run) {
+  size_t real = count_tensor_elements(loading, run->piece);
   if (loading->parts->same_padding || run->offset + run->count <= real)
     return run->count;
   return run->offset < real ? real - run->offset : 0;
 }
 
-static float scale_of_levels(float largest, unsigned width) {
+static float compute_level_scale(float largest, unsigned width) {
   const float scale = largest / ob_largest_level(width);
   return scale < 0x1p-126f ? 0 : scale; /* as ob_level_scale has it */
 }
 
-/* The code that a message has for the value: of a sign its bit. */
-static uint32_t checkpoint_messages_code_of(float value, float scale, unsigned width) {
+/* Returns the code of a value in a message; in one bit, its sign. */
+static uint32_t encode_value(float value, float scale, unsigned width) {
   if (width == 1)
     return ob_bits_of(value) >> 31;
-  return (uint32_t)ob_code_of(value * ob_inverse_scale(scale), width) & ((1u << width) - 1);
+  return (uint32_t)ob_encode_level(value * ob_inverse_scale(scale), width) & ((1u << width) - 1);
 }
 
-static float said_by(float value, float scale, unsigned width) {
+/* Returns the value that a message has in place of this one. */
+static float message_value(float value, float scale, unsigned width) {
   if (width == 1)
     return ob_decode(ob_bits_of(value) >> 31, scale);
-  return ob_level_of(ob_code_of(value * ob_inverse_scale(scale), width), width) * scale;
+  return ob_decode_level(ob_encode_level(value * ob_inverse_scale(scale), width), width) * scale;
 }
 
-/* The measure of the elements that have one scale. */
+/* Statistics of the elements that share a scale. */
 struct measure {
   size_t scale, count;
   float min, max;
@@ -86,12 +89,12 @@ struct measure {
 
 static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_run *run,
                                    struct measure *measure) {
-  onebit_plan_t plan = bucket_of(loading)->bits;
+  onebit_plan_t plan = current_bucket(loading)->bits;
   const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
-  size_t known = known_of(loading, run);
+  size_t known = count_known_elements(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; !loading->dry && i < known; i = end) {
-    size_t scale = checkpoint_messages_scale_of(plan, run, i, &end);
+    size_t scale = find_scale_index(plan, run, i, &end);
     if (scale != measure->scale)
       *measure = (struct measure){.scale = scale, .min = INFINITY};
     end = end < known ? end : known;
@@ -103,7 +106,7 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
       measure->sum += squares ? (double)size * (double)size : (double)size;
     }
     measure->count += end - i;
-    loading->scales[scale] = width > 1 ? scale_of_levels(measure->max, width)
+    loading->scales[scale] = width > 1 ? compute_level_scale(measure->max, width)
                              : measure->min == measure->max
                                  ? measure->max
                                  : ob_scale(measure->sum, measure->count, ob_plan_work(plan)->rule);
@@ -113,19 +116,19 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-/* The message's words begin with number `first_word` of the layout. */
+/* Writes the codes of a run. The message's first word has number `first_word` in the layout. */
 static onebit_status_t write_codes(struct ob_loading *loading, const struct ob_run *run,
                                    uint32_t *words, size_t first_word) {
-  const struct onebit_plan *plan = bucket_of(loading)->bits;
+  const struct onebit_plan *plan = current_bucket(loading)->bits;
   const struct ob_piece *piece = &ob_plan_layout(plan)->piece[run->piece];
   const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
   words += width * (piece->first_word + run->offset / OB_LANES - first_word);
-  size_t known = known_of(loading, run);
+  size_t known = count_known_elements(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; i < known; i = end) {
-    const float scale = loading->scales[checkpoint_messages_scale_of(plan, run, i, &end)];
+    const float scale = loading->scales[find_scale_index(plan, run, i, &end)];
     for (end = end < known ? end : known; i < end; i++)
-      words[i * width / OB_LANES] |= checkpoint_messages_code_of(loading->values[i], scale, width)
+      words[i * width / OB_LANES] |= encode_value(loading->values[i], scale, width)
                                      << i * width % OB_LANES;
   }
   return ONEBIT_OK;
@@ -142,16 +145,17 @@ static onebit_status_t checkpoint_messages_write_message(struct ob_loading *load
     view.header->scale = loading->scales[segment];
   else
     memcpy(view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
-  for (struct ob_run run = {0}; ob_next_run(layout, shape.first, shape.first + shape.blocks, &run);)
+  for (struct ob_run run = {0};
+       ob_find_next_run(layout, shape.first, shape.first + shape.blocks, &run);)
     OB_TRY(write_codes(loading, &run, view.words, ob_layout_word(layout, shape.first)));
   return ob_plan_message_memory(plan)->copy(ob_plan_result(plan, false, segment, chunk),
                                             loading->reader.message, ob_message_bytes(&shape));
 }
 
-/* A rank writes those that it would have received: where ranks of a host share memory, each its
- * own. */
+/* A rank writes the messages that it would have received; if the ranks of a host share memory, each
+ * writes its own. */
 onebit_status_t ob_restore_messages(struct ob_loading *loading) {
-  const struct onebit_plan *plan = bucket_of(loading)->bits;
+  const struct onebit_plan *plan = current_bucket(loading)->bits;
   struct measure measure = {.scale = SIZE_MAX};
   const struct ob_layout *layout = ob_plan_layout(plan);
   size_t scales =
@@ -159,7 +163,7 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   size_t first, end;
   ob_plan_own_results(plan, &first, &end);
   memset(loading->scales, 0, scales * sizeof *loading->scales);
-  for (struct ob_run run = {0}; ob_next_run(layout, 0, layout->blocks, &run);)
+  for (struct ob_run run = {0}; ob_find_next_run(layout, 0, layout->blocks, &run);)
     OB_TRY(measure_run(loading, &run, &measure));
   for (size_t segment = first; !loading->dry && segment < end; segment++)
     for (size_t chunk = 0; chunk < ob_plan_geometry(plan)->chunks; chunk++)
@@ -169,19 +173,19 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading) {
 
 /* Momentum of padding that fills a tensor up is zero; padding that belongs to no tensor keeps its
  * momentum. */
-onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
-                              float *residual) {
-  const struct ob_bucket *bucket = bucket_of(loading);
+onebit_status_t ob_add_rounding_error(struct ob_loading *loading, const struct ob_run *run,
+                                      float *residual) {
+  const struct ob_bucket *bucket = current_bucket(loading);
   float *momentum = loading->more;
   const unsigned width = (unsigned)ob_ladder_keep(bucket->bits).last_width;
   bool of_none = bucket->scalings[run->piece] == 0;
-  size_t real = real_of(loading, run->piece);
+  size_t real = count_tensor_elements(loading, run->piece);
   double decay = of_none ? 1 : (double)(float)loading->optimizer->moments.beta1;
   OB_TRY(read_momentum(loading, run, momentum));
   for (size_t i = 0, end; i < run->count; i = end) {
-    float scale = loading->scales[checkpoint_messages_scale_of(bucket->bits, run, i, &end)];
+    float scale = loading->scales[find_scale_index(bucket->bits, run, i, &end)];
     for (size_t j = i; j < end; j++) {
-      float said = said_by(momentum[j], scale, width);
+      float said = message_value(momentum[j], scale, width);
       if (said != momentum[j] && (of_none || run->offset + j < real))
         residual[j] = (float)((double)residual[j] + decay * ((double)momentum[j] - (double)said));
     }

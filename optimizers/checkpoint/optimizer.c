@@ -7,7 +7,7 @@
 #include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* --- State that is no array --------------------------------------------------------------------*/
+/* --- State besides arrays ----------------------------------------------------------------------*/
 
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
   bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
@@ -21,8 +21,7 @@ size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   return 0;
 }
 
-/* Returns a number of struct ob_ladder_state. `at` and `count` are of the whole scratch: the
- * caller's. */
+/* Returns number i of the ladders' scratch; is->at and is->count describe the whole scratch. */
 static void *ladder_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
   static const struct {
     enum ob_numbers_kind kind;
@@ -64,7 +63,7 @@ uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved
   return count;
 }
 
-static const void *checkpoint_optimizer_number_of(void *optimizer, enum ob_saved what, uint64_t i) {
+static const void *checkpoint_optimizer_number_at(void *optimizer, enum ob_saved what, uint64_t i) {
   struct ob_numbers is;
   return ob_checkpoint_number(optimizer, what, i, &is);
 }
@@ -111,8 +110,8 @@ static void checkpoint_optimizer_list_tensors(const void *object, struct ob_part
 }
 
 /* Lists the pieces of a tensor one after the other; a piece of no tensor is padding. */
-static size_t list_bucket(const struct onebit_optimizer *optimizer, size_t u,
-                          struct ob_stretch *stretches) {
+static size_t list_bucket_stretches(const struct onebit_optimizer *optimizer, size_t u,
+                                    struct ob_stretch *stretches) {
   const struct ob_bucket *bucket = &optimizer->buckets[u];
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   size_t before = optimizer->tensor_count;
@@ -133,7 +132,7 @@ static size_t list_bucket(const struct onebit_optimizer *optimizer, size_t u,
 static size_t checkpoint_optimizer_list_stretches(const void *optimizer, struct ob_stretch *all) {
   size_t count = 0;
   for (size_t u = 0; u < ((const struct onebit_optimizer *)optimizer)->bucket_count; u++)
-    count += list_bucket(optimizer, u, all ? all + count : NULL);
+    count += list_bucket_stretches(optimizer, u, all ? all + count : NULL);
   return count;
 }
 
@@ -159,8 +158,8 @@ static struct ob_run checkpoint_optimizer_extent(const struct ob_saving *saving,
     section.first = ob_plan_residual(bucket->bits, true)->first;
     section.end = section.first + ob_plan_residual(bucket->bits, true)->blocks;
   }
-  const size_t first = ob_offset_in(layout, stretch->piece, section.first);
-  const size_t end = ob_offset_in(layout, stretch->piece, section.end);
+  const size_t first = ob_block_offset_in_piece(layout, stretch->piece, section.first);
+  const size_t end = ob_block_offset_in_piece(layout, stretch->piece, section.end);
   return (struct ob_run){stretch->piece, first, end > first ? end - first : 0};
 }
 
@@ -189,7 +188,7 @@ struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer) {
                            .list_tensors = checkpoint_optimizer_list_tensors,
                            .list_stretches = checkpoint_optimizer_list_stretches,
                            .has = checkpoint_optimizer_has,
-                           .number = checkpoint_optimizer_number_of,
+                           .number = checkpoint_optimizer_number_at,
                            .extent = checkpoint_optimizer_extent,
                            .in_shards = in_shards,
                            .read = checkpoint_optimizer_read_run};

@@ -15,10 +15,10 @@ _Static_assert(sizeof(struct ob_part_tensor) == 16, "and that of a tensor");
 
 /* --- Checksums ---------------------------------------------------------------------------------*/
 
-/* Odd, so that multiplying can be undone. */
+/* An odd factor, so that a multiplication can be undone. */
 #define FACTOR 0x9e3779b97f4a7c15u
 
-static uint64_t part_mix(uint64_t x) {
+static uint64_t mix_word(uint64_t x) {
   x *= FACTOR;
   return x ^ x >> 32;
 }
@@ -32,14 +32,14 @@ void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes) {
   for (size_t i = 0; i < bytes / 8; i++, sum->words++) {
     uint64_t word, *lane = &sum->lanes[sum->words % 4];
     memcpy(&word, at + 8 * i, sizeof word);
-    *lane = part_mix(*lane ^ word);
+    *lane = mix_word(*lane ^ word);
   }
 }
 
 uint64_t ob_checksum_end(const struct ob_checksum *sum) {
   uint64_t all = sum->words;
   for (int k = 0; k < 4; k++)
-    all = part_mix(all ^ sum->lanes[k]);
+    all = mix_word(all ^ sum->lanes[k]);
   return all;
 }
 
@@ -60,16 +60,16 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
 
 uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space) {
   if (space == OB_PADDING)
-    return ob_saved_numbers(what) ? 0 : header->padding;
+    return ob_saved_is_numbers(what) ? 0 : header->padding;
   return what == OB_SAVED_NORMS     ? header->window
          : what == OB_SAVED_NUMBERS ? header->numbers
          : what == OB_SAVED_LADDERS ? header->tensors * OB_LADDER_NUMBERS
                                     : header->elements;
 }
 
-/* True if all of the section is before an element of some kind. */
-static bool is_before(const struct ob_part_section *section, uint32_t what, uint32_t space,
-                      uint64_t element) {
+/* True if the section ends before that element of that kind. */
+static bool ends_before(const struct ob_part_section *section, uint32_t what, uint32_t space,
+                        uint64_t element) {
   if (section->what != what)
     return section->what < what;
   if (section->space != space)
@@ -77,7 +77,7 @@ static bool is_before(const struct ob_part_section *section, uint32_t what, uint
   return section->first + section->count <= element;
 }
 
-/* Sections stand in order, without gaps and without overlap. */
+/* Fails unless the section follows the one before it, without gap and without overlap. */
 static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uint64_t offset) {
   const struct ob_part_section *section = &part->sections[i];
   if (section->what < OB_SAVED_NORMS || section->what >= OB_SAVED_END ||
@@ -91,7 +91,7 @@ static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uin
                          "section '%s' has %" PRIu64 " from number %" PRIu64 " on, of %" PRIu64,
                          name, section->count, section->first, limit);
   if (section->offset != offset ||
-      (i && !is_before(section - 1, section->what, section->space, section->first)))
+      (i && !ends_before(section - 1, section->what, section->space, section->first)))
     return ob_part_error(part, "section '%s' is out of order", name);
   if (section->count > bytes / 4)
     return ob_part_error(part, "section '%s' is longer than the part", name);
@@ -113,8 +113,8 @@ static onebit_status_t check_sections(const struct ob_part *part) {
 }
 
 /* Reads bytes that lie within the part. */
-static onebit_status_t read_at(const struct ob_part *part, uint64_t offset, void *to,
-                               size_t bytes) {
+static onebit_status_t read_part_bytes(const struct ob_part *part, uint64_t offset, void *to,
+                                       size_t bytes) {
   if (!part->source.memory)
     return ob_stored_read(part->source.file, offset, to, bytes);
   memcpy(to, part->source.memory + offset, bytes);
@@ -157,7 +157,7 @@ static onebit_status_t check_counts(const struct ob_part *part) {
   return ob_part_error(part, "its header does not fit its length");
 }
 
-/* Reads it once: what is checked here is what is used. */
+/* Reads the front once, so that the copy that is checked is the one that is used. */
 static onebit_status_t part_read_front(struct ob_part *part) {
   struct ob_part_header *header = &part->header, zeroed;
   part->front = ob_allocate(1, (size_t)header->front);
@@ -165,7 +165,7 @@ static onebit_status_t part_read_front(struct ob_part *part) {
   if (!part->front || !part->sound)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %" PRIu64 " sections",
                     header->sections);
-  OB_TRY(read_at(part, 0, part->front, (size_t)header->front));
+  OB_TRY(read_part_bytes(part, 0, part->front, (size_t)header->front));
   if (memcmp(part->front, header, sizeof *header) != 0)
     return ob_part_error(part, "its header was changed while it was read");
   zeroed = *header;
@@ -188,7 +188,7 @@ onebit_status_t ob_part_open(struct ob_part *part, int number,
   bytes = source->bytes < bytes ? (size_t)source->bytes : bytes;
   if (!source->memory && !source->file)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "parts[%d] is NULL", number);
-  OB_TRY(read_at(part, 0, &part->header, bytes));
+  OB_TRY(read_part_bytes(part, 0, &part->header, bytes));
   OB_TRY(check_identity(part));
   OB_TRY(check_counts(part));
   OB_TRY(part_read_front(part));
@@ -208,14 +208,14 @@ void ob_part_release(struct ob_part *part) {
   ob_release(part);
 }
 
-/* --- Looking into it ---------------------------------------------------------------------------*/
+/* --- Access to its content ---------------------------------------------------------------------*/
 
-const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
-                                           enum ob_space space, uint64_t element) {
+const struct ob_part_section *ob_part_find_section(const struct ob_part *part, enum ob_saved what,
+                                                   enum ob_space space, uint64_t element) {
   size_t low = 0, high = (size_t)part->header.sections;
   while (low < high) {
     size_t middle = low + (high - low) / 2;
-    if (is_before(&part->sections[middle], what, space, element))
+    if (ends_before(&part->sections[middle], what, space, element))
       low = middle + 1;
     else
       high = middle;
@@ -229,7 +229,8 @@ const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_s
 onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
                              uint64_t first, size_t count, void *values) {
   size_t size = ob_saved_rows[section->what].size;
-  return read_at(part, section->offset + (first - section->first) * size, values, count * size);
+  return read_part_bytes(part, section->offset + (first - section->first) * size, values,
+                         count * size);
 }
 
 /* Returns the index of the first of `count` floats that is not finite, or `count`. */
@@ -244,9 +245,9 @@ static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
 }
 
 /* Adds up a section, piece by piece, and finds its first float that is not finite. */
-static onebit_status_t sum_section(const struct ob_part *part,
-                                   const struct ob_part_section *section, struct ob_checksum *sum,
-                                   uint64_t *infinite) {
+static onebit_status_t checksum_section(const struct ob_part *part,
+                                        const struct ob_part_section *section,
+                                        struct ob_checksum *sum, uint64_t *infinite) {
   uint64_t whole = ob_section_bytes(section->what, section->count), some;
   unsigned char buffer[OB_READ_AT_ONCE * sizeof(float)];
   *infinite = section->count;
@@ -256,7 +257,7 @@ static onebit_status_t sum_section(const struct ob_part *part,
     if (part->source.memory)
       bytes = part->source.memory + section->offset + at;
     else
-      OB_TRY(read_at(part, section->offset + at, buffer, (size_t)some));
+      OB_TRY(read_part_bytes(part, section->offset + at, buffer, (size_t)some));
     ob_checksum_add(sum, bytes, (size_t)some);
     if (ob_saved_rows[section->what].finite && *infinite == section->count) {
       uint64_t first = at / sizeof(float), left = section->count - first;
@@ -275,7 +276,7 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
   if (*sound)
     return ONEBIT_OK;
   struct ob_checksum sum = ob_checksum_begin();
-  OB_TRY(sum_section(part, section, &sum, &infinite));
+  OB_TRY(checksum_section(part, section, &sum, &infinite));
   if (ob_checksum_end(&sum) != section->checksum)
     return ob_part_error(part, "section '%s': checksum %016" PRIx64 ", its bytes have %016" PRIx64,
                          name, section->checksum, ob_checksum_end(&sum));
@@ -291,7 +292,7 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
 
 onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
                                      const struct ob_part_section **section) {
-  *section = ob_part_from(part, what, OB_ELEMENTS, 0);
+  *section = ob_part_find_section(part, what, OB_ELEMENTS, 0);
   if (!*section || (*section)->first || (*section)->count != count)
     return ob_part_error(part, "section '%s' is not there", ob_saved_rows[what].name);
   return ob_part_verify(part, *section);

@@ -10,7 +10,7 @@
 #include "collectives/communicator.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-static struct ob_part_source parts_source_of(const struct ob_sources *sources, int k) {
+static struct ob_part_source make_part_source(const struct ob_sources *sources, int k) {
   if (sources->files)
     return (struct ob_part_source){.file = &sources->files[k],
                                    .bytes = sources->files[k].input.bytes};
@@ -31,7 +31,7 @@ static onebit_status_t parts_open(struct ob_parts *parts, const struct ob_source
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %d parts", count);
   for (int k = 0; k < count; k++) {
     parts->count = k + 1; /* to be closed, even when opening it has failed */
-    struct ob_part_source source = parts_source_of(sources, k);
+    struct ob_part_source source = make_part_source(sources, k);
     OB_TRY(ob_part_open(&parts->list[k], k, &source));
   }
   return ONEBIT_OK;
@@ -52,7 +52,8 @@ enum {
   ALIKE_END = offsetof(struct ob_part_header, rank)
 };
 
-static onebit_status_t check_alike(const struct ob_part *part, const struct ob_part *first) {
+static onebit_status_t check_same_checkpoint(const struct ob_part *part,
+                                             const struct ob_part *first) {
   const struct ob_part_header *mine = &part->header, *theirs = &first->header;
   if (mine->steps != theirs->steps)
     return ob_error(ONEBIT_ERROR_CHECKPOINT,
@@ -76,13 +77,13 @@ static onebit_status_t parts_check_together(const struct ob_parts *parts) {
     if (part->header.rank != (uint32_t)k)
       return ob_part_error(part, "saved by rank %" PRIu32 ", given in the place of another rank",
                            part->header.rank);
-    OB_TRY(check_alike(part, &parts->list[0]));
+    OB_TRY(check_same_checkpoint(part, &parts->list[0]));
   }
   return ONEBIT_OK;
 }
 
-/* Returns which checkpoint that is. */
-static uint64_t parts_identity(const struct ob_parts *parts) {
+/* Returns the fingerprint of the checkpoint. */
+static uint64_t parts_fingerprint(const struct ob_parts *parts) {
   struct ob_checksum sum = ob_checksum_begin();
   for (int k = 0; k < parts->count; k++)
     ob_checksum_add(&sum, &parts->list[k].header.checksum, sizeof(uint64_t));
@@ -148,8 +149,8 @@ static onebit_status_t check_options(const struct ob_part *part,
 }
 
 /* True if the header describes a possible state. A freeze without a warm-up has no step. */
-static bool is_state(const struct ob_part_header *header,
-                     const struct onebit_optimizer *optimizer) {
+static bool is_possible_state(const struct ob_part_header *header,
+                              const struct onebit_optimizer *optimizer) {
   switch (header->stage) {
   case OB_STAGE_WARMUP:
     return header->frozen_at == 0;
@@ -166,7 +167,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
                                    const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
   bool frozen = header->stage != OB_STAGE_WARMUP;
-  if (!is_state(header, optimizer))
+  if (!is_possible_state(header, optimizer))
     return ob_part_error(
         part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": %s has no such state",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
@@ -202,7 +203,7 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-static bool same_ranks(const struct ob_parts *parts, const struct onebit_optimizer *optimizer) {
+static bool has_same_ranks(const struct ob_parts *parts, const struct onebit_optimizer *optimizer) {
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   const struct ob_part_header *first = &parts->list[0].header;
   if (parts->count != optimizer->comm->size || first->hosts != ob_checkpoint_hosts(optimizer))
@@ -224,7 +225,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
     OB_TRY(check_stage(part, optimizer));
     OB_TRY(check_numbers(part, optimizer));
   }
-  if (same_ranks(parts, optimizer))
+  if (has_same_ranks(parts, optimizer))
     parts->own = optimizer->comm->rank;
   parts->same_padding = parts->count == optimizer->comm->size &&
                         parts->list[0].header.padding == map->total[OB_PADDING];
@@ -233,20 +234,21 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
 
 /* --- Contents of the parts ---------------------------------------------------------------------*/
 
-static onebit_status_t missing_error(enum ob_saved what, uint64_t element) {
+static onebit_status_t report_missing_element(enum ob_saved what, uint64_t element) {
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "no part has element %" PRIu64 " of section '%s'",
                   element, ob_saved_rows[what].name);
 }
 
 /* Adds one part's values of the elements to the sums, and counts them; returns how many there
  * were. */
-static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
-                                const struct ob_range *range, bool dry, size_t *found) {
+static onebit_status_t add_part_values(struct ob_parts *parts, struct ob_part *part,
+                                       const struct ob_range *range, bool dry, size_t *found) {
   const uint64_t end = range->first + range->count;
   const double factor = parts->factors ? parts->factors[part->number] : 1;
   float values[OB_READ_AT_ONCE];
   for (uint64_t at = range->first, some; at < end; at += some) {
-    const struct ob_part_section *section = ob_part_from(part, range->what, range->space, at);
+    const struct ob_part_section *section =
+        ob_part_find_section(part, range->what, range->space, at);
     if (!section || section->first >= end)
       break;
     at = section->first > at ? section->first : at;
@@ -280,12 +282,12 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
     parts->sums[i] = -0.0; /* adding to -0 changes no value, not even -0 */
   for (int k = 0; k < parts->count && !(alike && found == range->count); k++) {
     int number = (start + k) % parts->count;
-    OB_TRY(add_part(parts, &parts->list[number], range, !values, &found));
+    OB_TRY(add_part_values(parts, &parts->list[number], range, !values, &found));
     parts->latest = alike ? number : parts->latest;
   }
   for (size_t i = 0; i < range->count; i++) {
     if (parts->counts[i] < wanted)
-      return missing_error(range->what, range->first + i);
+      return report_missing_element(range->what, range->first + i);
     if (values)
       values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;
   }
@@ -300,7 +302,7 @@ static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_ra
   struct ob_range remainder = *range, some = *range;
   for (; remainder.count; remainder.count -= some.count, remainder.first += some.count) {
     const struct ob_part_section *section =
-        ob_part_from(part, remainder.what, remainder.space, remainder.first);
+        ob_part_find_section(part, remainder.what, remainder.space, remainder.first);
     bool here = section && section->first <= remainder.first;
     uint64_t end = !section ? UINT64_MAX : here ? section->first + section->count : section->first;
     some.first = remainder.first;
@@ -318,17 +320,16 @@ static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_ra
 }
 
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values) {
-  const bool own = ob_saved_own(range->what, parts->list[0].header.apart);
+  const bool own = ob_saved_is_own(range->what, parts->list[0].header.apart);
   return own && parts->own >= 0 ? parts_read_own(parts, range, values)
                                 : read_mean(parts, range, values);
 }
 
-/* --- An object loaded --------------------------------------------------------------------------*/
+/* --- Loading an object -------------------------------------------------------------------------*/
 
 /* Checks all that can be checked without a change. */
-static onebit_status_t parts_look_through(const struct ob_load *load, onebit_status_t status,
-                                          struct ob_parts *parts,
-                                          const struct ob_sources *sources) {
+static onebit_status_t check_all_parts(const struct ob_load *load, onebit_status_t status,
+                                       struct ob_parts *parts, const struct ob_sources *sources) {
   OB_TRY(status);
   OB_TRY(parts_open(parts, sources));
   OB_TRY(parts_check_together(parts));
@@ -339,10 +340,10 @@ static onebit_status_t parts_look_through(const struct ob_load *load, onebit_sta
 onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources) {
   struct ob_parts parts = {0};
-  status = parts_look_through(load, status, &parts, sources);
+  status = check_all_parts(load, status, &parts, sources);
   const struct ob_term terms[] = {
       {"count", (uint64_t)parts.count},
-      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? parts_identity(&parts) : 0},
+      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? parts_fingerprint(&parts) : 0},
       load->term,
   };
   status = ob_agree(load->state->comm, status, terms, 2 + (load->term.name != NULL));

@@ -38,8 +38,8 @@ static bool restore_is_alone(const struct ob_loading *loading, const struct ob_b
          loading->stage == OB_STAGE_FROZEN && !ob_optimizer_compresses(optimizer);
 }
 
-/* Such momentum was saved times beta1. Once it was sent it also contains all residuals, without its
- * scaling in messages. */
+/* Converts momentum that was sent for a bucket that sends nothing now: multiplies it by beta1, adds
+ * all residuals, and removes its scaling in messages. */
 static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_bucket *bucket,
                                      const struct ob_run *run) {
   const struct ob_method *method = loading->optimizer->method;
@@ -61,14 +61,16 @@ static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob
   return ONEBIT_OK;
 }
 
-/* The caller has all parameters, in its own type; of master values there are perhaps some. */
+/* Writes parameters to the caller's arrays, in their type, and to the master values that this rank
+ * has. */
 static onebit_status_t write_parameters(struct ob_loading *loading, const struct ob_section *to,
                                         const struct ob_run *run) {
   const struct ob_bucket *bucket = to->bucket;
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
-  size_t size = ob_dtype_size(dtype), low = ob_offset_in(layout, run->piece, to->first);
-  size_t high = ob_offset_in(layout, run->piece, to->end), end = run->offset + run->count;
+  size_t size = ob_dtype_size(dtype), low = ob_block_offset_in_piece(layout, run->piece, to->first);
+  size_t high = ob_block_offset_in_piece(layout, run->piece, to->end),
+         end = run->offset + run->count;
   if (to->content == OB_CONTENT_PIECES)
     return ob_section_write(to, run, loading->values, loading->more);
   low = low > run->offset ? low : run->offset;
@@ -107,13 +109,13 @@ static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_s
   if (loading->dry)
     return ONEBIT_OK;
   if (to->what == OB_SAVED_WORKER && loading->stage == OB_STAGE_SENT)
-    OB_TRY(ob_add_unsaid(loading, run, loading->values));
+    OB_TRY(ob_add_rounding_error(loading, run, loading->values));
   for (size_t i = 0; residual && i < run->count; i++)
     *large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;
   return ob_section_write(to, run, loading->values, loading->more);
 }
 
-static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
+static bool is_section_wanted(const struct ob_loading *loading, enum ob_saved what) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   if (residual && optimizer->method->momentum)
@@ -129,11 +131,11 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
   const bool parameters = what == OB_SAVED_PARAMETERS;
   const size_t first = parameters ? 0 : to.first, end = parameters ? layout->blocks : to.end;
   bool large = false;
-  if (!is_wanted(loading, what))
+  if (!is_section_wanted(loading, what))
     return ONEBIT_OK;
   if (to.content == OB_CONTENT_MESSAGES)
     return ob_restore_messages(loading);
-  for (struct ob_run run = {0}; ob_next_run(layout, first, end, &run);)
+  for (struct ob_run run = {0}; ob_find_next_run(layout, first, end, &run);)
     OB_TRY(parameters ? restore_parameters(loading, &to, run)
                       : restore_run(loading, &to, &run, &large));
   if (what == OB_SAVED_SERVER && !loading->dry)
@@ -144,8 +146,8 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
 /* Returns the ladder of the bucket's plan. Its tensors may have been in several buckets: the
  * largest width counts. Without a saved width it is the plan's minimum, in which momentum is then
  * sent. */
-static const struct ob_ladder_state *ladder_of(const struct ob_loading *loading,
-                                               const struct ob_bucket *bucket) {
+static const struct ob_ladder_state *find_bucket_ladder(const struct ob_loading *loading,
+                                                        const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   const struct ob_ladder_state *widest = NULL;
   for (size_t t = 0; loading->ladders && t < optimizer->tensor_count; t++)
@@ -157,7 +159,7 @@ static const struct ob_ladder_state *ladder_of(const struct ob_loading *loading,
 
 static onebit_status_t restore_bucket(struct ob_loading *loading) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
-  const struct ob_ladder_state *state = ladder_of(loading, bucket);
+  const struct ob_ladder_state *state = find_bucket_ladder(loading, bucket);
   if (!loading->dry)
     OB_TRY(ob_plan_restart(bucket->bits, state ? state->last_width : 1));
   if (!loading->dry && bucket->steps_back)
@@ -165,7 +167,7 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
   if (!loading->dry && ob_plan_in_bits(bucket->dense))
     OB_TRY(ob_plan_restart(bucket->dense, 1));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
-    if (!ob_saved_numbers((uint32_t)what))
+    if (!ob_saved_is_numbers((uint32_t)what))
       OB_TRY(restore_section(loading, (enum ob_saved)what));
   return ONEBIT_OK;
 }
@@ -188,7 +190,7 @@ static onebit_status_t restore_check_number(const struct ob_loading *loading,
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
   uint64_t count = ob_checkpoint_numbers(loading->optimizer, what);
   bool own = what != OB_SAVED_NORMS;
-  bool fits = own || (is_wanted(loading, what) && loading->own->header.window == count);
+  bool fits = own || (is_section_wanted(loading, what) && loading->own->header.window == count);
   uint64_t stored = !fits ? 0 : what == OB_SAVED_NUMBERS ? loading->own->header.numbers : count;
   const struct ob_part_section *section = NULL;
   struct ob_numbers is;
@@ -207,17 +209,17 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
-/* Also restores parts that were written without them, by an older version or with other options. */
+/* Restores the ladders. Parts of an older version, or saved with other options, have none. */
 static onebit_status_t restore_ladders(struct ob_loading *loading) {
-  loading->ladders =
-      loading->optimizer->ladders && ob_part_from(loading->own, OB_SAVED_LADDERS, OB_ELEMENTS, 0);
+  loading->ladders = loading->optimizer->ladders &&
+                     ob_part_find_section(loading->own, OB_SAVED_LADDERS, OB_ELEMENTS, 0);
   return loading->ladders ? restore_numbers(loading, OB_SAVED_LADDERS) : ONEBIT_OK;
 }
 
 static void set_ladders(struct ob_loading *loading) {
   for (size_t u = 0; u < loading->optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &loading->optimizer->buckets[u];
-    const struct ob_ladder_state *state = ladder_of(loading, bucket);
+    const struct ob_ladder_state *state = find_bucket_ladder(loading, bucket);
     if (state)
       ob_ladder_restore(bucket->bits, state);
   }
@@ -258,7 +260,7 @@ static void restore_counts(struct ob_loading *loading) {
 
 /* Returns the stage of the latest step; whether this optimizer would have sent bits in it depends
  * on both sides. */
-static enum ob_stage restore_stage_of(const struct ob_loading *loading) {
+static enum ob_stage restored_stage(const struct ob_loading *loading) {
   const struct ob_part_header *header = &loading->parts->list[0].header;
   bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;
   if (header->stage == OB_STAGE_WARMUP || !loading->optimizer->method->momentum)
@@ -270,7 +272,7 @@ static enum ob_stage restore_stage_of(const struct ob_loading *loading) {
 static onebit_status_t restore_all(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];
-  loading->stage = restore_stage_of(loading);
+  loading->stage = restored_stage(loading);
   OB_TRY(ob_buckets_fit_arrays(optimizer, loading->stage == OB_STAGE_WARMUP));
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
@@ -317,7 +319,7 @@ static onebit_status_t restore_prepare(struct ob_loading *loading, struct ob_par
   return restore_allocate(loading);
 }
 
-static onebit_status_t restore_restore(void *object, struct ob_parts *parts, bool dry) {
+static onebit_status_t restore_optimizer(void *object, struct ob_parts *parts, bool dry) {
   struct ob_loading *loading = object;
   if (dry) {
     OB_TRY(restore_prepare(loading, parts));
@@ -358,7 +360,7 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
   return status;
 }
 
-static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
+static onebit_status_t check_loadable(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_reach_idle(optimizer));
   if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -366,24 +368,24 @@ static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t restore_from(onebit_optimizer_t optimizer, const struct ob_sources *sources,
-                                    const char *directory) {
+static onebit_status_t load_optimizer(onebit_optimizer_t optimizer,
+                                      const struct ob_sources *sources, const char *directory) {
   struct ob_loading loading = {.optimizer = optimizer};
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   const struct ob_state state = ob_optimizer_state(optimizer);
   const struct ob_load load = {
-      .object = &loading, .state = &state, .restore = restore_restore, .close = close_loading};
-  return ob_state_load(&load, check_ready(optimizer), sources, directory);
+      .object = &loading, .state = &state, .restore = restore_optimizer, .close = close_loading};
+  return ob_state_load(&load, check_loadable(optimizer), sources, directory);
 }
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count) {
   OB_CALL_SCOPE;
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
-  return restore_from(optimizer, &sources, NULL);
+  return load_optimizer(optimizer, &sources, NULL);
 }
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
   OB_CALL_SCOPE;
-  return restore_from(optimizer, NULL, directory);
+  return load_optimizer(optimizer, NULL, directory);
 }

@@ -1,5 +1,5 @@
-/* The state of an object to a part, which is written: its sections, and then its front, which has
- * their checksums. */
+/* Writes the state of an object to a part: first its sections, and then its front, which has their
+ * checksums. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 /* Orders pieces by their first element. Of several that begin with the same number all but the last
  * are empty. */
-static int by_element(const void *a, const void *b) {
+static int compare_stretches(const void *a, const void *b) {
   const struct ob_stretch *x = a, *y = b;
   const int e = OB_ELEMENTS;
   int order = (x->first[e] > y->first[e]) - (x->first[e] < y->first[e]);
@@ -32,7 +32,7 @@ onebit_status_t ob_map_create(struct ob_map *map, const struct ob_state *state) 
       map->total[space] += map->all[k].count[space];
     map->sorted[k] = map->all[k];
   }
-  qsort(map->sorted, count, sizeof *map->sorted, by_element);
+  qsort(map->sorted, count, sizeof *map->sorted, compare_stretches);
   return ONEBIT_OK;
 }
 
@@ -42,14 +42,14 @@ void ob_map_destroy(struct ob_map *map) {
 }
 
 /* Returns all stretches in the order of a space's elements. */
-static const struct ob_stretch *map_list(const struct ob_map *map, enum ob_space space) {
+static const struct ob_stretch *list_in_order(const struct ob_map *map, enum ob_space space) {
   return space == OB_ELEMENTS ? map->sorted : map->all;
 }
 
 /* Returns the stretch that has this element. */
-static const struct ob_stretch *map_find(const struct ob_map *map, enum ob_space space,
-                                         uint64_t element) {
-  const struct ob_stretch *list = map_list(map, space);
+static const struct ob_stretch *find_stretch(const struct ob_map *map, enum ob_space space,
+                                             uint64_t element) {
+  const struct ob_stretch *list = list_in_order(map, space);
   size_t low = 0, high = map->count;
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
@@ -63,9 +63,9 @@ static const struct ob_stretch *map_find(const struct ob_map *map, enum ob_space
 
 /* --- The sections of a part --------------------------------------------------------------------*/
 
-/* Elements that follow those before are in one section with them. */
-static void checkpoint_save_add(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
-                                uint64_t first, uint64_t end) {
+/* Adds a section, or extends the last one if these elements follow it. */
+static void add_section(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
+                        uint64_t first, uint64_t end) {
   struct ob_part_section *next = saving->sections + saving->header.sections;
   struct ob_part_section *last = next - (saving->header.sections > 0);
   if (first >= end)
@@ -80,12 +80,12 @@ static void checkpoint_save_add(struct ob_saving *saving, enum ob_saved what, en
   saving->header.sections++;
 }
 
-/* total * part / parts, without overflow. */
-static uint64_t checkpoint_save_fraction(uint64_t total, uint64_t part, uint64_t parts) {
+/* Returns total * part / parts, without overflow. */
+static uint64_t compute_fraction(uint64_t total, uint64_t part, uint64_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-static uint64_t clip_stretch(uint64_t value, uint64_t low, uint64_t high) {
+static uint64_t clip_number(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
@@ -95,24 +95,25 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
   const struct ob_run has = saving->state->extent(saving, what, stretch);
   const uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
   const uint64_t after = before + stretch->count[space], number = stretch->first[space];
-  const uint64_t first = clip_stretch(has.offset, before, after);
-  const uint64_t end = clip_stretch(has.offset + has.count, before, after);
-  checkpoint_save_add(saving, what, space, clip_stretch(number + first - before, low, high),
-                      clip_stretch(number + end - before, low, high));
+  const uint64_t first = clip_number(has.offset, before, after);
+  const uint64_t end = clip_number(has.offset + has.count, before, after);
+  add_section(saving, what, space, clip_number(number + first - before, low, high),
+              clip_number(number + end - before, low, high));
 }
 
-/* Adds all that this rank has; of rows that all ranks have alike, this rank's part. */
+/* Adds the elements that this rank saves: all that it has or, of rows that are equal on all ranks,
+ * its fraction. */
 static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
-  const bool own = ob_saved_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
+  const bool own = ob_saved_is_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
   const uint64_t total = saving->map.total[space];
   uint64_t low = 0, high = total;
   const bool in_shards = saving->state->in_shards && saving->state->in_shards(saving, what);
   if (!own && !saving->whole && !in_shards) {
-    low = checkpoint_save_fraction(total, saving->header.rank, saving->header.ranks);
-    high = checkpoint_save_fraction(total, saving->header.rank + 1, saving->header.ranks);
+    low = compute_fraction(total, saving->header.rank, saving->header.ranks);
+    high = compute_fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
   for (size_t k = 0; total && k < saving->map.count; k++)
-    add_stretch(saving, what, space, &map_list(&saving->map, space)[k], low, high);
+    add_stretch(saving, what, space, &list_in_order(&saving->map, space)[k], low, high);
 }
 
 static onebit_status_t list_sections(struct ob_saving *saving) {
@@ -124,12 +125,12 @@ static onebit_status_t list_sections(struct ob_saving *saving) {
     const enum ob_saved what = (enum ob_saved)k;
     if (!saving->state->has(saving, what))
       continue;
-    if (ob_saved_numbers(what))
-      checkpoint_save_add(saving, what, OB_ELEMENTS, 0,
-                          ob_section_limit(&saving->header, what, OB_ELEMENTS));
+    if (ob_saved_is_numbers(what))
+      add_section(saving, what, OB_ELEMENTS, 0,
+                  ob_section_limit(&saving->header, what, OB_ELEMENTS));
     else
       add_elements(saving, what, OB_ELEMENTS);
-    if (!ob_saved_numbers(what) && what != OB_SAVED_PARAMETERS)
+    if (!ob_saved_is_numbers(what) && what != OB_SAVED_PARAMETERS)
       add_elements(saving, what, OB_PADDING);
   }
   return ONEBIT_OK;
@@ -190,14 +191,14 @@ void ob_saving_destroy(struct ob_saving *saving) {
   ob_release(saving->sections);
 }
 
-/* --- Its values --------------------------------------------------------------------------------*/
+/* --- The values of a part ----------------------------------------------------------------------*/
 
 static onebit_status_t checkpoint_save_read_elements(struct ob_saving *saving,
                                                      const struct ob_part_section *section,
                                                      uint64_t first, size_t count, float *values) {
   const enum ob_space space = (enum ob_space)section->space;
   for (size_t some; count; count -= some, first += some, values += some) {
-    const struct ob_stretch *stretch = map_find(&saving->map, space, first);
+    const struct ob_stretch *stretch = find_stretch(&saving->map, space, first);
     const size_t before = (size_t)(first - stretch->first[space]);
     some = stretch->count[space] - before < count ? stretch->count[space] - before : count;
     struct ob_run run = {stretch->piece, before, some};
@@ -211,7 +212,7 @@ static onebit_status_t checkpoint_save_read_elements(struct ob_saving *saving,
 onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_section *section,
                                uint64_t first, size_t count, void *values) {
   const struct ob_state *state = saving->state;
-  if (!ob_saved_numbers(section->what))
+  if (!ob_saved_is_numbers(section->what))
     return checkpoint_save_read_elements(saving, section, first, count, values);
   for (size_t i = 0; i < count; i++)
     memcpy((uint64_t *)values + i,
@@ -221,7 +222,7 @@ onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_se
 
 /* --- Writing -----------------------------------------------------------------------------------*/
 
-/* `buffer`: OB_CHUNK floats, doubles or whole numbers. */
+/* Writes a section. `buffer` has space for OB_CHUNK floats, doubles or whole numbers. */
 static onebit_status_t write_section(struct ob_saving *saving, const struct ob_sink *sink,
                                      struct ob_part_section *section, uint64_t *buffer) {
   struct ob_checksum sum = ob_checksum_begin();
@@ -229,7 +230,7 @@ static onebit_status_t write_section(struct ob_saving *saving, const struct ob_s
   for (uint64_t at = 0; at < section->count; at += OB_CHUNK) {
     size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
     size_t bytes = (size_t)ob_section_bytes(section->what, count);
-    buffer[bytes / 8 - 1] = 0; /* what fills up */
+    buffer[bytes / 8 - 1] = 0; /* the padding */
     OB_TRY(ob_saving_read(saving, section, section->first + at, count, buffer));
     ob_checksum_add(&sum, buffer, bytes);
     OB_TRY(sink->put(sink->context, offset, buffer, bytes));
@@ -275,14 +276,15 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
 
 /* --- To memory ---------------------------------------------------------------------------------*/
 
-static onebit_status_t put_in_memory(void *memory, uint64_t offset, const void *data,
-                                     size_t bytes) {
+static onebit_status_t write_to_memory(void *memory, uint64_t offset, const void *data,
+                                       size_t bytes) {
   memcpy((unsigned char *)memory + offset, data, bytes);
   return ONEBIT_OK;
 }
 
-static onebit_status_t write_to(struct ob_saving *saving, void *memory, size_t capacity) {
-  const struct ob_sink sink = {put_in_memory, memory};
+static onebit_status_t write_part_to_memory(struct ob_saving *saving, void *memory,
+                                            size_t capacity) {
+  const struct ob_sink sink = {write_to_memory, memory};
   const size_t bytes = (size_t)saving->header.bytes;
   if (!memory)
     return ONEBIT_OK;
@@ -298,7 +300,7 @@ onebit_status_t ob_state_save(const struct ob_state *state, bool whole, void *me
   onebit_status_t status = ob_saving_create(&saving, state, whole);
   *bytes = (size_t)saving.header.bytes;
   if (status == ONEBIT_OK)
-    status = write_to(&saving, memory, capacity);
+    status = write_part_to_memory(&saving, memory, capacity);
   ob_saving_destroy(&saving);
   return status;
 }

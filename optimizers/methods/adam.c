@@ -1,6 +1,6 @@
 /*
- * The functions of 1-bit Adam alone, and of 1-bit Adam whose state is sharded. Of the latter
- * gradients go to the server of each share, and what it makes of their mean comes back to all:
+ * The functions of 1-bit Adam, and of 1-bit Adam whose state is sharded. In the latter each rank is
+ * the server of a share: it receives gradients, and sends results of their mean to all ranks:
  *
  *                    in                          the server                      back
  *   warm-up,         dense reduce-scatter        Adam on its share               parameters, dense
@@ -8,14 +8,14 @@
  *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
  *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
  *
- * After the exchange in, all ranks know that every gradient is sound, and nothing can fail the
- * step any more: compressed steps are in -1 .. 1, and parameters travel as they are. So the server
- * changes its state before the way back begins, and never has to undo it.
+ * After the exchange of gradients all ranks know that every gradient is finite, and nothing can
+ * fail the step any more: compressed steps are in -1 .. 1, and parameters are sent as they are. So
+ * the server changes its state before it sends results back, and never has to undo that.
  *
- * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
- * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
- * large elements come late, as residuals; with a variance that no longer follows, that resonates.
- * Adam's own steps are hardly larger than 1, so that much is left to them.
+ * Steps are bounded. An optimizer that is not sharded receives its momentum as bits, so that every
+ * element is as large as the scale of its block. Here the server adds exactly, while the gradients
+ * of large elements arrive late, as residuals; with a frozen variance this would make steps grow
+ * and oscillate. Adam's own steps are hardly larger than 1, which is the bound.
  */
 #include <float.h>
 #include <math.h>
@@ -29,8 +29,8 @@
 
 /* --- Sharded -----------------------------------------------------------------------------------*/
 
-/* --- The sum of the variances, for a freeze that is found from it: each rank tells all the others
- * that of its share. A double as floats, exactly: three of its mantissa, one of its exponent. */
+/* --- The sum of the variances, if the freeze is found from it: each rank sends the sum of its
+ * share to all. A double is sent exactly as floats: three of its mantissa, one of its exponent. */
 
 enum { PARTS = 4 };
 
@@ -38,10 +38,10 @@ struct own {
   onebit_plan_t sums; /* NULL: nothing needs them */
   float part[PARTS], *parts;
   double variance;
-  double passed; /* seconds of this step's passes */
+  double passed; /* seconds of the passes in this step */
 };
 
-static void shards_split(double value, float parts[PARTS]) {
+static void split_double(double value, float parts[PARTS]) {
   int exponent;
   double remainder = frexp(value, &exponent);
   for (int k = 0; k < PARTS - 1; k++) {
@@ -51,7 +51,7 @@ static void shards_split(double value, float parts[PARTS]) {
   parts[PARTS - 1] = (float)exponent;
 }
 
-static double shards_join(const float parts[PARTS]) {
+static double join_double(const float parts[PARTS]) {
   return ldexp((double)parts[0] + (double)parts[1] + (double)parts[2], (int)parts[3]);
 }
 
@@ -91,13 +91,14 @@ static double adam_get_variance(const struct onebit_optimizer *optimizer) {
 
 /* --- Plans */
 
-static bool sends_steps(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+static bool bucket_sends_steps(const struct onebit_optimizer *optimizer,
+                               const struct ob_bucket *bucket) {
   return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !bucket->uncompressed;
 }
 
-/* Returns the shape of servers' messages: float32 steps that are compressed, parameters in their
- * own type. */
-static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dtype_t dtype) {
+/* Returns the shape of the plan by which servers send results: steps as compressed float32,
+ * parameters in their own type. */
+static struct ob_plan_shape make_shape_back(const struct ob_plan_shape *in, onebit_dtype_t dtype) {
   struct ob_plan_shape back = *in;
   back.options.operation = ONEBIT_ALLGATHER;
   back.options.dtype = back.output_dtype = dtype;
@@ -111,11 +112,11 @@ static onebit_status_t adam_create_plans(struct onebit_optimizer *optimizer,
   in.of_segments = dense_in.of_segments = true;
   in.momentum = in.from_servers = false;
   in.options.operation = dense_in.options.operation = ONEBIT_REDUCE_SCATTER;
-  struct ob_plan_shape steps = shape_back(&in, ONEBIT_FLOAT32);
-  struct ob_plan_shape parameters = shape_back(&dense_in, optimizer->options.parameter_dtype);
+  struct ob_plan_shape steps = make_shape_back(&in, ONEBIT_FLOAT32);
+  struct ob_plan_shape parameters = make_shape_back(&dense_in, optimizer->options.parameter_dtype);
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &in, count, &bucket->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense_in, count, &bucket->dense));
-  if (sends_steps(optimizer, bucket))
+  if (bucket_sends_steps(optimizer, bucket))
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &bucket->steps_back));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &bucket->parameters_back));
   ob_plan_clock(bucket->parameters_back);
@@ -133,23 +134,23 @@ static void shards_call(struct onebit_optimizer *optimizer, struct ob_bucket *bu
   call->hold = optimizer->bucket_count > 1;
 }
 
-static void pass_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink) {
+static void run_pass_on_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink) {
   const struct ob_message_shape segment = {.first = bucket->first_block, .blocks = bucket->blocks};
   ob_pass_blocks(ob_plan_work(bucket->bits), NULL, NULL, &segment, sink);
 }
 
-static void shards_pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                        enum ob_pass_kind kind) {
-  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, optimizer->steps + 1);
+static void shards_run_pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                            enum ob_pass_kind kind) {
+  struct ob_pass_sink sink = ob_bucket_make_sink(optimizer, bucket, kind, optimizer->steps + 1);
   struct own *own = optimizer->own;
   double began = ob_seconds();
-  pass_shard(bucket, &sink);
+  run_pass_on_shard(bucket, &sink);
   own->passed += ob_seconds() - began;
 }
 
-/* Starts a call of the way back; true if it has to be waited for. */
-static bool shards_start(struct onebit_optimizer *optimizer, onebit_plan_t plan,
-                         struct ob_call *call) {
+/* Starts a call that sends results back; returns true if it has to be waited for. */
+static bool shards_start_call(struct onebit_optimizer *optimizer, onebit_plan_t plan,
+                              struct ob_call *call) {
   ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", call);
   onebit_status_t status = ob_plan_start(plan, ob_step_outcome(optimizer), call);
   ob_step_note(optimizer, status);
@@ -157,66 +158,68 @@ static bool shards_start(struct onebit_optimizer *optimizer, onebit_plan_t plan,
   return status == ONEBIT_OK;
 }
 
-/* Sends m^ / (sqrt(v^) + eps), with no factor left to apply. */
+/* Sends the steps m^ / (sqrt(v^) + eps), which need no further factor. */
 static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  shards_pass(optimizer, bucket, OB_PASS_SHARD);
-  bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
+  shards_run_pass(optimizer, bucket, OB_PASS_SHARD);
+  bucket->sink = ob_bucket_make_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
   bucket->sink.factors.adam.momentum_factor = 1;
   struct ob_call call = {.source = {.factor = 1, .weight = 1},
                          .sink = &bucket->sink,
                          .shard = bucket->arrays[OB_SCRATCH]};
-  bucket->started = shards_start(optimizer, bucket->steps_back, &call);
+  bucket->started = shards_start_call(optimizer, bucket->steps_back, &call);
 }
 
-/* Exchanges parameters in place. */
+/* Updates the parameters of the share, and sends them in place. */
 static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
-  shards_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
+  shards_run_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
   struct ob_call call = {
       .source = {.inputs = (const void *const *)bucket->copies, .factor = 1, .weight = 1},
       .outputs = bucket->copies};
-  bucket->started = shards_start(optimizer, bucket->parameters_back, &call);
+  bucket->started = shards_start_call(optimizer, bucket->parameters_back, &call);
 }
 
-static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
-                               const struct ob_bucket *bucket) {
+static onebit_plan_t find_plan_back(const struct onebit_optimizer *optimizer,
+                                    const struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   return bits && bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
 }
 
-/* True while the freeze is being decided. */
+/* Starts sending the sum of variances, if the freeze is not decided yet; returns true if it has to
+ * be waited for. */
 static bool send_sum(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   if (!own->sums || optimizer->frozen_at)
     return false;
-  ob_step_note(optimizer, ob_freeze_sum(optimizer, &own->variance));
-  shards_split(fmin(own->variance, DBL_MAX), own->part);
+  ob_step_note(optimizer, ob_freeze_sum_variances(optimizer, &own->variance));
+  split_double(fmin(own->variance, DBL_MAX), own->part);
   struct ob_call call = ob_plan_call(own->sums, own->part, own->parts);
-  return shards_start(optimizer, own->sums, &call);
+  return shards_start_call(optimizer, own->sums, &call);
 }
 
-static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+static onebit_status_t wait_for_plan(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
   bool bits = ob_plan_in_bits(plan);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += ob_plan_wire_bytes(plan);
   return ob_step_note(optimizer, ob_plan_test(plan, true));
 }
 
-/* Adds in the order of the ranks, so that all get the same sum. */
+/* Adds the sums in the order of the ranks, so that all ranks get the same result. */
 static void gather_sums(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
-  wait_for(optimizer, own->sums);
+  wait_for_plan(optimizer, own->sums);
   own->variance = 0;
   for (int r = 0; r < optimizer->comm->size; r++)
-    own->variance += shards_join(own->parts + (size_t)r * PARTS);
+    own->variance += join_double(own->parts + (size_t)r * PARTS);
 }
 
-/* Subtracts from the update's seconds, which count everything since the way back began, the time of
- * codecs and messages, as step.c does. */
+/* Subtracts the time of codecs and messages from the update's seconds, which include all work since
+ * results began to be sent back, as step.c does. */
 static void shards_count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    const struct ob_spent its = ob_plan_read_spent(plan_back(optimizer, &optimizer->buckets[u]));
+    const struct ob_spent its =
+        ob_plan_read_spent(find_plan_back(optimizer, &optimizer->buckets[u]));
     spent.compress += its.compress;
     spent.apply += its.apply;
   }
@@ -234,7 +237,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
   own->passed = 0;
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    if (plan_back(optimizer, bucket) == bucket->steps_back)
+    if (find_plan_back(optimizer, bucket) == bucket->steps_back)
       send_steps(optimizer, bucket);
     else
       send_parameters(optimizer, bucket);
@@ -243,7 +246,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
     gather_sums(optimizer);
   for (size_t u = optimizer->bucket_count; u-- > 0;)
     if (optimizer->buckets[u].started)
-      wait_for(optimizer, plan_back(optimizer, &optimizer->buckets[u]));
+      wait_for_plan(optimizer, find_plan_back(optimizer, &optimizer->buckets[u]));
   shards_count_times(optimizer, ob_seconds() - began);
   return ob_step_outcome(optimizer);
 }
@@ -252,10 +255,11 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
 static onebit_status_t shards_freeze(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, OB_PASS_FREEZE, optimizer->steps);
+    struct ob_pass_sink sink =
+        ob_bucket_make_sink(optimizer, bucket, OB_PASS_FREEZE, optimizer->steps);
     sink.factors.adam.beta1 = 1;
     if (!bucket->uncompressed)
-      pass_shard(bucket, &sink);
+      run_pass_on_shard(bucket, &sink);
   }
   return ONEBIT_OK;
 }
@@ -273,7 +277,7 @@ static const struct ob_method with_shards = {.name = "adam",
                                              .freeze = shards_freeze,
                                              .destroy = shards_destroy};
 
-/* Makes it the recipe's method, or fails: it is not possible with all options. */
+/* Makes with_shards the recipe's method, or fails if other options do not allow it. */
 static onebit_status_t shards_choose(struct ob_recipe *recipe) {
   const onebit_optimizer_options_t *common = &recipe->common;
   int shards = (int)recipe->moments.shards;
@@ -305,7 +309,7 @@ static onebit_status_t shards_choose(struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
-/* --- All ranks have all ------------------------------------------------------------------------*/
+/* --- Not sharded -------------------------------------------------------------------------------*/
 
 static bool adam_sends_step(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
@@ -313,25 +317,26 @@ static bool adam_sends_step(const struct onebit_optimizer *optimizer) {
 
 static void adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
-  ob_momentum_call(optimizer, bucket,
-                   adam_sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY, call);
+  ob_fill_momentum_call(optimizer, bucket,
+                        adam_sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY, call);
   bucket->sink.factors.bound = ob_step_bound(optimizer);
   if (adam_sends_step(optimizer))
     call->source.reciprocals = bucket->arrays[OB_VARIANCE];
 }
 
-/* One rank alone, if it does not compress, continues with a frozen variance. */
+/* Applies a step. A single rank that does not compress continues with a frozen variance. */
 static onebit_status_t adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
-    OB_TRY(ob_buckets_pass(optimizer, optimizer->frozen_at ? OB_PASS_FROZEN : OB_PASS_ADAM,
-                           optimizer->steps + 1));
+    OB_TRY(ob_buckets_run_pass(optimizer, optimizer->frozen_at ? OB_PASS_FROZEN : OB_PASS_ADAM,
+                               optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
 static onebit_status_t adam_freeze(struct onebit_optimizer *optimizer) {
   bool step = adam_sends_step(optimizer) && ob_optimizer_compresses(optimizer);
-  return ob_buckets_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE, optimizer->steps);
+  return ob_buckets_run_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE,
+                             optimizer->steps);
 }
 
 /* --- Its row -----------------------------------------------------------------------------------*/

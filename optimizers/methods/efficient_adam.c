@@ -1,15 +1,15 @@
 /*
- * Efficient-Adam with one bit: what is its own. A warm-up comes first, in which the ranks exchange
- * gradients that are divided by the root of second moments which all of them have alike
- * (compression/pass_element.h: ob_divisor). A step of it makes these passes:
+ * The functions of Efficient-Adam with one bit. In its warm-up ranks exchange gradients that are
+ * divided by the root of second moments, which are the same on all ranks
+ * (compression/pass_element.h: ob_divisor). A step of the warm-up makes these passes:
  *
  *   VARIANCES   the mean variance of each block, from the variances
- *   DIVISORS    what gradients are multiplied with, to scratch, where compress reads it
- *   DIVIDED     from the mean of divided gradients, in scratch by now, to moments and update
- *   LAMB_MOVE   the update to the parameters; with trust ratios each tensor's by its own rate
+ *   DIVISORS    the factors of gradients, to scratch, where compress reads them
+ *   DIVIDED     moments and update, from the mean of divided gradients, which then is in scratch
+ *   LAMB_MOVE   parameters, by the update; with trust ratios each tensor has its own rate
  *
- * Without a warm-up the first step is compressed already: residuals are zeros, and so is the step
- * of the messages before it.
+ * Without a warm-up the first step is compressed: residuals are zeros, and so is the step before
+ * it.
  */
 #include "onebit/efficient_adam.h"
 
@@ -21,22 +21,22 @@
 
 /* --- Steps of the warm-up */
 
-/* The step's number counts from the first step that had gradients. */
-static uint64_t number_of_step(const struct onebit_optimizer *optimizer) {
+/* Returns the step's number, counted from the first step that had gradients. */
+static uint64_t step_number(const struct onebit_optimizer *optimizer) {
   return optimizer->steps + 1 - optimizer->zero_steps;
 }
 
-static bool is_warm(const struct onebit_optimizer *optimizer) {
+static bool is_in_warmup(const struct onebit_optimizer *optimizer) {
   return optimizer->step.exchange == OB_EXCHANGE_DENSE;
 }
 
 static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer,
                                               struct ob_bucket *bucket) {
-  if (!is_warm(optimizer))
+  if (!is_in_warmup(optimizer))
     return ONEBIT_OK;
-  const uint64_t step = number_of_step(optimizer);
-  OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_VARIANCES, step));
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
+  const uint64_t step = step_number(optimizer);
+  OB_TRY(ob_bucket_run_pass(optimizer, bucket, OB_PASS_VARIANCES, step));
+  return ob_bucket_run_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
 }
 
 /* The largest ratio of a divided gradient to one rank's, if the gradients of ranks are independent.
@@ -44,8 +44,8 @@ static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer
  * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
 #define LIMIT 50
 
-static void call_divided(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                         struct ob_call *call) {
+static void fill_divided_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                              struct ob_call *call) {
   (void)optimizer;
   call->source.reciprocals = bucket->arrays[OB_SCRATCH];
   call->source.limit = LIMIT * sqrtf((float)ob_plan_geometry(bucket->dense)->members);
@@ -53,24 +53,27 @@ static void call_divided(struct onebit_optimizer *optimizer, struct ob_bucket *b
 
 static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
                                       struct ob_bucket *bucket) {
-  const uint64_t step = number_of_step(optimizer);
-  OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_DIVIDED, step));
+  const uint64_t step = step_number(optimizer);
+  OB_TRY(ob_bucket_run_pass(optimizer, bucket, OB_PASS_DIVIDED, step));
   if (optimizer->method->lamb)
     OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_WARM));
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_MOVE, step);
+  return ob_bucket_run_pass(optimizer, bucket, OB_PASS_LAMB_MOVE, step);
 }
 
 /* --- The end of the warm-up */
 
-/* The moments of this rank's gradients, as if the ranks' were independent. */
-static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+/* Sets the moments of this rank's gradients from the variance, as if ranks' gradients were
+ * independent. */
+static onebit_status_t set_initial_moments(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket) {
   const struct ob_section variance = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE);
   const struct ob_section moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS);
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   const float members = (float)ob_plan_geometry(bucket->bits)->members;
   float *values = optimizer->chunks;
-  for (struct ob_run run = {0}; ob_next_run(layout, moments.first, moments.end, &run);) {
-    OB_TRY(ob_section_read(NULL, &variance, &run, values)); /* which is an array */
+  for (struct ob_run run = {0}; ob_find_next_run(layout, moments.first, moments.end, &run);) {
+    OB_TRY(ob_section_read(NULL, &variance, &run,
+                           values)); /* the variance is an array, which needs no reader */
     for (size_t i = 0; i < run.count; i++)
       values[i] *= members;
     OB_TRY(ob_section_write(&moments, &run, values, values + OB_CHUNK));
@@ -78,28 +81,28 @@ static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct 
   return ONEBIT_OK;
 }
 
-/* Steps before the first gradient do not count. All ranks know the variances. */
+/* Counts a step before the first gradient. All ranks know the variances, so all count the same. */
 static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   double variances;
-  OB_TRY(ob_freeze_sum(optimizer, &variances)); /* which waits for a device's passes */
+  OB_TRY(ob_freeze_sum_variances(optimizer, &variances)); /* this waits for passes of a device */
   if (optimizer->zero_steps + 1 == optimizer->steps && !(variances > 0))
     optimizer->zero_steps = optimizer->steps;
   return ONEBIT_OK;
 }
 
-/* Bias corrections continue from the warm-up's number of steps; w, the step that the ranks agreed
- * on last, becomes the residual of an empty message. */
+/* Ends the warm-up when its steps are made. Bias corrections continue from their number; w, the
+ * last step that ranks agreed on, becomes the residual of an empty message. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
   OB_TRY(count_zero_steps(optimizer));
   const uint64_t made = optimizer->steps - optimizer->zero_steps;
-  if (made == 1) /* the residuals of the first step are in other units */
-    OB_TRY(ob_buckets_each(optimizer, ob_freeze_forget_residuals));
+  if (made == 1) /* the residuals of the first step have another unit */
+    OB_TRY(ob_buckets_for_each(optimizer, ob_freeze_forget_residuals));
   if (made < optimizer->moments.freeze_step)
     return ONEBIT_OK;
-  OB_TRY(ob_buckets_each(optimizer, begin_moments));
-  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
+  OB_TRY(ob_buckets_for_each(optimizer, set_initial_moments));
+  OB_TRY(ob_buckets_run_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
@@ -108,11 +111,11 @@ static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer
 
 static onebit_status_t efficient_adam_dense(struct onebit_optimizer *optimizer,
                                             struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, number_of_step(optimizer));
+  return ob_bucket_run_pass(optimizer, bucket, OB_PASS_ADAM, step_number(optimizer));
 }
 
-/* Returns the part that this rank compresses, in a hierarchical schedule. */
-static struct ob_interval own_interval(const struct onebit_plan *plan) {
+/* Returns the words that this rank compresses, which in a hierarchical schedule are not all. */
+static struct ob_interval find_own_range(const struct onebit_plan *plan) {
   const struct ob_layout *layout = ob_plan_layout(plan);
   size_t first, end;
   ob_plan_find_compressed(plan, &first, &end);
@@ -121,16 +124,16 @@ static struct ob_interval own_interval(const struct onebit_plan *plan) {
 
 static void efficient_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 struct ob_call *call) {
-  ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
-  ob_moments_call(optimizer, bucket, number_of_step(optimizer), call);
+  ob_fill_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
+  ob_fill_moments_call(optimizer, bucket, step_number(optimizer), call);
   call->source.weight *= (float)optimizer->moments.gain;
   call->source.floors = bucket->has_tables ? bucket->floors : NULL;
-  call->source.own = own_interval(bucket->bits);
+  call->source.own = find_own_range(bucket->bits);
 }
 
 static onebit_status_t efficient_adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
-  return is_warm(optimizer) ? ob_buckets_each(optimizer, update_divided) : ONEBIT_OK;
+  return is_in_warmup(optimizer) ? ob_buckets_for_each(optimizer, update_divided) : ONEBIT_OK;
 }
 
 /* Adds the steps before the first gradient to the numbers of a checkpoint. */
@@ -150,9 +153,10 @@ static size_t efficient_adam_numbers(struct onebit_optimizer *optimizer,
 
 /* --- With trust ratios */
 
-/* A trust ratio needs all elements of a tensor: nothing is applied before all are here. */
-static void call_held(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                      struct ob_call *into) {
+/* Sends a step that is held: a trust ratio needs all elements of a tensor before any result is
+ * applied. */
+static void fill_held_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                           struct ob_call *into) {
   efficient_adam_call(optimizer, bucket, into);
   into->hold = true;
 }
@@ -160,14 +164,14 @@ static void call_held(struct onebit_optimizer *optimizer, struct ob_bucket *buck
 static onebit_status_t efficient_adam_set_rates(struct onebit_optimizer *optimizer,
                                                 struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
-      ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
+      ob_bucket_make_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
   ob_plan_visit(bucket->bits, &sink);
   return ob_lamb_run(optimizer, bucket, OB_LAMB_WARM);
 }
 
 static onebit_status_t update_by_ratios(struct onebit_optimizer *optimizer) {
   if (optimizer->step.exchange == OB_EXCHANGE_BITS)
-    OB_TRY(ob_buckets_each(optimizer, efficient_adam_set_rates));
+    OB_TRY(ob_buckets_for_each(optimizer, efficient_adam_set_rates));
   return efficient_adam_update(optimizer);
 }
 
@@ -176,20 +180,21 @@ static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
   return add_zero_steps(optimizer, list, ob_lamb_numbers(optimizer, list));
 }
 
-/* The two rows have this in common. */
+/* The members that the two rows have in common. */
 #define DIVIDES                                                                                    \
   .momentum = true, .moments = true, .divides = true, .arrays = OB_MASK(OB_VARIANCE),              \
-  .prepare = efficient_adam_prepare, .call_dense = call_divided, .advance = efficient_adam_advance
+  .prepare = efficient_adam_prepare, .call_dense = fill_divided_call,                              \
+  .advance = efficient_adam_advance
 
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    DIVIDES,
                                                    .lamb = true,
                                                    .recommended =
                                                        "Efficient-Adam without trust_ratio",
-                                                   .dense = ob_lamb_dense,
-                                                   .call = call_held,
+                                                   .dense = ob_lamb_make_dense_step,
+                                                   .call = fill_held_call,
                                                    .update = update_by_ratios,
-                                                   .tell = ob_lamb_tell,
+                                                   .tell = ob_lamb_fill_statistics,
                                                    .numbers = numbers_by_ratios};
 
 /* --- Its row -----------------------------------------------------------------------------------*/

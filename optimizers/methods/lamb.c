@@ -1,12 +1,12 @@
 /*
- * The functions of 1-bit LAMB alone.
+ * The functions of 1-bit LAMB.
  *
- * What a step moves, in bytes a parameter, besides the messages. Warm-up: 28 of LAMB (mean
- * gradient, moments and parameters are read, moments and the update written) and 12 of LAMB_MOVE,
- * which has to wait for the tensor's norms. Compressed: 12 of what goes out (residual, gradient,
- * residual), 16 of LAMB_FRESH (reciprocal and parameters are read, the fresh variance read and
- * written), and, as the factor is of all elements of the tensor, 12 of APPLY in a pass of its own.
- * The two messages that LAMB_FRESH compares are a quarter of a byte.
+ * Memory traffic of a step in bytes a parameter, besides messages. Warm-up: 28 for LAMB (reads mean
+ * gradient, moments and parameters, writes moments and the update) and 12 for LAMB_MOVE, which has
+ * to wait for the tensor's norms. Compressed: 12 to compress (residual, gradient, residual), 16 for
+ * LAMB_FRESH (reads reciprocal and parameters, reads and writes the fresh variance), and 12 for
+ * APPLY, a separate pass because the factor depends on all elements of the tensor. The two messages
+ * that LAMB_FRESH compares are a quarter of a byte.
  */
 #include "onebit/lamb.h"
 
@@ -21,10 +21,10 @@
 
 /* --- The numbers of tensors, on the host */
 
-/* Finds the tensor that begins with the bucket's piece k, and the beginning of the next one; false
- * after the last. */
-static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
-                        size_t *k, size_t *tensor) {
+/* Finds the tensor that begins with piece *k of the bucket, and sets *k to the beginning of the
+ * next tensor. Returns false after the last one. */
+static bool find_next_tensor(const struct onebit_optimizer *optimizer,
+                             const struct ob_bucket *bucket, size_t *k, size_t *tensor) {
   size_t pieces = ob_plan_layout(bucket->bits)->pieces;
   *tensor = *k < pieces ? bucket->tensor_of[*k] : optimizer->tensor_count;
   while (*k < pieces && bucket->tensor_of[*k] == *tensor)
@@ -32,31 +32,31 @@ static bool next_tensor(const struct onebit_optimizer *optimizer, const struct o
   return *tensor < optimizer->tensor_count;
 }
 
-static onebit_status_t methods_lamb_sum_of(struct onebit_optimizer *optimizer,
-                                           struct ob_bucket *bucket, size_t tensor, int which,
-                                           double *sum) {
+static onebit_status_t sum_tensor(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                  size_t tensor, int which, double *sum) {
   const struct ob_tensor *of = &optimizer->tensors[tensor];
   return optimizer->executor->sum(optimizer, bucket, which, of->first_block, of->end_block, sum);
 }
 
-static onebit_status_t lamb_warmup_ratio(struct onebit_optimizer *optimizer,
-                                         struct ob_bucket *bucket, size_t tensor, double *ratio) {
+static onebit_status_t compute_warmup_ratio(struct onebit_optimizer *optimizer,
+                                            struct ob_bucket *bucket, size_t tensor,
+                                            double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double parameters, updates;
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 1, &parameters));
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 2, &updates));
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, 1, &parameters));
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, 2, &updates));
   *ratio = ob_lamb_warmup_ratio(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
   return ONEBIT_OK;
 }
 
-static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                               size_t tensor, double *ratio) {
+static onebit_status_t correct_factor(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                      size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double plain, updates, largest, *factor = &lamb->factors[tensor];
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 1, &plain));
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 2, &updates));
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, OB_LARGEST, &largest));
-  *factor = ob_lamb_correct(*factor, plain, updates, largest, &lamb->limits);
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, 1, &plain));
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, 2, &updates));
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, OB_LARGEST, &largest));
+  *factor = ob_lamb_correct_factor(*factor, plain, updates, largest, &lamb->limits);
   *ratio = lamb->coefficients[tensor] * *factor;
   return ONEBIT_OK;
 }
@@ -64,10 +64,10 @@ static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_buc
 static onebit_status_t lamb_set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                       enum ob_lamb_stage stage) {
   size_t tensor;
-  for (size_t k = 0, first = 0; next_tensor(optimizer, bucket, &k, &tensor); first = k) {
+  for (size_t k = 0, first = 0; find_next_tensor(optimizer, bucket, &k, &tensor); first = k) {
     double ratio = 1;
-    OB_TRY(stage == OB_LAMB_WARM ? lamb_warmup_ratio(optimizer, bucket, tensor, &ratio)
-                                 : correct(optimizer, bucket, tensor, &ratio));
+    OB_TRY(stage == OB_LAMB_WARM ? compute_warmup_ratio(optimizer, bucket, tensor, &ratio)
+                                 : correct_factor(optimizer, bucket, tensor, &ratio));
     for (size_t i = first; i < k; i++)
       bucket->learning_rates[i] =
           ob_lamb_rate(optimizer->step.learning_rate, bucket->factors[i], ratio);
@@ -75,10 +75,10 @@ static onebit_status_t lamb_set_rates(struct onebit_optimizer *optimizer, struct
   return ONEBIT_OK;
 }
 
-static onebit_status_t lamb_level_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+static onebit_status_t compute_level(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                      size_t tensor, double *level) {
   double squares;
-  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 0, &squares));
+  OB_TRY(sum_tensor(optimizer, bucket, tensor, 0, &squares));
   *level = ob_lamb_level(squares, optimizer->tensors[tensor].count);
   return ONEBIT_OK;
 }
@@ -88,13 +88,13 @@ static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct o
   struct ob_lamb *lamb = optimizer->own;
   double level, total = 0;
   size_t count = 0, tensor;
-  for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
-    OB_TRY(lamb_level_of(optimizer, bucket, tensor, &level));
+  for (size_t k = 0; find_next_tensor(optimizer, bucket, &k, &tensor);) {
+    OB_TRY(compute_level(optimizer, bucket, tensor, &level));
     total += level;
     count += level > 0;
   }
-  for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
-    OB_TRY(lamb_level_of(optimizer, bucket, tensor, &level));
+  for (size_t k = 0; find_next_tensor(optimizer, bucket, &k, &tensor);) {
+    OB_TRY(compute_level(optimizer, bucket, tensor, &level));
     lamb->scalings[tensor] = (double)ob_lamb_scaling(total / (double)count, level);
   }
   return ONEBIT_OK;
@@ -112,7 +112,7 @@ onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket
                                                                                    bucket, stage);
 }
 
-/* Padding keeps its 0. */
+/* Sets the pieces' scalings from those of their tensors. Padding keeps the scaling 0. */
 static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct ob_lamb *lamb = optimizer->own;
   for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
@@ -122,49 +122,52 @@ static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bu
 
 /* --- Steps */
 
-static onebit_status_t lamb_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                                 enum ob_pass_kind kind) {
-  return ob_bucket_pass(optimizer, bucket, kind, optimizer->steps + 1 - optimizer->zero_steps);
+static onebit_status_t lamb_run_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                     enum ob_pass_kind kind) {
+  return ob_bucket_run_pass(optimizer, bucket, kind, optimizer->steps + 1 - optimizer->zero_steps);
 }
 
-onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  OB_TRY(lamb_pass(optimizer, bucket, OB_PASS_LAMB));
+onebit_status_t ob_lamb_make_dense_step(struct onebit_optimizer *optimizer,
+                                        struct ob_bucket *bucket) {
+  OB_TRY(lamb_run_pass(optimizer, bucket, OB_PASS_LAMB));
   OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_WARM));
-  return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
+  return lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* One rank alone, if it does not compress, continues with a frozen variance. */
-static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  OB_TRY(lamb_pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
+/* Makes a step with a make_frozen_step variance, on a single rank that does not compress. */
+static onebit_status_t make_frozen_step(struct onebit_optimizer *optimizer,
+                                        struct ob_bucket *bucket) {
+  OB_TRY(lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
   OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT));
-  return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
+  return lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* True in the first compressed step. A deferred executor finds out for itself whether this is the
- * first. */
-static bool momentum_in_residual(const struct onebit_optimizer *optimizer) {
+/* Returns true in the first compressed step. For a deferred executor it always does: the executor
+ * knows which step is the first. */
+static bool is_momentum_in_residual(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred || optimizer->steps == optimizer->frozen_at;
 }
 
-/* The factor needs all elements of a tensor: nothing is applied before all are here. Scalings may
- * come from a checkpoint. */
+/* Fills in the call. It is held, since the factor needs all elements of a tensor before any result
+ * is applied. Scalings may come from a checkpoint. */
 static void lamb_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
   load_scalings(optimizer, bucket);
-  ob_momentum_call(optimizer, bucket, OB_PASS_APPLY, call);
-  call->source.momentum_in_residual = momentum_in_residual(optimizer);
+  ob_fill_momentum_call(optimizer, bucket, OB_PASS_APPLY, call);
+  call->source.momentum_in_residual = is_momentum_in_residual(optimizer);
   bucket->sink.factors.bound = ob_step_bound(optimizer);
   call->hold = true;
 }
 
-/* Compares the momentum that has come with the one before, which in the first compressed step is no
- * message yet: the freeze left it, times beta1, in the residuals, and the exchange has only
- * written their other copy. */
-static onebit_status_t lamb_compare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+/* Compares the momentum received with the one before it. In the first compressed step that is no
+ * message yet: the freeze left it, times beta1, in the residual, and the exchange has only written
+ * the residual's other copy. */
+static onebit_status_t lamb_compare_momentum(struct onebit_optimizer *optimizer,
+                                             struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
-      ob_bucket_sink(optimizer, bucket, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
+      ob_bucket_make_sink(optimizer, bucket, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
   sink.factors.bound = ob_step_bound(optimizer);
-  if (momentum_in_residual(optimizer))
+  if (is_momentum_in_residual(optimizer))
     sink.last_values = bucket->arrays[OB_MOMENTUM];
   ob_plan_visit(bucket->bits, &sink);
   return ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT);
@@ -173,25 +176,26 @@ static onebit_status_t lamb_compare(struct onebit_optimizer *optimizer, struct o
 static onebit_status_t lamb_update(struct onebit_optimizer *optimizer) {
   bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (sent_bits)
-    OB_TRY(ob_buckets_each(optimizer, lamb_compare));
+    OB_TRY(ob_buckets_for_each(optimizer, lamb_compare_momentum));
   OB_TRY(ob_buckets_apply(optimizer));
   if (!sent_bits)
-    OB_TRY(ob_buckets_each(optimizer, optimizer->frozen_at ? frozen : ob_lamb_dense));
+    OB_TRY(ob_buckets_for_each(optimizer,
+                               optimizer->frozen_at ? make_frozen_step : ob_lamb_make_dense_step));
   return ONEBIT_OK;
 }
 
-/* Scalings are for tensors that share one scale. */
+/* Freezes a bucket. Scalings are for tensors that share one scale. */
 static onebit_status_t freeze_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
-    OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
+    OB_TRY(ob_bucket_run_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
     OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_SCALE));
     load_scalings(optimizer, bucket);
   }
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);
+  return ob_bucket_run_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);
 }
 
 static onebit_status_t lamb_freeze(struct onebit_optimizer *optimizer) {
-  return ob_buckets_each(optimizer, freeze_bucket);
+  return ob_buckets_for_each(optimizer, freeze_bucket);
 }
 
 size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
@@ -219,8 +223,8 @@ static double *lamb_get_scalings(struct onebit_optimizer *optimizer) {
   return lamb->scalings;
 }
 
-onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
-                             onebit_tensor_statistics_t *statistics) {
+onebit_status_t ob_lamb_fill_statistics(const struct onebit_optimizer *optimizer, size_t tensor,
+                                        onebit_tensor_statistics_t *statistics) {
   const struct ob_lamb *lamb = optimizer->own;
   statistics->coefficient = lamb->coefficients[tensor];
   statistics->factor = lamb->factors[tensor];
@@ -259,7 +263,7 @@ static const struct ob_option options_of[] = {
 static onebit_status_t lamb_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_lamb_limits *limits = &recipe->moments.limits;
   const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  limits->max_factor = ob_given_or(limits->max_factor, deepspeed ? 4 : 1.5);
+  limits->max_factor = ob_value_or_default(limits->max_factor, deepspeed ? 4 : 1.5);
   OB_TRY(ob_check_order("min_coefficient", limits->min_coefficient, "max_coefficient",
                         limits->max_coefficient));
   OB_TRY(ob_check_order("min_factor", limits->min_factor, "max_factor", limits->max_factor));
@@ -275,11 +279,11 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          .fused = true,
                                          .lamb = true,
                                          .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
-                                         .dense = ob_lamb_dense,
+                                         .dense = ob_lamb_make_dense_step,
                                          .call = lamb_call,
                                          .update = lamb_update,
                                          .freeze = lamb_freeze,
-                                         .tell = ob_lamb_tell,
+                                         .tell = ob_lamb_fill_statistics,
                                          .numbers = ob_lamb_numbers,
                                          .scalings = lamb_get_scalings};
 

@@ -1,7 +1,8 @@
 /*
- * The numbers of 1-bit LAMB that are a tensor's own, from the sums of its elements: here, since on
- * a device a kernel computes them, and no host waits for it. All of it is double with one rounding
- * an operation, in the order in which it stands; what a pass gets is rounded to float32 once.
+ * The numbers of 1-bit LAMB that each tensor has, computed from the sums of its elements. They are
+ * in a header because on a device a kernel computes them, so that no host waits for them.
+ * Everything is double with one rounding an operation, in the order of the source; numbers for a
+ * pass are rounded to float32 once.
  */
 #ifndef OB_OPTIMIZERS_LAMB_TENSOR_H
 #define OB_OPTIMIZERS_LAMB_TENSOR_H
@@ -12,7 +13,7 @@
 extern "C" {
 #endif
 
-/* The pass after which sums are used. Each tensor's sum adds the sums of its blocks in the order of
+/* The pass whose sums are used. Each tensor's sum adds the sums of its blocks in the order of
  * ob_add_sums. */
 enum ob_lamb_stage {
   OB_LAMB_WARM,    /* LAMB: ratio and coefficient; learning rates for LAMB_MOVE */
@@ -26,14 +27,14 @@ struct ob_lamb_limits {
   double min_factor, max_factor, factor_change;
 };
 
-/* 1-bit LAMB's state of the tensors, by their number. A deferred executor keeps its own copy of the
- * arrays, which it copies here whenever the host waits for it. */
+/* 1-bit LAMB's state of the tensors, by their number. A deferred executor has its own copy of the
+ * arrays, and copies it here whenever the host waits for it. */
 struct ob_lamb {
   struct ob_lamb_limits limits;
   size_t count;
   double *coefficients; /* c */
   double *factors;      /* f of the last step; 1 in the warm-up */
-  double *scalings;     /* what momentum travels with: floats; from the freeze on */
+  double *scalings;     /* factors of momentum in messages, which are floats; from the freeze on */
 };
 
 /* Clamps a value; NaN becomes the lower limit. */
@@ -41,7 +42,8 @@ OB_INLINE double ob_lamb_clamp(double value, double min, double max) {
   return !(value > min) ? min : value > max ? max : value;
 }
 
-/* The ratio r of a warm-up step, from |p|^2 and |u|^2; the coefficient follows it. */
+/* Returns the ratio r of a warm-up step, from |p|^2 and |u|^2, and moves the coefficient towards
+ * it. */
 OB_INLINE double ob_lamb_warmup_ratio(double *coefficient, double parameters, double updates,
                                       const struct ob_lamb_limits *limits) {
   const double beta = limits->coefficient_beta;
@@ -54,10 +56,11 @@ OB_INLINE double ob_lamb_warmup_ratio(double *coefficient, double parameters, do
   return ratio;
 }
 
-/* The factor f of a compressed step, from |q|^2, |u|^2, the largest quotient of denominators and
- * the factor of the last step. Without weight decay q is u, and the share 1. */
-OB_INLINE double ob_lamb_correct(double last, double plain, double updates, double largest,
-                                 const struct ob_lamb_limits *limits) {
+/* Returns the factor f of a compressed step, from |q|^2, |u|^2, the largest quotient of
+ * denominators and the factor of the last step. `segment` is |q| / |u|, which is 1 without weight
+ * decay. */
+OB_INLINE double ob_lamb_correct_factor(double last, double plain, double updates, double largest,
+                                        const struct ob_lamb_limits *limits) {
   const double change = limits->factor_change;
   double segment = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
   segment = segment < 1 ? segment : 1;
@@ -78,7 +81,8 @@ OB_INLINE float ob_lamb_scaling(double mean_level, double level) {
   return scaling > 0 && ob_is_finite(scaling) ? scaling : 1;
 }
 
-/* The learning rate of a tensor's pieces: the step's, the tensor's factor, and r or c f. */
+/* Returns the learning rate of a tensor's pieces: the step's times the tensor's factor times r, or
+ * times c f. */
 OB_INLINE float ob_lamb_rate(float learning_rate, float factor, double ratio) {
   return (float)((double)learning_rate * (double)factor * ratio);
 }

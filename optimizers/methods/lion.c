@@ -1,6 +1,6 @@
-/* The functions of Lion in one bit alone. Ranks send normalised gradients and keep no momentum; the
- * server of a segment keeps it, and sends the signs of a step (OB_SERVE_LION, codec_compress.h),
- * which ranks apply with OB_PASS_STEP. */
+/* The functions of Lion in one bit. Ranks send normalised gradients and keep no momentum. The
+ * server of a segment keeps the momentum and sends the signs of a step (OB_SERVE_LION,
+ * codec_compress.h), which ranks apply with OB_PASS_STEP. */
 #include "onebit/lion.h"
 
 #include "base/call_scope.h"
@@ -8,9 +8,9 @@
 
 static void lion_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
-  bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
+  bucket->sink = ob_bucket_make_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
   call->source.weight = 1;
-  ob_moments_call(optimizer, bucket, optimizer->steps + 1, call);
+  ob_fill_moments_call(optimizer, bucket, optimizer->steps + 1, call);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
 }

@@ -1,27 +1,27 @@
-/* The functions of 1-bit momentum SGD alone. Without a warm-up the first step is compressed: the
- * residuals are zeros, and so is the momentum of the messages before it. Memory of the warm-up's
- * residuals is returned when it ends (freeze.c). */
+/* The functions of 1-bit momentum SGD. Without a warm-up the first step is compressed: residuals
+ * are zeros, and so is the momentum before it. The memory of the warm-up's residuals is returned
+ * when the warm-up ends (freeze.c). */
 #include "onebit/momentum.h"
 
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-/* The message itself is the step, since there is no variance. */
+/* Fills in the call. The message is the step, since there is no variance. */
 static void momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           struct ob_call *call) {
-  ob_momentum_call(optimizer, bucket, OB_PASS_APPLY_STEP, call);
+  ob_fill_momentum_call(optimizer, bucket, OB_PASS_APPLY_STEP, call);
 }
 
 static onebit_status_t momentum_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
-    OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD, optimizer->steps + 1));
+    OB_TRY(ob_buckets_run_pass(optimizer, OB_PASS_SGD, optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
 static onebit_status_t momentum_freeze(struct onebit_optimizer *optimizer) {
-  return ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps);
+  return ob_buckets_run_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps);
 }
 
 /* --- Its row -----------------------------------------------------------------------------------*/
@@ -45,7 +45,7 @@ static onebit_status_t momentum_resolve(struct ob_recipe *recipe, size_t ntensor
 const struct ob_method ob_method_momentum = {
     .name = "momentum",
     OB_OPTIONS("ONEBIT_MOMENTUM_OPTIONS_INIT", options_of),
-    .initial = {.beta2 = 0.999, /* unused, but it takes part in arithmetic */
+    .initial = {.beta2 = 0.999, /* no effect on results, but used in arithmetic */
                 .epsilon = 1e-8,
                 .no_bias_correction = true,
                 .no_dampening = true},

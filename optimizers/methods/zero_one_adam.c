@@ -1,16 +1,16 @@
 /*
- * 0/1 Adam: when it sends what, and its steps.
+ * The functions of 0/1 Adam: the schedule of its exchanges, and its steps.
  *
- * Bytes of memory that a step reads and writes for a parameter, besides those of messages, where
- * all is float32:
+ * Memory traffic of a step in bytes a parameter, besides messages, if everything is float32:
  *
  *   dense     36   gradient 4, mean 4; mean 4, momentum 8, variance 8, parameter 8
  *   bits      32   gradient 4, residual 8; momentum 8, variance 4, parameter 8
- *   silent    28   a look at the gradient, 4; gradient 4, momentum 8, variance 4, parameter 8
- *   meeting   56   gradient, momentum, variance, parameter, anchor and movement 4 each; movement 4,
+ *   local     28   check of the gradient 4; gradient 4, momentum 8, variance 4, parameter 8
+ *   sync      56   gradient, momentum, variance, parameter, anchor and movement 4 each; movement 4,
  *                  residual 8; variance 4, anchor 8, momentum 4, parameter 4
  *
- * In profile deepspeed what was moved is one array more: 8 in a silent step and in a meeting.
+ * Profile deepspeed has one array more, of the movement: 8 bytes in local and synchronisation
+ * steps.
  */
 #include <float.h>
 #include <math.h>
@@ -21,17 +21,19 @@
 #include "onebit/zero_one_adam.h"
 #include "optimizers/methods/zero_one_schedule.h"
 
-/* --- When it sends what. Intervals double, so there are few periods in which they are the same,
- * however many steps. */
+/* --- The schedule. Intervals double, so that there are few periods with a constant interval in any
+ * number of steps. */
 
-static uint64_t given_or(uint64_t value, uint64_t fallback) { return value ? value : fallback; }
+static uint64_t value_or_default(uint64_t value, uint64_t fallback) {
+  return value ? value : fallback;
+}
 
-struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedule *given) {
+struct ob_zero_one_schedule ob_zero_one_fill_defaults(const struct ob_zero_one_schedule *given) {
   return (struct ob_zero_one_schedule){
-      .variance_freeze_step = given_or(given->variance_freeze_step, 100000),
-      .variance_update_scaler = given_or(given->variance_update_scaler, 16),
-      .local_step_scaler = given_or(given->local_step_scaler, 32678),
-      .local_step_clipper = given_or(given->local_step_clipper, 16),
+      .variance_freeze_step = value_or_default(given->variance_freeze_step, 100000),
+      .variance_update_scaler = value_or_default(given->variance_update_scaler, 16),
+      .local_step_scaler = value_or_default(given->local_step_scaler, 32678),
+      .local_step_clipper = value_or_default(given->local_step_clipper, 16),
       .before = given->before};
 }
 
@@ -43,26 +45,28 @@ struct period {
   uint64_t first, interval;
 };
 
-/* The first number from there on that the interval divides. */
-static uint64_t next_update(const struct period *period) {
+/* Returns the first step number of the period that the interval divides. */
+static uint64_t find_next_update(const struct period *period) {
   uint64_t before = period->first - 1;
   return before - before % period->interval + period->interval;
 }
 
-/* Updates of the period up to this number, were it never to end. */
-static uint64_t updates_until(const struct period *period, uint64_t number) {
-  uint64_t update = next_update(period);
+/* Returns the number of updates from the period's beginning up to this step number, as if the
+ * period had no end. */
+static uint64_t count_updates_until(const struct period *period, uint64_t number) {
+  uint64_t update = find_next_update(period);
   return number < update ? 0 : (number - update) / period->interval + 1;
 }
 
-/* The period of this number; `updates`: in the periods before. */
-static struct period period_of(const struct ob_zero_one_schedule *schedule, uint64_t number,
-                               uint64_t *updates) {
+/* Returns the period of a step number; sets *updates to the number of updates in earlier
+ * periods. */
+static struct period find_period(const struct ob_zero_one_schedule *schedule, uint64_t number,
+                                 uint64_t *updates) {
   struct period period = {.first = schedule->before + 1, .interval = 1};
   const uint64_t in_each = schedule->variance_update_scaler;
   *updates = 0;
-  while (updates_until(&period, number - 1) >= in_each) {
-    period.first = next_update(&period) + (in_each - 1) * period.interval + 1;
+  while (count_updates_until(&period, number - 1) >= in_each) {
+    period.first = find_next_update(&period) + (in_each - 1) * period.interval + 1;
     period.interval *= 2;
     *updates += in_each;
   }
@@ -71,7 +75,8 @@ static struct period period_of(const struct ob_zero_one_schedule *schedule, uint
 
 /* --- The local stage */
 
-/* The interval of synchronisation steps after `doublings` doublings: it divides their numbers. */
+/* Returns the interval of synchronisation steps after `doublings` doublings. It divides the numbers
+ * of these steps. */
 static uint64_t local_interval(const struct ob_zero_one_schedule *schedule, uint64_t doublings) {
   if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)
     return schedule->local_step_clipper;
@@ -93,7 +98,7 @@ static uint64_t count_synchronisations(const struct ob_zero_one_schedule *schedu
   return synchronisations;
 }
 
-/* --- Both */
+/* --- Both stages */
 
 enum ob_exchange ob_zero_one_exchange(const struct ob_zero_one_schedule *schedule, uint64_t step) {
   uint64_t frozen = schedule->variance_freeze_step, number = schedule->before + step, before;
@@ -101,16 +106,16 @@ enum ob_exchange ob_zero_one_exchange(const struct ob_zero_one_schedule *schedul
     uint64_t doublings = (step - frozen - 1) / schedule->local_step_scaler;
     return number % local_interval(schedule, doublings) ? OB_EXCHANGE_NONE : OB_EXCHANGE_BITS;
   }
-  return number % period_of(schedule, number, &before).interval ? OB_EXCHANGE_BITS
-                                                                : OB_EXCHANGE_DENSE;
+  return number % find_period(schedule, number, &before).interval ? OB_EXCHANGE_BITS
+                                                                  : OB_EXCHANGE_DENSE;
 }
 
-void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t steps,
-                       uint64_t counts[3]) {
+void ob_zero_one_count_exchanges(const struct ob_zero_one_schedule *schedule, uint64_t steps,
+                                 uint64_t counts[3]) {
   uint64_t frozen = schedule->variance_freeze_step, alive = steps < frozen ? steps : frozen, before;
   uint64_t number = schedule->before + alive;
-  struct period period = period_of(schedule, number, &before);
-  uint64_t dense = alive ? before + updates_until(&period, number) : 0;
+  struct period period = find_period(schedule, number, &before);
+  uint64_t dense = alive ? before + count_updates_until(&period, number) : 0;
   uint64_t synchronisations = count_synchronisations(schedule, steps - alive);
   counts[OB_EXCHANGE_DENSE] = dense;
   counts[OB_EXCHANGE_BITS] = alive - dense + synchronisations;
@@ -119,22 +124,21 @@ void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t ste
 
 struct zero_one {
   struct ob_zero_one_schedule schedule;
-  uint64_t updates; /* steps in which the variance was brought up to date */
+  uint64_t updates; /* steps in which the variance was updated */
   uint64_t apart;   /* 1: parameters differ between ranks now */
   /* Sums over the steps since the last synchronisation: learning rates, and these times the
    * momentum's factor. */
   double rates, corrected_rates;
 };
 
-static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { return optimizer->own; }
+static struct zero_one *get_own(const struct onebit_optimizer *optimizer) { return optimizer->own; }
 
-/* The options' schedule, but for the step after which the variance freezes. Once it is frozen that
- * is the step after which it did: a checkpoint may have been written with other options. Where the
- * options' step has passed without a freeze, as after loading a checkpoint of a later step, it is
- * the next one. */
-static struct ob_zero_one_schedule zero_one_adam_schedule_of(
-    const struct onebit_optimizer *optimizer) {
-  struct ob_zero_one_schedule schedule = own_of(optimizer)->schedule;
+/* Returns the schedule, with the step after which the variance freezes or froze. Once frozen, this
+ * is the step after which it did, since a checkpoint may have been written with other options. If
+ * the options' step has passed without a freeze, as after loading a checkpoint of a later step, it
+ * is the next step. */
+static struct ob_zero_one_schedule current_schedule(const struct onebit_optimizer *optimizer) {
+  struct ob_zero_one_schedule schedule = get_own(optimizer)->schedule;
   if (optimizer->frozen_at)
     schedule.variance_freeze_step = optimizer->frozen_at;
   else if (schedule.variance_freeze_step <= optimizer->steps)
@@ -146,37 +150,39 @@ static bool is_deepspeed(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-static bool is_local(const struct onebit_optimizer *optimizer) { return optimizer->frozen_at; }
+static bool is_local_stage(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at;
+}
 
 /* Returns the rate of the step being made, or just made. An invalid rate has been reported. */
-static double rate_of(const struct onebit_optimizer *optimizer) {
+static double current_rate(const struct onebit_optimizer *optimizer) {
   float rate = optimizer->step.learning_rate;
   return rate >= 0 && ob_is_finite(rate) ? (double)rate : 0;
 }
 
 static double corrected_rate(const struct onebit_optimizer *optimizer, uint64_t step) {
-  return rate_of(optimizer) * (double)ob_factors_of(optimizer, step).adam.momentum_factor;
+  return current_rate(optimizer) * (double)ob_make_factors(optimizer, step).adam.momentum_factor;
 }
 
 /* Returns the sum of the learning rates since the last synchronisation, including the step being
  * made. */
 static float rate_sum(const struct onebit_optimizer *optimizer) {
-  return (float)(own_of(optimizer)->rates + rate_of(optimizer));
+  return (float)(get_own(optimizer)->rates + current_rate(optimizer));
 }
 
 static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
-  return (float)(own_of(optimizer)->corrected_rates +
+  return (float)(get_own(optimizer)->corrected_rates +
                  corrected_rate(optimizer, optimizer->steps + 1));
 }
 
-/* The variance is not updated in every step: its bias correction counts the steps that update it,
- * this one included if it does. */
-static struct ob_pass_sink zero_one_adam_sink_of(const struct onebit_optimizer *optimizer,
-                                                 const struct ob_bucket *bucket,
-                                                 enum ob_pass_kind kind, uint64_t step) {
-  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, step);
+/* Returns the operands of a pass. The variance is not updated in every step: its bias correction
+ * counts the steps that update it, including this one if it does. */
+static struct ob_pass_sink zero_one_adam_make_sink(const struct onebit_optimizer *optimizer,
+                                                   const struct ob_bucket *bucket,
+                                                   enum ob_pass_kind kind, uint64_t step) {
+  struct ob_pass_sink sink = ob_bucket_make_sink(optimizer, bucket, kind, step);
   struct ob_pass_factors *factors = &sink.factors;
-  uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
+  uint64_t updates = get_own(optimizer)->updates + (kind == OB_PASS_ADAM);
   if (!optimizer->moments.no_bias_correction)
     factors->adam.variance_factor = ob_adam_variance_factor(optimizer->moments.beta2, updates);
   factors->bound = ob_step_bound(optimizer);
@@ -190,13 +196,13 @@ static struct ob_pass_sink zero_one_adam_sink_of(const struct onebit_optimizer *
 static onebit_status_t zero_one_adam_pass(struct onebit_optimizer *optimizer,
                                           struct ob_bucket *bucket, enum ob_pass_kind kind,
                                           uint64_t step) {
-  struct ob_pass_sink sink = zero_one_adam_sink_of(optimizer, bucket, kind, step);
+  struct ob_pass_sink sink = zero_one_adam_make_sink(optimizer, bucket, kind, step);
   return optimizer->executor->pass(optimizer, bucket, &sink);
 }
 
 /* Runs the pass over all buckets that are compressed. */
-static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
-                                uint64_t step) {
+static onebit_status_t pass_compressed_buckets(struct onebit_optimizer *optimizer,
+                                               enum ob_pass_kind kind, uint64_t step) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed)
       OB_TRY(zero_one_adam_pass(optimizer, &optimizer->buckets[u], kind, step));
@@ -204,15 +210,16 @@ static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass
 }
 
 static enum ob_exchange zero_one_adam_exchange(const struct onebit_optimizer *optimizer) {
-  const struct ob_zero_one_schedule schedule = zero_one_adam_schedule_of(optimizer);
+  const struct ob_zero_one_schedule schedule = current_schedule(optimizer);
   return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
 }
 
-/* In a synchronisation step this rank sends the parameters that its step would give; parameters and
- * momentum change only once all ranks are known to be well. */
+/* Stores, in a synchronisation step, the movement that this rank sends. Parameters and momentum
+ * change only once all ranks are known to have succeeded. */
 static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
                                              struct ob_bucket *bucket) {
-  const bool synchronises = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
+  const bool synchronises =
+      optimizer->step.exchange == OB_EXCHANGE_BITS && is_local_stage(optimizer);
   return synchronises
              ? zero_one_adam_pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
              : ONEBIT_OK;
@@ -220,29 +227,30 @@ static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
 
 static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                struct ob_call *call) {
-  bool synchronises = is_local(optimizer);
-  bucket->sink = zero_one_adam_sink_of(optimizer, bucket,
-                                       synchronises ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
-                                       optimizer->steps + 1);
+  bool synchronises = is_local_stage(optimizer);
+  bucket->sink = zero_one_adam_make_sink(optimizer, bucket,
+                                         synchronises ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
+                                         optimizer->steps + 1);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
   if (!synchronises)
     return;
   call->source.inputs =
-      (const void *const *)bucket->means; /* OB_SCRATCH, where ZERO_ONE_STORE leaves them */
+      (const void *const *)
+          bucket->means; /* OB_SCRATCH, to which ZERO_ONE_STORE writes the movements */
   call->source.float32 = true;
   call->source.factor = 1;
   ob_constants_agree(optimizer, rate_sum(optimizer),
                      "the sum of learning_rate since the last synchronisation", call);
 }
 
-/* Checks that this rank's gradients are finite. If they are clipped their norm is known already. */
-static onebit_status_t zero_one_adam_look(struct onebit_optimizer *optimizer, bool *finite) {
+/* Checks that this rank's gradients are finite. With clipping their norm is known already. */
+static onebit_status_t check_gradients_finite(struct onebit_optimizer *optimizer, bool *finite) {
   double sum = 0, of_bucket;
   *finite = isfinite(optimizer->gradient_norm);
   if (optimizer->options.clip_norm > 0)
     return ONEBIT_OK;
-  OB_TRY(pass_all(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));
+  OB_TRY(pass_compressed_buckets(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (bucket->uncompressed)
@@ -255,15 +263,15 @@ static onebit_status_t zero_one_adam_look(struct onebit_optimizer *optimizer, bo
   return ONEBIT_OK;
 }
 
-/* Makes a local step. No other rank learns of its outcome: the step counts, and after an error this
- * rank's parameters stay as they are. */
-static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
+/* Makes a local step. Other ranks do not learn its outcome: the step counts, and after an error
+ * this rank's parameters stay unchanged. */
+static onebit_status_t make_local_step(struct onebit_optimizer *optimizer) {
   bool finite;
   if (optimizer->step.outcome.status != ONEBIT_OK)
     return ONEBIT_OK;
-  OB_TRY(zero_one_adam_look(optimizer, &finite));
+  OB_TRY(check_gradients_finite(optimizer, &finite));
   if (finite)
-    return pass_all(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
+    return pass_compressed_buckets(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
   ob_step_note(optimizer,
                ob_error(ONEBIT_SKIPPED,
                         "skipped on this rank alone: a gradient is not finite. Step %llu "
@@ -276,18 +284,18 @@ static onebit_status_t zero_one_adam_update(struct onebit_optimizer *optimizer) 
   OB_TRY(ob_buckets_apply(optimizer));
   switch (optimizer->step.exchange) {
   case OB_EXCHANGE_DENSE:
-    return pass_all(optimizer, OB_PASS_ADAM, optimizer->steps + 1);
+    return pass_compressed_buckets(optimizer, OB_PASS_ADAM, optimizer->steps + 1);
   case OB_EXCHANGE_NONE:
-    return move_alone(optimizer);
+    return make_local_step(optimizer);
   case OB_EXCHANGE_BITS:
     break;
   }
   return ONEBIT_OK;
 }
 
-/* Freezes the variance. The residuals then belong to another quantity. */
+/* Freezes the variance, and resets the residuals, which belong to the quantity exchanged so far. */
 static onebit_status_t zero_one_adam_freeze(struct onebit_optimizer *optimizer) {
-  OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
+  OB_TRY(pass_compressed_buckets(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed)
       OB_TRY(onebit_plan_reset_residual(optimizer->buckets[u].bits));
@@ -295,27 +303,28 @@ static onebit_status_t zero_one_adam_freeze(struct onebit_optimizer *optimizer) 
   return ONEBIT_OK;
 }
 
-/* True if local steps move something: uncompressed tensors are exchanged in every step. */
-static bool moves_alone(const struct onebit_optimizer *optimizer) {
+/* Returns true if local steps change parameters: not if all tensors are uncompressed, which are
+ * exchanged in every step. */
+static bool local_steps_change_parameters(const struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed && optimizer->buckets[u].filled > 0)
       return optimizer->comm->size > 1;
   return false;
 }
 
-static void count_rates(struct onebit_optimizer *optimizer) {
-  struct zero_one *own = own_of(optimizer);
+static void add_step_rates(struct onebit_optimizer *optimizer) {
+  struct zero_one *own = get_own(optimizer);
   bool met = optimizer->step.exchange == OB_EXCHANGE_BITS;
-  own->apart = !met && moves_alone(optimizer);
-  own->rates = met ? 0 : own->rates + rate_of(optimizer);
+  own->apart = !met && local_steps_change_parameters(optimizer);
+  own->rates = met ? 0 : own->rates + current_rate(optimizer);
   own->corrected_rates =
       met ? 0 : own->corrected_rates + corrected_rate(optimizer, optimizer->steps);
 }
 
 static onebit_status_t zero_one_adam_advance(struct onebit_optimizer *optimizer) {
-  struct zero_one *own = own_of(optimizer);
-  if (is_local(optimizer)) {
-    count_rates(optimizer);
+  struct zero_one *own = get_own(optimizer);
+  if (is_local_stage(optimizer)) {
+    add_step_rates(optimizer);
     return ONEBIT_OK;
   }
   own->updates += optimizer->step.exchange == OB_EXCHANGE_DENSE;
@@ -325,7 +334,7 @@ static onebit_status_t zero_one_adam_advance(struct onebit_optimizer *optimizer)
 
 static size_t zero_one_adam_numbers(struct onebit_optimizer *optimizer,
                                     struct ob_numbers list[OB_MAX_NUMBERS]) {
-  struct zero_one *own = own_of(optimizer);
+  struct zero_one *own = get_own(optimizer);
   list[0] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->updates, 1, 0, 0x1p63};
   list[1] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->apart, 1, 0, 1};
   list[2] = (struct ob_numbers){OB_NUMBERS_REAL, &own->rates, 1, 0, DBL_MAX};
@@ -334,11 +343,11 @@ static size_t zero_one_adam_numbers(struct onebit_optimizer *optimizer,
 }
 
 static bool ranks_are_apart(const struct onebit_optimizer *optimizer) {
-  return own_of(optimizer)->apart;
+  return get_own(optimizer)->apart;
 }
 
 static bool adds_rates(const struct onebit_optimizer *optimizer) {
-  return own_of(optimizer)->apart || own_of(optimizer)->rates > 0;
+  return get_own(optimizer)->apart || get_own(optimizer)->rates > 0;
 }
 
 /* --- Its row -----------------------------------------------------------------------------------*/
@@ -355,8 +364,8 @@ static const struct ob_option options_of[] = {
 
 static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t ntensors);
 
-/* Means and movements have an array of their own: which of the residuals' copies is free changes
- * with every exchange. */
+/* Mean gradients and movements have an array of their own, since either copy of the residual may be
+ * in use: they swap with every exchange. */
 #define ARRAYS                                                                                     \
   (OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) | OB_MASK(OB_ANCHOR) | OB_MASK(OB_SCRATCH))
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
@@ -378,7 +387,7 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
   (void)ntensors;
   if (!own)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  own->schedule = ob_zero_one_resolve(
+  own->schedule = ob_zero_one_fill_defaults(
       &(struct ob_zero_one_schedule){.variance_freeze_step = moments->variance_freeze_step,
                                      .variance_update_scaler = moments->variance_update_scaler,
                                      .local_step_scaler = moments->local_step_scaler,

@@ -1,4 +1,4 @@
-/* The schedule of 0/1 Adam's exchanges: a function of the step's number and the options alone, so
+/* The schedule of 0/1 Adam's exchanges. It depends only on the step's number and the options, so
  * that all ranks get the same result. */
 #ifndef OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
 #define OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
@@ -12,19 +12,19 @@
 struct ob_zero_one_schedule {
   uint64_t variance_freeze_step, variance_update_scaler;
   uint64_t local_step_scaler, local_step_clipper;
-  /* Steps that were counted before the first: 1 in profile deepspeed, for the call of DeepSpeed's
-   * that makes no step. Intervals go by these numbers. */
+  /* The number of steps that count before the first one: 1 in profile deepspeed, for a call of
+   * DeepSpeed that makes no step. Intervals count these too. */
   uint64_t before;
 };
 
 /* Returns the schedule with the defaults filled in. */
-struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedule *given);
+struct ob_zero_one_schedule ob_zero_one_fill_defaults(const struct ob_zero_one_schedule *given);
 
-/* The form of the exchange of step number `step`; the first is 1. */
+/* Returns the form of the exchange of step number `step`; the first step is 1. */
 enum ob_exchange ob_zero_one_exchange(const struct ob_zero_one_schedule *schedule, uint64_t step);
 
 /* Counts the steps 1 .. steps by the form of their exchange. */
-void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t steps,
-                       uint64_t counts[3]);
+void ob_zero_one_count_exchanges(const struct ob_zero_one_schedule *schedule, uint64_t steps,
+                                 uint64_t counts[3]);
 
 #endif

@@ -32,7 +32,8 @@ OB_INLINE int ob_outer_sound(float drift) {
   return drift <= OB_OUTER_LARGEST && drift >= -OB_OUTER_LARGEST;
 }
 
-/* The move of the consensus, before the rate; updates the momentum, where the rule has one. */
+/* Returns the move of the consensus before the learning rate, and updates the momentum if the rule
+ * has one. */
 OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float drift, float decay) {
   if (rule == ONEBIT_OUTER_MEAN)
     return drift;

@@ -18,7 +18,7 @@ static onebit_status_t fragments_no_memory(const struct onebit_outer *outer) {
                   outer->count);
 }
 
-/* Returns the unit in which a tensor may be cut: a block. */
+/* Returns the number of elements in which a tensor may be cut: a block. */
 static size_t cut_unit(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
   const bool dense = outer->options.bits == ONEBIT_OUTER_DENSE;
@@ -27,7 +27,7 @@ static size_t cut_unit(const struct onebit_outer *outer) {
 
 /* Returns how many elements of a tensor lie before a cut; `before` elements lie before the
  * tensor. */
-static size_t cut_at(size_t before, size_t count, size_t end, size_t block) {
+static size_t count_before_cut(size_t before, size_t count, size_t end, size_t block) {
   if (before + count <= end)
     return count;
   size_t left = end > before ? end - before : 0;
@@ -36,7 +36,7 @@ static size_t cut_at(size_t before, size_t count, size_t end, size_t block) {
 }
 
 /* Fills in outer->pieces, in the order of fragments. */
-static void cut(struct onebit_outer *outer) {
+static void cut_fragments(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments, block = cut_unit(outer);
   size_t tensor = 0, first = 0, before = 0; /* elements of the tensors before this one */
   for (size_t f = 0; f < parts; f++) {
@@ -46,7 +46,8 @@ static void cut(struct onebit_outer *outer) {
     fragment->first = f ? fragment[-1].first + fragment[-1].count : 0;
     while (tensor < outer->tensor_count) {
       const struct ob_outer_tensor *of = &outer->tensors[tensor];
-      const size_t upto = f + 1 == parts ? of->count : cut_at(before, of->count, end, block);
+      const size_t upto =
+          f + 1 == parts ? of->count : count_before_cut(before, of->count, end, block);
       if (upto > first) {
         fragment->piece[fragment->pieces++] = (struct ob_outer_piece){
             tensor, first, upto - first, fragment->count, of->uncompressed, 0};
@@ -63,7 +64,7 @@ static void cut(struct onebit_outer *outer) {
   }
 }
 
-/* --- Their memory ------------------------------------------------------------------------------*/
+/* --- The memory of fragments -------------------------------------------------------------------*/
 
 static onebit_status_t fragments_allocate_arrays(struct onebit_outer *outer) {
   for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++) {
@@ -77,7 +78,7 @@ static onebit_status_t fragments_allocate_arrays(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-void ob_fragments_point(struct onebit_outer *outer) {
+void ob_fragments_set_arrays(struct onebit_outer *outer) {
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     for (int k = 0; k < OB_OUTER_ARRAYS; k++) {
@@ -97,7 +98,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   if (!outer->fragments || !outer->pieces)
     return fragments_no_memory(outer);
-  cut(outer);
+  cut_fragments(outer);
   for (size_t f = 0; f < parts; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     fragment->outer = outer;
@@ -124,7 +125,7 @@ static void destroy_lists(struct onebit_outer *outer) {
 onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   OB_TRY(create_lists(outer));
   OB_TRY(fragments_allocate_arrays(outer));
-  ob_fragments_point(outer);
+  ob_fragments_set_arrays(outer);
   return ONEBIT_OK;
 }
 
@@ -137,10 +138,10 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
   destroy_lists(outer);
 }
 
-/* --- Others ------------------------------------------------------------------------------------*/
+/* --- Another number of fragments ---------------------------------------------------------------*/
 
-/* Copies the state of the fragment that has the first element. */
-static void fragments_follow(struct ob_fragment *next, const struct onebit_outer *before) {
+/* Copies the state of the former fragment that has the first element of the new one. */
+static void copy_fragment_state(struct ob_fragment *next, const struct onebit_outer *before) {
   const struct ob_fragment *of = before->fragments;
   for (size_t f = 1; f < before->options.fragments && before->fragments[f].first <= next->first;
        f++)
@@ -162,8 +163,8 @@ onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts) {
     return status;
   }
   for (size_t f = 0; f < parts; f++)
-    fragments_follow(&outer->fragments[f], &before);
-  ob_fragments_point(outer);
+    copy_fragment_state(&outer->fragments[f], &before);
+  ob_fragments_set_arrays(outer);
   destroy_lists(&before);
   return ONEBIT_OK;
 }
@@ -191,9 +192,9 @@ onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, s
 
 /* --- The host's copies -------------------------------------------------------------------------*/
 
-/* Replaces an array by a copy; `home` keeps its former place. */
-static onebit_status_t copy_here(const struct onebit_outer *outer, void **array, void **home,
-                                 size_t bytes) {
+/* Replaces an array by a copy on the host; `home` is its own address. */
+static onebit_status_t copy_array_to_host(const struct onebit_outer *outer, void **array,
+                                          void **home, size_t bytes) {
   if (!*array)
     return ONEBIT_OK;
   void *copy = ob_allocate(1, bytes);
@@ -206,7 +207,7 @@ static onebit_status_t copy_here(const struct onebit_outer *outer, void **array,
   return status;
 }
 
-static onebit_status_t send_back(const struct onebit_outer *outer, void **array, void **home,
+static onebit_status_t copy_back(const struct onebit_outer *outer, void **array, void **home,
                                  size_t bytes, bool changed) {
   if (!*home)
     return ONEBIT_OK;
@@ -221,12 +222,13 @@ static size_t parameter_bytes(const struct onebit_outer *outer, size_t tensor) {
   return outer->tensors[tensor].count * ob_dtype_size(outer->options.parameter_dtype);
 }
 
-static onebit_status_t copy_all(struct onebit_outer *outer) {
+static onebit_status_t copy_arrays_to_host(struct onebit_outer *outer) {
   for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++)
-    OB_TRY(copy_here(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float)));
+    OB_TRY(
+        copy_array_to_host(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float)));
   for (size_t t = 0; t < outer->tensor_count; t++) {
     struct ob_outer_tensor *tensor = &outer->tensors[t];
-    OB_TRY(copy_here(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t)));
+    OB_TRY(copy_array_to_host(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t)));
   }
   return ONEBIT_OK;
 }
@@ -235,8 +237,8 @@ onebit_status_t ob_outer_to_host(struct onebit_outer *outer) {
   if (outer->executor->memory == &ob_memory_host || outer->on_host)
     return ONEBIT_OK;
   outer->on_host = true;
-  const onebit_status_t status = copy_all(outer);
-  ob_fragments_point(outer);
+  const onebit_status_t status = copy_arrays_to_host(outer);
+  ob_fragments_set_arrays(outer);
   if (status != ONEBIT_OK)
     (void)ob_outer_from_host(outer, false); /* only pointers change */
   return status;
@@ -250,14 +252,14 @@ onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed) {
   outer->on_host = false;
   for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++) {
     const onebit_status_t sent =
-        send_back(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float), changed);
+        copy_back(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float), changed);
     status = status == ONEBIT_OK ? sent : status;
   }
-  ob_fragments_point(outer);
+  ob_fragments_set_arrays(outer);
   for (size_t t = 0; t < outer->tensor_count; t++) {
     struct ob_outer_tensor *tensor = &outer->tensors[t];
     const onebit_status_t sent =
-        send_back(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t), changed);
+        copy_back(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t), changed);
     status = status == ONEBIT_OK ? sent : status;
   }
   return status;

@@ -1,10 +1,11 @@
 /*
- * An outer step from the parts of all ranks that saved one. Twice: first dry, which looks at
- * everything that is needed and changes nothing; then nothing can fail but reading a file.
+ * Loads an outer step from the parts of all ranks that saved one, in two passes: the first one,
+ * dry, checks everything that is needed and changes nothing; in the second one only reading a file
+ * can fail.
  *
- * As many ranks go on to the bit. Another number of ranks begins with means of what is each rank's
- * own, so that the mean of what has not been exchanged yet, drifts and residuals, stays what it
- * was.
+ * The same number of ranks continues with the same bits. Another number of ranks begins with means
+ * of the state that each rank had of its own, so that the mean of drifts and residuals, which are
+ * not exchanged yet, stays the same.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ static onebit_status_t load_check_part(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-static bool load_is_weight(double value) { return value >= 0 && value <= 1e300; }
+static bool is_valid_weight(double value) { return value >= 0 && value <= 1e300; }
 
 static onebit_status_t check_fragment(const struct ob_part *part,
                                       const struct ob_fragment_numbers *numbers,
@@ -51,14 +52,14 @@ static onebit_status_t check_fragment(const struct ob_part *part,
                                                : state < OB_OUTER_SENT;
   if (!is_state || numbers->finite > 1 ||
       numbers->keeps > (fragment->outer->exchange->keep != NULL) ||
-      !load_is_weight(numbers->weight) || !load_is_weight(numbers->sent_weight) ||
-      !load_is_weight(numbers->squares) || numbers->remaining > UINT32_MAX)
+      !is_valid_weight(numbers->weight) || !is_valid_weight(numbers->sent_weight) ||
+      !is_valid_weight(numbers->squares) || numbers->remaining > UINT32_MAX)
     return ob_part_error(part, "the numbers of fragment %zu describe no possible state",
                          fragment->number);
   return ONEBIT_OK;
 }
 
-/* Checks that the numbers fit, beside those of the first part. */
+/* Checks the numbers of a part, also against those of the first part. */
 static onebit_status_t load_check_numbers(const struct ob_part *part,
                                           const struct ob_outer_numbers *numbers,
                                           const struct onebit_outer *outer,
@@ -79,19 +80,19 @@ static onebit_status_t load_check_numbers(const struct ob_part *part,
 struct loading {
   struct onebit_outer *outer;
   struct ob_parts *parts;
-  uint64_t *numbers; /* of all parts */
+  uint64_t *numbers; /* the numbers of all parts */
   double *factors;   /* the weight of each part in the fragment that is being loaded */
-  float *values;     /* as many as the longest fragment has, or OB_CHUNK */
+  float *values;     /* scratch for the longest fragment, or OB_CHUNK elements */
   bool dry;
 };
 
-static struct ob_outer_numbers *outer_load_numbers_of(const struct loading *loading, int part) {
+static struct ob_outer_numbers *part_numbers(const struct loading *loading, int part) {
   return (void *)(loading->numbers + (size_t)part * ob_outer_number_count(loading->outer));
 }
 
-static const struct ob_fragment_numbers *fragment_of(const struct loading *loading, int part,
-                                                     const struct ob_fragment *fragment) {
-  return &outer_load_numbers_of(loading, part)->fragment[fragment->number];
+static const struct ob_fragment_numbers *fragment_numbers(const struct loading *loading, int part,
+                                                          const struct ob_fragment *fragment) {
+  return &part_numbers(loading, part)->fragment[fragment->number];
 }
 
 static onebit_status_t read_numbers(struct loading *loading, int k) {
@@ -99,9 +100,9 @@ static onebit_status_t read_numbers(struct loading *loading, int k) {
   const size_t count = ob_outer_number_count(loading->outer);
   const struct ob_part_section *section;
   OB_TRY(ob_part_find_numbers(part, OB_SAVED_NUMBERS, count, &section));
-  OB_TRY(ob_part_copy(part, section, 0, count, outer_load_numbers_of(loading, k)));
-  return load_check_numbers(part, outer_load_numbers_of(loading, k), loading->outer,
-                            outer_load_numbers_of(loading, 0));
+  OB_TRY(ob_part_copy(part, section, 0, count, part_numbers(loading, k)));
+  return load_check_numbers(part, part_numbers(loading, k), loading->outer,
+                            part_numbers(loading, 0));
 }
 
 static onebit_status_t outer_load_allocate(struct loading *loading) {
@@ -119,11 +120,11 @@ static onebit_status_t outer_load_allocate(struct loading *loading) {
 /* --- A fragment --------------------------------------------------------------------------------*/
 
 /* Returns the part whose numbers this rank continues with. */
-static int outer_load_part_of(const struct loading *loading) {
+static int continued_part(const struct loading *loading) {
   return loading->outer->comm->rank % loading->parts->count;
 }
 
-/* `count` elements from number `first` on; to == NULL: only looks. */
+/* Reads `count` elements from number `first` on; with `to` NULL it only checks them. */
 static onebit_status_t outer_load_read_elements(struct loading *loading, enum ob_saved what,
                                                 uint64_t first, size_t count, float *to) {
   for (size_t some; count; first += some, count -= some) {
@@ -135,12 +136,12 @@ static onebit_status_t outer_load_read_elements(struct loading *loading, enum ob
   return ONEBIT_OK;
 }
 
-/* The local steps of a rank count as its weight does. */
+/* Sets the factors of parts in a mean: the local steps of a rank count by its weight. */
 static void choose_factors(struct loading *loading, const struct ob_fragment *fragment) {
   const int count = loading->parts->count;
   double sum = 0;
   for (int k = 0; k < count; k++) {
-    loading->factors[k] = fragment_of(loading, k, fragment)->weight;
+    loading->factors[k] = fragment_numbers(loading, k, fragment)->weight;
     sum += loading->factors[k];
   }
   for (int k = 0; k < count; k++)
@@ -172,9 +173,10 @@ static onebit_status_t load_parameters(struct loading *loading, struct ob_fragme
   return status;
 }
 
-/* Reads this rank's elements of a residual to their places among the values. */
-static onebit_status_t load_extents(struct loading *loading, const struct ob_fragment *fragment,
-                                    enum ob_saved what) {
+/* Reads this rank's elements of a residual to their places in loading->values. */
+static onebit_status_t load_residual_elements(struct loading *loading,
+                                              const struct ob_fragment *fragment,
+                                              enum ob_saved what) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_run run = loading->outer->exchange->extent(fragment, what, k);
     const size_t at = fragment->piece[k].at + run.offset;
@@ -186,7 +188,7 @@ static onebit_status_t load_extents(struct loading *loading, const struct ob_fra
 
 static onebit_status_t load_residual(struct loading *loading, struct ob_fragment *fragment,
                                      enum ob_saved what) {
-  OB_TRY(load_extents(loading, fragment, what));
+  OB_TRY(load_residual_elements(loading, fragment, what));
   if (loading->dry)
     return ONEBIT_OK;
   return ob_outer_import_residual(fragment, what, loading->values, loading->values);
@@ -194,19 +196,21 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
 
 /* True if the loaded parameters have a residual in them. A rank that was behind when the ranks were
  * moved has none. */
-static bool keeps(const struct loading *loading, const struct ob_fragment *fragment) {
+static bool has_loaded_residual(const struct loading *loading, const struct ob_fragment *fragment) {
   if (loading->parts->own >= 0)
-    return fragment_of(loading, loading->parts->own, fragment)->keeps;
+    return fragment_numbers(loading, loading->parts->own, fragment)->keeps;
   for (int k = 0; k < loading->parts->count; k++)
-    if (fragment_of(loading, k, fragment)->keeps)
+    if (fragment_numbers(loading, k, fragment)->keeps)
       return true;
   return false;
 }
 
-/* Residuals were held back of what had its weight already: their mean is the plain one, while in
- * the mean of the parameters each counts as its weight does. The difference is no drift. */
-static onebit_status_t remove_difference(struct loading *loading, struct ob_fragment *fragment) {
-  if (loading->dry || loading->parts->own >= 0 || !keeps(loading, fragment))
+/* Removes the difference of two means from the parameters. A residual belongs to drifts that were
+ * weighted before they were sent, so the mean of residuals is the plain one, while in the mean of
+ * the parameters each rank counts by its weight. The difference is no drift. */
+static onebit_status_t remove_mean_difference(struct loading *loading,
+                                              struct ob_fragment *fragment) {
+  if (loading->dry || loading->parts->own >= 0 || !has_loaded_residual(loading, fragment))
     return ONEBIT_OK;
   choose_factors(loading, fragment);
   if (!loading->parts->factors)
@@ -214,38 +218,38 @@ static onebit_status_t remove_difference(struct loading *loading, struct ob_frag
   for (int k = 0; k < loading->parts->count; k++)
     loading->factors[k] = 1 - loading->factors[k];
   memset(loading->values, 0, fragment->count * sizeof *loading->values);
-  const onebit_status_t status = load_extents(loading, fragment, OB_SAVED_WORKER);
+  const onebit_status_t status = load_residual_elements(loading, fragment, OB_SAVED_WORKER);
   loading->parts->factors = NULL;
   if (status == ONEBIT_OK)
     ob_fragment_shift(fragment, loading->values);
   return status;
 }
 
-/* The weights of the parts that this rank has the state of. */
-static void set_weights(const struct loading *loading, struct ob_fragment *fragment) {
+/* Sets the fragment's weights to the means of the parts whose state this rank has. */
+static void set_fragment_weights(const struct loading *loading, struct ob_fragment *fragment) {
   const int own = loading->parts->own, count = own >= 0 ? 1 : loading->parts->count;
   double weight = 0, sent_weight = 0;
   for (int k = own >= 0 ? own : 0, end = k + count; k < end; k++) {
-    weight += fragment_of(loading, k, fragment)->weight;
-    sent_weight += fragment_of(loading, k, fragment)->sent_weight;
+    weight += fragment_numbers(loading, k, fragment)->weight;
+    sent_weight += fragment_numbers(loading, k, fragment)->sent_weight;
   }
   fragment->weight = weight / count;
   fragment->sent_weight = sent_weight / count;
 }
 
-static void set_numbers(const struct loading *loading, struct ob_fragment *fragment) {
+static void set_fragment_numbers(const struct loading *loading, struct ob_fragment *fragment) {
   const struct ob_fragment_numbers *numbers =
-      fragment_of(loading, outer_load_part_of(loading), fragment);
+      fragment_numbers(loading, continued_part(loading), fragment);
   const bool idle = numbers->state == OB_OUTER_IDLE;
   const bool skipped = numbers->state == OB_OUTER_SKIPPED;
-  set_weights(loading, fragment);
+  set_fragment_weights(loading, fragment);
   fragment->drift_squares = numbers->squares;
   fragment->stage = idle                            ? OB_FRAGMENT_IDLE
                     : loading->outer->sites != NULL ? OB_FRAGMENT_SENDING
                                                     : OB_FRAGMENT_ENDED;
   fragment->outcome.status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
   fragment->finite = loading->parts->own < 0 || numbers->finite;
-  fragment->keeps = keeps(loading, fragment);
+  fragment->keeps = has_loaded_residual(loading, fragment);
   if (fragment->stage != OB_FRAGMENT_ENDED && fragment->keeps)
     (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   fragment->apply_step = loading->outer->steps + numbers->remaining;
@@ -255,7 +259,7 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
 }
 
 static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment *fragment) {
-  const bool received = fragment_of(loading, 0, fragment)->state == OB_OUTER_RECEIVED;
+  const bool received = fragment_numbers(loading, 0, fragment)->state == OB_OUTER_RECEIVED;
   for (int k = OB_SAVED_NORMS; k < OB_SAVED_END; k++) {
     const enum ob_saved what = (enum ob_saved)k;
     float *to = ob_outer_has_array(what) ? ob_fragment_array(fragment, what) : NULL;
@@ -265,13 +269,13 @@ static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment
   OB_TRY(load_parameters(loading, fragment));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_SERVER));
-  OB_TRY(remove_difference(loading, fragment));
+  OB_TRY(remove_mean_difference(loading, fragment));
   if (!loading->dry)
-    set_numbers(loading, fragment);
+    set_fragment_numbers(loading, fragment);
   return ONEBIT_OK;
 }
 
-/* --- All of them -------------------------------------------------------------------------------*/
+/* --- All fragments -----------------------------------------------------------------------------*/
 
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round) {
   const size_t parts = outer->groups;
@@ -285,8 +289,7 @@ size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size
 
 static onebit_status_t load_fragments(struct loading *loading) {
   struct onebit_outer *outer = loading->outer;
-  const struct ob_outer_numbers *numbers =
-      outer_load_numbers_of(loading, outer_load_part_of(loading));
+  const struct ob_outer_numbers *numbers = part_numbers(loading, continued_part(loading));
   const struct ob_part_header *header = &loading->parts->list[0].header;
   if (!loading->dry) {
     outer->steps = numbers->steps;
@@ -315,7 +318,7 @@ static onebit_status_t cut_as_saved(struct loading *loading) {
   return ob_outer_recut(loading->outer, shards);
 }
 
-static onebit_status_t outer_load_look(struct loading *loading, struct ob_parts *parts) {
+static onebit_status_t outer_check_all_parts(struct loading *loading, struct ob_parts *parts) {
   struct onebit_outer *outer = loading->outer;
   loading->parts = parts;
   OB_TRY(cut_as_saved(loading));
@@ -335,7 +338,7 @@ static onebit_status_t outer_load_look(struct loading *loading, struct ob_parts 
 static onebit_status_t outer_load_restore(void *object, struct ob_parts *parts, bool dry) {
   struct loading *loading = object;
   if (dry)
-    return outer_load_look(loading, parts);
+    return outer_check_all_parts(loading, parts);
   (void)ob_outer_settle(loading->outer);
   loading->dry = false;
   const onebit_status_t status = load_fragments(loading);
@@ -360,7 +363,7 @@ static onebit_status_t agree_with_sites(void *object, onebit_status_t status) {
 
 /* --- The calls ---------------------------------------------------------------------------------*/
 
-/* Sites that have stopped are joined again. */
+/* Checks the outer step. Sites that have stopped may load: they are joined again. */
 static onebit_status_t outer_load_check(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);

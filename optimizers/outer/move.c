@@ -1,17 +1,17 @@
 /*
- * An outer step on another communicator: after a rank was lost, or with ranks that have come.
+ * Moves an outer step to another communicator: after a rank was lost, or when ranks have joined.
  *
- *   detach      what is in flight is applied if it is here, else it counts in the next exchange;
- *               residuals are exported, and what was made on the old communicator is given back
- *   agree       the outer steps are of one kind; who has made most exchanges is the source
- *   align       who differs gets consensus and outer momentum of the source, fragment by fragment
- *   attach      fragments are made on the new communicator, residuals imported
+ *   detach      exchanges in flight are applied if they have ended, else their drifts count in the
+ *               next exchange; residuals are exported, and plans on the old communicator destroyed
+ *   agree       all outer steps are of one kind; a rank with the most exchanges is the source
+ *   align       ranks that differ get the source's consensus and outer momentum, by fragments
+ *   attach      plans are created on the new communicator, and residuals imported
  *
- * Between detach and attach the outer step is detached: what fails leaves it so, and the next call
- * goes on from there. Between ranks that have the same nothing but checksums travels.
+ * Between detach and attach the outer step is detached: a failure leaves it so, and the next call
+ * continues from there. Ranks with equal state exchange only checksums.
  *
- * Among sites the same, between their rank 0s; and then in each site, whose other ranks follow its
- * rank 0.
+ * Among sites the rank 0s of the sites do this first, and then the ranks of each site, which copy
+ * the state of its rank 0.
  */
 #include <string.h>
 
@@ -22,18 +22,18 @@
 #include "optimizers/moving.h"
 #include "optimizers/outer/sites.h"
 
-/* --- Aligned: who has what, and the latest for all ---------------------------------------------*/
+/* --- Align: all ranks get the source's state ---------------------------------------------------*/
 
 struct rejoining {
   struct onebit_outer *outer;
-  struct ob_moving ranks; /* its comm NULL: this rank is not among them */
+  struct ob_moving ranks; /* its comm is NULL if this rank is none of them */
   float *message;
 };
 
-enum { MESSAGE = 1 << 20 }; /* floats at a time */
+enum { MESSAGE = 1 << 20 }; /* the most floats in a message */
 
 /* Sends values from the source to all whose number in the latest agreement differs from its own. */
-static onebit_status_t rejoining_pass_on(struct rejoining *moving, float *values, size_t count) {
+static onebit_status_t send_from_source(struct rejoining *moving, float *values, size_t count) {
   struct ob_moving *ranks = &moving->ranks;
   for (int rank = 0; rank < ranks->comm->size; rank++)
     ranks->wants[rank] = ranks->noted[rank] != ranks->noted[ranks->source];
@@ -47,8 +47,9 @@ static onebit_status_t rejoining_pass_on(struct rejoining *moving, float *values
   return ONEBIT_OK;
 }
 
-/* Returns a fingerprint of the fragment's arrays before the drift, which all ranks have alike. */
-static uint64_t move_align_fingerprint(const struct ob_fragment *fragment) {
+/* Returns a fingerprint of the fragment's arrays that are equal on all ranks: those before the
+ * drift. */
+static uint64_t fragment_fingerprint(const struct ob_fragment *fragment) {
   const struct ob_codec *codec = fragment->outer->codec;
   uint64_t sums = 0;
   for (int k = 0; k < OB_OUTER_DRIFT; k++)
@@ -61,18 +62,18 @@ static uint64_t move_align_fingerprint(const struct ob_fragment *fragment) {
  * did not see. */
 static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragment *fragment) {
   struct ob_moving *ranks = &moving->ranks;
-  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, move_align_fingerprint(fragment)));
+  OB_TRY(ob_moving_gather_numbers(ranks, ONEBIT_OK, fragment_fingerprint(fragment)));
   const uint64_t wanted = ranks->noted[ranks->source];
   const bool behind = ranks->noted[ranks->comm->rank] != wanted;
   onebit_status_t status = ONEBIT_OK;
   for (int k = 0; status == ONEBIT_OK && k < OB_OUTER_DRIFT; k++)
     if (fragment->array[k])
-      status = rejoining_pass_on(moving, fragment->array[k], fragment->count);
+      status = send_from_source(moving, fragment->array[k], fragment->count);
   if (status != ONEBIT_OK) {
     ob_comm_give_up(ranks->comm, onebit_last_error());
     return status;
   }
-  if (move_align_fingerprint(fragment) != wanted)
+  if (fragment_fingerprint(fragment) != wanted)
     status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
                       ranks->source, fragment->number);
   if (!behind || status != ONEBIT_OK)
@@ -86,38 +87,38 @@ static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragme
   return ob_agree(ranks->comm, ONEBIT_OK, NULL, 0);
 }
 
-static size_t next_fragment(const struct onebit_outer *outer) {
+static size_t find_next_fragment(const struct onebit_outer *outer) {
   size_t next = 0;
   while (outer->fragments[next].begin_step <= outer->position % outer->options.local_steps)
     next++;
   return next;
 }
 
-/* Counts, and which fragment is next. */
+/* Aligns the counts, and the fragment that is exchanged next. */
 static onebit_status_t align_counts(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   struct ob_moving *ranks = &moving->ranks;
   const bool holder = ranks->holder[ranks->comm->rank];
   uint64_t *counts[] = {&outer->started, &outer->exchanges, &outer->skipped, &outer->steps};
-  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, next_fragment(outer)));
+  OB_TRY(ob_moving_gather_numbers(ranks, ONEBIT_OK, find_next_fragment(outer)));
   const size_t next = (size_t)ranks->noted[ranks->source];
-  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, outer->options.local_steps));
+  OB_TRY(ob_moving_gather_numbers(ranks, ONEBIT_OK, outer->options.local_steps));
   const size_t round = (size_t)ranks->noted[ranks->source];
-  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, outer->position % outer->options.local_steps));
+  OB_TRY(ob_moving_gather_numbers(ranks, ONEBIT_OK, outer->position % outer->options.local_steps));
   const size_t position = (size_t)ranks->noted[ranks->source];
-  if (!outer->options.weighted || !holder || next_fragment(outer) != next)
+  if (!outer->options.weighted || !holder || find_next_fragment(outer) != next)
     outer->position = ob_outer_position(outer, position, round);
   for (size_t k = 0; k < 4; k++) {
-    OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, *counts[k]));
+    OB_TRY(ob_moving_gather_numbers(ranks, ONEBIT_OK, *counts[k]));
     if (counts[k] != &outer->steps || !outer->options.weighted || !holder)
       *counts[k] = ranks->noted[ranks->source];
   }
   return ONEBIT_OK;
 }
 
-/* Chooses the source; who differs from it gets consensus, outer momentum and counts. A rank of the
- * same run is behind by no more than the fragments whose exchange was cut short. */
-static onebit_status_t rejoining_align(struct rejoining *moving) {
+/* Chooses the source; ranks that differ from it get its consensus, outer momentum and counts. A
+ * rank of the same run is behind by at most the fragments whose exchange was interrupted. */
+static onebit_status_t align_ranks(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   struct ob_moving *ranks = &moving->ranks;
   onebit_status_t status = ob_moving_create(ranks, ranks->comm, "onebit_outer_move");
@@ -126,7 +127,7 @@ static onebit_status_t rejoining_align(struct rejoining *moving) {
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
   if (status == ONEBIT_OK)
     status = ob_outer_to_host(outer);
-  OB_TRY(ob_moving_learn(ranks, status, outer->exchanges));
+  OB_TRY(ob_moving_gather_numbers(ranks, status, outer->exchanges));
   ob_moving_choose_source(ranks, outer->options.fragments);
   for (size_t f = 0; f < outer->options.fragments; f++)
     OB_TRY(align_fragment(moving, &outer->fragments[f]));
@@ -135,7 +136,7 @@ static onebit_status_t rejoining_align(struct rejoining *moving) {
 
 enum { WORKER, SERVER };
 
-/* --- Detached ----------------------------------------------------------------------------------*/
+/* --- Detach ------------------------------------------------------------------------------------*/
 
 onebit_status_t ob_outer_hold(struct onebit_outer *outer) {
   for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++)
@@ -143,7 +144,7 @@ onebit_status_t ob_outer_hold(struct onebit_outer *outer) {
       outer->array[k] = ob_allocate(outer->count, sizeof(float));
   if (!outer->array[OB_OUTER_HELD_WORKER] || !outer->array[OB_OUTER_HELD_SERVER])
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the residuals of an outer step");
-  ob_fragments_point(outer);
+  ob_fragments_set_arrays(outer);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
     OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->held[WORKER]));
@@ -157,7 +158,7 @@ void ob_outer_release_held(struct onebit_outer *outer) {
     ob_release(outer->array[k]);
     outer->array[k] = NULL;
   }
-  ob_fragments_point(outer);
+  ob_fragments_set_arrays(outer);
 }
 
 static void destroy_exchange(struct ob_fragment *fragment) {
@@ -183,27 +184,27 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-/* --- Attached ----------------------------------------------------------------------------------*/
+/* --- Attach ------------------------------------------------------------------------------------*/
 
-/* Adds a server's residual of elements that this rank no longer serves to its own message, times
- * the ranks, since it was part of their mean. If new ranks without residuals have joined, the
- * others' residuals get a larger weight, so that the mean stays. The server's place then has the
- * growth of the message. */
-static void join_held(const struct rejoining *moving, struct ob_fragment *fragment) {
+/* Adds the server's residual of elements that this rank no longer serves to its worker's residual,
+ * times the number of ranks, since it was part of their mean. If new ranks without residuals have
+ * joined, the others' residuals get a larger weight, so that the mean stays. The array of the
+ * server's residual then has the growth of the worker's. */
+static void merge_held_residuals(const struct rejoining *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->ranks.comm->size;
   const float factor = ranks / (float)moving->ranks.holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
   for (size_t i = 0; i < fragment->count; i++)
-    if (factor != 1 || server[i] != 0) { /* else it stays, to the sign of a zero */
+    if (factor != 1 || server[i] != 0) { /* else the value stays, with the sign of a zero */
       const float joined = factor * worker[i] + ranks * server[i];
       server[i] = joined - worker[i];
       worker[i] = joined;
     }
 }
 
-/* Imports what this rank has of a residual that is held, which is left without it. The drift is
- * scratch: nothing is in flight. */
-static onebit_status_t import_row(struct ob_fragment *fragment, enum ob_saved what) {
+/* Imports this rank's elements of a held residual, and sets them to zero there. The drift is
+ * scratch, since no exchange is in flight. */
+static onebit_status_t import_held_residual(struct ob_fragment *fragment, enum ob_saved what) {
   float *held = ob_fragment_array(fragment, what);
   OB_TRY(ob_outer_import_residual(fragment, what, held, fragment->drift));
   for (size_t k = 0; k < fragment->pieces; k++) {
@@ -213,10 +214,11 @@ static onebit_status_t import_row(struct ob_fragment *fragment, enum ob_saved wh
   return ONEBIT_OK;
 }
 
-static onebit_status_t import_held(const struct rejoining *moving, struct ob_fragment *fragment) {
-  OB_TRY(import_row(fragment, OB_SAVED_SERVER));
-  join_held(moving, fragment);
-  OB_TRY(import_row(fragment, OB_SAVED_WORKER));
+static onebit_status_t import_residuals(const struct rejoining *moving,
+                                        struct ob_fragment *fragment) {
+  OB_TRY(import_held_residual(fragment, OB_SAVED_SERVER));
+  merge_held_residuals(moving, fragment);
+  OB_TRY(import_held_residual(fragment, OB_SAVED_WORKER));
   if (fragment->keeps)
     OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift));
   return ONEBIT_OK;
@@ -224,34 +226,35 @@ static onebit_status_t import_held(const struct rejoining *moving, struct ob_fra
 
 /* Moves parameters that contain a residual by the growth of the residual: otherwise the next drift
  * would lack it. */
-static void follow_growth(struct ob_fragment *fragment) {
+static void shift_by_growth(struct ob_fragment *fragment) {
   if (fragment->keeps)
     ob_fragment_shift(fragment, fragment->held[SERVER]);
   memset(fragment->held[SERVER], 0, fragment->count * sizeof(float));
 }
 
-/* Copies the state of the site's rank 0. */
+/* Copies drift and residuals from rank 0 of the site. */
 static onebit_status_t copy_rank_0(struct rejoining *inside, struct ob_fragment *fragment) {
   float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
   const struct ob_codec *codec = fragment->outer->codec;
   for (int k = 0; k < 2; k++) {
-    OB_TRY(ob_moving_learn(&inside->ranks, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
-    OB_TRY(rejoining_pass_on(inside, arrays[k], fragment->count));
+    OB_TRY(ob_moving_gather_numbers(&inside->ranks, ONEBIT_OK,
+                                    codec->checksum(arrays[k], fragment->count)));
+    OB_TRY(send_from_source(inside, arrays[k], fragment->count));
   }
   return ONEBIT_OK;
 }
 
-/* `inside`: the site, where there are sites; then the moving's communicator is NULL but on rank 0
- * of it. */
-static onebit_status_t import_all(const struct rejoining *moving, struct rejoining *inside) {
+/* Imports the residuals of all fragments. `inside`: the ranks of the site, if there are sites; then
+ * the communicator of `moving` is NULL except on rank 0 of the site. */
+static onebit_status_t import_fragments(const struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     if (moving->ranks.comm)
-      OB_TRY(import_held(moving, fragment));
+      OB_TRY(import_residuals(moving, fragment));
     if (inside)
       OB_TRY(copy_rank_0(inside, fragment));
-    follow_growth(fragment);
+    shift_by_growth(fragment);
   }
   return ONEBIT_OK;
 }
@@ -274,7 +277,7 @@ static onebit_status_t outer_move_attach(struct rejoining *moving) {
   OB_TRY(outer_move_build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
   if (status == ONEBIT_OK)
-    status = import_all(moving, NULL);
+    status = import_fragments(moving, NULL);
   const onebit_status_t sent = ob_outer_from_host(outer, status == ONEBIT_OK);
   status = status == ONEBIT_OK ? sent : status;
   outer->detached = status != ONEBIT_OK;
@@ -292,11 +295,11 @@ static onebit_status_t resend_drifts(struct rejoining *moving, struct rejoining 
     for (int s = 0; s < outer->sites->count; s++)
       sent |= ob_shard_of(group, s)->fragment->stage == OB_FRAGMENT_SENDING;
     if (moving->ranks.comm) {
-      OB_TRY(ob_moving_learn(&moving->ranks, ONEBIT_OK, sent));
+      OB_TRY(ob_moving_gather_numbers(&moving->ranks, ONEBIT_OK, sent));
       for (int s = 0; s < outer->sites->count; s++)
         sent |= moving->ranks.noted[s];
     }
-    OB_TRY(ob_moving_learn(&inside->ranks, ONEBIT_OK, sent));
+    OB_TRY(ob_moving_gather_numbers(&inside->ranks, ONEBIT_OK, sent));
     if (inside->ranks.noted[0])
       ob_sites_begin(group, 0, &skipped);
   }
@@ -306,26 +309,26 @@ static onebit_status_t resend_drifts(struct rejoining *moving, struct rejoining 
 
 static onebit_status_t attach_site(struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
-  onebit_status_t status = moving->ranks.comm ? rejoining_align(moving) : ONEBIT_OK;
+  onebit_status_t status = moving->ranks.comm ? align_ranks(moving) : ONEBIT_OK;
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
-    status = rejoining_align(inside);
+    status = align_ranks(inside);
   OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
   OB_TRY(ob_outer_build(outer));
-  status = import_all(moving, inside);
+  status = import_fragments(moving, inside);
   outer->detached = status != ONEBIT_OK;
   OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
   return resend_drifts(moving, inside);
 }
 
-static void outer_move_close(struct rejoining *moving) {
+static void close_move(struct rejoining *moving) {
   if (ob_moving_destroy(&moving->ranks))
     ob_release(moving->message);
   else
     ob_memory_keep(moving->message);
 }
 
-static onebit_status_t outer_move_run(struct rejoining *moving) {
+static onebit_status_t run_move(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
@@ -334,10 +337,10 @@ static onebit_status_t outer_move_run(struct rejoining *moving) {
   if (outer->sites) {
     struct rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
     status = attach_site(moving, &inside);
-    outer_move_close(&inside);
+    close_move(&inside);
     return status;
   }
-  status = rejoining_align(moving);
+  status = align_ranks(moving);
   const onebit_status_t sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
   OB_TRY(ob_agree(moving->ranks.comm, sent, NULL, 0));
@@ -350,7 +353,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
     ob_comm_drop(outer->latest);
   outer->latest = comm;
   outer->stopped = true;
-  onebit_status_t status = outer_move_run(&moving);
+  onebit_status_t status = run_move(&moving);
   if (status != ONEBIT_OK) {
     struct ob_outcome outcome = {.status = ONEBIT_OK};
     ob_outcome_add(&outcome, status);
@@ -360,7 +363,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
   if (status == ONEBIT_OK)
     ob_outer_release_held(outer);
   outer->stopped = status != ONEBIT_OK;
-  outer_move_close(&moving);
+  close_move(&moving);
   return status;
 }
 
@@ -389,7 +392,7 @@ static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *s
   return ob_outer_rejoin(outer, *survivors);
 }
 
-/* Works as onebit_optimizer_shrink. */
+/* Works like onebit_optimizer_shrink. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;
   if (survivors)

@@ -13,8 +13,8 @@
  * docs/outer.md. */
 #define MOMENTUM_OF_TWO_BITS 0.5
 
-/* Returns the fewest bits that a rule with that momentum bears. */
-static int outer_bits_for(onebit_outer_rule_t rule, double momentum) {
+/* Returns the fewest bits with which a rule with that momentum converges. */
+static int min_bits_for_rule(onebit_outer_rule_t rule, double momentum) {
   if (rule == ONEBIT_OUTER_MEAN)
     return 1;
   return rule == ONEBIT_OUTER_MOMENTUM && momentum <= MOMENTUM_OF_TWO_BITS ? 2 : 4;
@@ -29,16 +29,16 @@ static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "momentum is %g, and rule is ONEBIT_OUTER_MEAN, which has none",
                     options->momentum);
-  options->learning_rate = ob_given_or(options->learning_rate, nesterov ? 0.7 : 1);
+  options->learning_rate = ob_value_or_default(options->learning_rate, nesterov ? 0.7 : 1);
   OB_TRY(ob_check_positive("learning_rate", options->learning_rate));
   if (options->rule == ONEBIT_OUTER_MEAN)
     return ONEBIT_OK;
-  options->momentum = ob_given_or(options->momentum, nesterov ? 0.9 : 0.5);
+  options->momentum = ob_value_or_default(options->momentum, nesterov ? 0.9 : 0.5);
   return ob_check_fraction("momentum", options->momentum);
 }
 
 static onebit_status_t resolve_bits(onebit_outer_options_t *options) {
-  int bits = options->bits ? options->bits : outer_bits_for(options->rule, options->momentum);
+  int bits = options->bits ? options->bits : min_bits_for_rule(options->rule, options->momentum);
   if (bits != 1 && bits != 2 && bits != 4 && bits != 8 && bits != ONEBIT_OUTER_DENSE &&
       bits != ONEBIT_OUTER_SPARSE)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
@@ -60,7 +60,7 @@ static onebit_status_t resolve_times(onebit_outer_options_t *options) {
   if (options->delay >= options->local_steps)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "delay is %zu, not less than local_steps, which is %zu",
                     options->delay, options->local_steps);
-  options->mixing = ob_given_or(options->mixing, options->delay ? 0.5 : 1);
+  options->mixing = ob_value_or_default(options->mixing, options->delay ? 0.5 : 1);
   if (!(options->mixing > 0 && options->mixing <= 1))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "mixing is %g, not above 0 and up to 1",
                     options->mixing);
@@ -95,7 +95,7 @@ onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
                                struct ob_plan_shape *shape) {
   const onebit_outer_options_t *options = &outer->options;
   onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
-  dense = dense || options->bits == ONEBIT_OUTER_SPARSE; /* words that travel as they are */
+  dense = dense || options->bits == ONEBIT_OUTER_SPARSE; /* sparse messages are sent as words */
   plan.wire = dense ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
   plan.scale = dense ? ONEBIT_SCALE_RMS : options->scale;
   plan.block_size = options->block_size;
@@ -108,7 +108,7 @@ onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
   return ob_plan_resolve(&plan, shape);
 }
 
-/* --- Asked -------------------------------------------------------------------------------------*/
+/* --- Functions that return the state -----------------------------------------------------------*/
 
 onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values) {
   OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
@@ -122,7 +122,7 @@ onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, 
   return ob_outer_copy(outer, values, consensus + of->first, of->count * sizeof *values);
 }
 
-static double squares_of(const float *values, size_t count) {
+static double sum_squares(const float *values, size_t count) {
   double sum = 0;
   for (size_t i = 0; i < count; i++)
     sum += (double)values[i] * (double)values[i];
@@ -133,7 +133,9 @@ static double squares_of(const float *values, size_t count) {
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  size_t from = 0, end = fragment->count; /* of the pieces before; of the elements not yet placed */
+  size_t from = 0,
+         end =
+             fragment->count; /* values of the pieces before; end of the elements not yet placed */
   for (size_t k = 0; k < fragment->pieces; k++)
     from += exchange->extent(fragment, what, k).count;
   if (from)
@@ -171,16 +173,16 @@ static onebit_status_t info_add_norms(const struct ob_fragment *fragment, float 
   const size_t bytes = fragment->count * sizeof *values;
   if (fragment->momentum) {
     OB_TRY(ob_outer_copy(outer, values, fragment->momentum, bytes));
-    info->momentum_norm += squares_of(values, fragment->count);
+    info->momentum_norm += sum_squares(values, fragment->count);
   }
   if (fragment->stage != OB_FRAGMENT_IDLE || outer->detached)
     return ONEBIT_OK;
   OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, values));
-  info->residual_norm += squares_of(values, fragment->count);
+  info->residual_norm += sum_squares(values, fragment->count);
   return ONEBIT_OK;
 }
 
-/* Adds to the info; its norms are squares so far. */
+/* Adds a fragment to the info, whose norms are squares so far. */
 static onebit_status_t add_fragment(const struct onebit_outer *outer,
                                     const struct ob_fragment *fragment, onebit_outer_info_t *info) {
   uint64_t wire = 0, memory = 0;
@@ -230,7 +232,7 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer) {
   OB_CALL_SCOPE;
   onebit_outer_info_t info = {.size = sizeof info};
   OB_TRY(onebit_outer_get_info(outer, &info));
-  const int wanted = outer_bits_for(info.rule, info.momentum);
+  const int wanted = min_bits_for_rule(info.rule, info.momentum);
   if (info.bits == ONEBIT_OUTER_SPARSE) /* its residual is many times the drift by design */
     return ONEBIT_OK;
   if (info.bits < wanted)

@@ -1,4 +1,4 @@
-/* The outer step: made, and ended. */
+/* Creates and destroys an outer step. */
 #include "onebit/outer.h"
 
 #include <stdint.h>
@@ -12,7 +12,7 @@
 #include "collectives/communicator.h"
 #include "optimizers/outer/sites.h"
 
-/* --- Made --------------------------------------------------------------------------------------*/
+/* --- Creation ----------------------------------------------------------------------------------*/
 
 static onebit_status_t outer_check_finite(const struct ob_outer_tensor *tensor, size_t t,
                                           onebit_dtype_t dtype) {
@@ -82,7 +82,8 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
   return ONEBIT_OK;
 }
 
-/* The first consensus; its checksums are compared. On the host. */
+/* Reads the first consensus from the parameters, on the host, and computes its checksums, which
+ * ranks compare. */
 static onebit_status_t read_parameters(struct onebit_outer *outer) {
   for (size_t t = 0; t < outer->tensor_count; t++)
     OB_TRY(outer_check_finite(&outer->tensors[t], t, outer->options.parameter_dtype));
@@ -94,7 +95,7 @@ static onebit_status_t read_parameters(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-/* This rank's part. */
+/* Prepares this rank's outer step. Local. */
 static onebit_status_t outer_prepare(struct onebit_outer *outer, const onebit_tensor_t *tensors,
                                      size_t ntensors, const onebit_outer_options_t *options,
                                      const onebit_sites_options_t *sites) {
@@ -115,20 +116,20 @@ static onebit_status_t outer_prepare(struct onebit_outer *outer, const onebit_te
   return status == ONEBIT_OK ? sent : status;
 }
 
-static uint64_t outer_bits_of(double value) {
+static uint64_t double_bits(double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static uint64_t outer_parameters_of(const struct onebit_outer *outer, onebit_status_t status) {
+static uint64_t outer_hash_parameters(const struct onebit_outer *outer, onebit_status_t status) {
   uint64_t hash = OB_HASH_START;
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
     hash = ob_hash(hash, &outer->fragments[f].checksum, sizeof(uint32_t));
   return hash;
 }
 
-static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t status) {
+static uint64_t outer_hash_tensors(const struct onebit_outer *outer, onebit_status_t status) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; status == ONEBIT_OK && t < outer->tensor_count; t++) {
     const uint64_t row[] = {outer->tensors[t].count, outer->tensors[t].uncompressed};
@@ -137,7 +138,8 @@ static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t sta
   return hash;
 }
 
-/* `comm`: the ranks, or with `sites` those of one site, and `between` NULL but on its rank 0. */
+/* Checks that all ranks have the same options and tensors. `comm` has all ranks or, with `sites`,
+ * those of one site; `between` is then NULL except on rank 0 of the site. */
 static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
                                    onebit_comm_t between, bool parameters, onebit_status_t status) {
   static const struct onebit_outer none;
@@ -146,18 +148,18 @@ static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *oute
   const bool weighted = options->weighted;
   const struct ob_term terms[] = {
       {"the kind of object (an outer step)", ob_hash(OB_HASH_START, "outer", 5)},
-      {"the list of tensors (its fingerprint)", tensors_of(of, status)},
+      {"the list of tensors (its fingerprint)", outer_hash_tensors(of, status)},
       {"rule", (uint64_t)options->rule},
-      {"learning_rate (as bits)", outer_bits_of(options->learning_rate)},
-      {"momentum (as bits)", outer_bits_of(options->momentum)},
+      {"learning_rate (as bits)", double_bits(options->learning_rate)},
+      {"momentum (as bits)", double_bits(options->momentum)},
       {"bits", (uint64_t)options->bits},
       {"fragments", of->groups},
       {"weighted", weighted},
       {"local_steps", weighted ? 0 : options->local_steps},
       {"delay", weighted ? 0 : options->delay},
-      {"mixing (as bits)", outer_bits_of(options->mixing)},
+      {"mixing (as bits)", double_bits(options->mixing)},
       {"parameter_dtype", (uint64_t)options->parameter_dtype},
-      {"the parameters of all tensors (their fingerprint)", outer_parameters_of(of, status)},
+      {"the parameters of all tensors (their fingerprint)", outer_hash_parameters(of, status)},
   };
   const size_t count = sizeof terms / sizeof terms[0] - !parameters;
   if (sites)
@@ -184,25 +186,25 @@ static onebit_status_t allocate_weights(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t create_weigh(struct ob_fragment *fragment) {
+static onebit_status_t create_weight_plan(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   return ob_plan_create_numbers(outer->comm, allocate_weights(fragment), ONEBIT_ALLREDUCE,
                                 outer->options.device, 1, &outer->refused, &fragment->weigh);
 }
 
-/* All ranks reach this point. */
+/* Called on all ranks. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   if (outer->sites)
     return ob_sites_build(outer);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     OB_TRY(outer->exchange->create(&outer->fragments[f]));
     if (outer->options.weighted)
-      OB_TRY(create_weigh(&outer->fragments[f]));
+      OB_TRY(create_weight_plan(&outer->fragments[f]));
   }
   return ONEBIT_OK;
 }
 
-/* Without memory: NULL. */
+/* Returns NULL without memory. */
 static struct onebit_outer *outer_create(onebit_comm_t comm) {
   struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
   if (!outer) {
@@ -215,7 +217,7 @@ static struct onebit_outer *outer_create(onebit_comm_t comm) {
   return outer;
 }
 
-/* `sites`: among sites, of which comm is this rank's. */
+/* Creates an outer step. With `sites` it is among sites, and `comm` is this rank's site. */
 static onebit_status_t outer_make(onebit_comm_t comm, bool sites, onebit_comm_t between,
                                   const onebit_tensor_t *tensors, size_t ntensors,
                                   const onebit_outer_options_t *options,
@@ -261,7 +263,7 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
   return outer_make(site, true, between, tensors, ntensors, options, sites, result);
 }
 
-/* --- Ended -------------------------------------------------------------------------------------*/
+/* --- Destruction -------------------------------------------------------------------------------*/
 
 void onebit_outer_destroy(onebit_outer_t outer) {
   OB_CALL_SCOPE;

@@ -1,17 +1,17 @@
 /*
- * The outer step, inside:
+ * The files of the outer step:
  *
- *   options.c     options and their defaults; asked
- *   outer.c       made, and ended
- *   fragments.c   which elements are exchanged together, the memory of all, the host's copies
+ *   options.c     options and their defaults; functions that return the state
+ *   outer.c       creation and destruction
+ *   fragments.c   which elements are exchanged together, their memory, copies on the host
  *   element.h     the arithmetic of an element, for the host and for devices
- *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
- *   sparse.c      or in sparse messages, which every rank gets of all
+ *   plans.c       the exchange of drifts by plans of this library (struct ob_outer_exchange)
+ *   sparse.c      the exchange in sparse messages, which every rank gets from all ranks
  *   step.c        when an exchange begins, and when it is applied; the passes on the host
- *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
- *   load.c        and from the parts of all ranks
- *   move.c        onto another communicator
- *   sites.h       or all that is different among sites
+ *   save.c        saves it as a part of a checkpoint (optimizers/checkpoint/checkpoint.h)
+ *   load.c        loads it from the parts of all ranks
+ *   move.c        moves it to another communicator
+ *   sites.h       the differences of an outer step among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
 #define OB_OPTIMIZERS_OUTER_H
@@ -24,7 +24,7 @@
 
 struct ob_fragment;
 
-/* The ways to exchange drifts, a row each. */
+/* A way to exchange drifts: a row of functions. */
 struct ob_outer_exchange {
   const char *name;
   /* Creates the exchange's state of the fragment in fragment->state. Collective. On failure all
@@ -34,17 +34,19 @@ struct ob_outer_exchange {
   /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. Where
    * `status` is an error, this rank takes part to tell the others, and all fail. */
   onebit_status_t (*begin)(struct ob_fragment *fragment, onebit_status_t status);
-  /* Called only if `begin` returned ONEBIT_OK: ONEBIT_IN_PROGRESS, unless `wait`; or how it has
-   * ended, on all ranks alike. After ONEBIT_OK fragment->drift is the mean over the ranks, the same
-   * bits on all; after all else residuals are as they were. */
+  /* Called only if `begin` returned ONEBIT_OK. Returns ONEBIT_IN_PROGRESS, unless `wait`, or the
+   * outcome, the same on all ranks. After ONEBIT_OK fragment->drift is the mean over the ranks,
+   * with the same bits on all; after any other outcome residuals are unchanged. */
   onebit_status_t (*test)(struct ob_fragment *fragment, bool wait);
-  /* Ends an exchange without its messages; then only residuals are asked for, and `destroy`. */
+  /* Ends an exchange whose messages are incomplete. Afterwards only functions of residuals and
+   * `destroy` are called. */
   void (*abandon)(struct ob_fragment *fragment);
-  /* Bytes that an exchange hands to the transport on this rank; bytes of memory. */
+  /* Returns the bytes that this rank sends in an exchange, and its bytes of memory. */
   void (*cost)(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory);
-  /* Residuals that this rank has, not while an exchange is in flight: OB_SAVED_WORKER of what it
-   * sends, OB_SAVED_SERVER of what it reduces for others. The elements of a piece that have one;
-   * the values of all, piece after piece; and back, where `values` are finite. */
+  /* Return and set this rank's residuals while no exchange is in flight: OB_SAVED_WORKER of the
+   * values that it sends, OB_SAVED_SERVER of those that it reduces for others. `extent` returns the
+   * elements of a piece that have a residual; the others copy the values of all pieces, one piece
+   * after the other. Imported values are finite. */
   struct ob_run (*extent)(const struct ob_fragment *fragment, enum ob_saved what, size_t piece);
   onebit_status_t (*export_residual)(const struct ob_fragment *fragment, enum ob_saved what,
                                      float *values);
@@ -77,9 +79,9 @@ struct ob_outer_executor {
   /* Exports the worker's residual of a plan to the pieces: an array in this memory. Never called on
    * the host. */
   onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
-  /* Couples two plans where the host does not know how a call ends (struct ob_executor), in memory
-   * for two pointers. Calls of both are on the stream of the first; joined there, when both are
-   * decided, neither is applied unless both are. */
+  /* Couples two plans if the host does not know how a call ends (struct ob_executor); `couple` is
+   * memory for two pointers. Calls of both plans are on the stream of the first. `join` is called
+   * when both are decided there: then either both are applied or none. */
   onebit_status_t (*couple)(const struct onebit_plan *const plans[2], void *couple);
   onebit_status_t (*join)(const struct onebit_plan *first, void *couple);
   void *(*stream_of)(const struct onebit_plan *plan);
@@ -90,8 +92,8 @@ extern const struct ob_outer_executor ob_outer_executor_host;
 extern const struct ob_outer_executor ob_outer_executor_cuda;
 #endif
 
-/* Elements of a tensor that are in a fragment: `count` from number `first` on, which lie from `at`
- * on in the fragment's arrays. `in_plan`: its number among the pieces of its plan (plans.c). */
+/* The elements of a tensor that are in a fragment: `count` from number `first` on, which begin at
+ * index `at` of the fragment's arrays. `in_plan`: the piece's number in its plan (plans.c). */
 struct ob_outer_piece {
   size_t tensor, first, count, at;
   bool uncompressed;
@@ -100,13 +102,14 @@ struct ob_outer_piece {
 
 enum ob_fragment_stage {
   OB_FRAGMENT_IDLE,
-  OB_FRAGMENT_WEIGHING, /* the weights travel */
-  OB_FRAGMENT_SENDING,  /* the drift travels; among sites only with a delay, and `drift` is it */
+  OB_FRAGMENT_WEIGHING, /* the weights are exchanged */
+  OB_FRAGMENT_SENDING,  /* `drift` is exchanged; among sites only with a delay */
   OB_FRAGMENT_ENDED     /* `status` has the outcome; not applied yet */
 };
 
-/* The arrays of an outer step, of a float for each element. The first ones are in memory of the
- * executor, and a row of the state each; what is before the drift all ranks have alike. */
+/* The arrays of an outer step, with a float for each element. Those before OB_OUTER_HOME_ARRAYS are
+ * in memory of the executor, and each is a row of the state; those before the drift are equal on
+ * all ranks. */
 enum ob_outer_array {
   OB_OUTER_CONSENSUS,
   OB_OUTER_MOMENTUM, /* NULL with ONEBIT_OUTER_MEAN */
@@ -114,7 +117,7 @@ enum ob_outer_array {
    * residual: its parameters were set to consensus - drift. */
   OB_OUTER_DRIFT,
   OB_OUTER_HOME_ARRAYS,
-  /* Residuals, while the outer step is on no communicator; on the host. */
+  /* Held residuals, while the outer step is detached; on the host. */
   OB_OUTER_HELD_WORKER = OB_OUTER_HOME_ARRAYS,
   OB_OUTER_HELD_SERVER,
   OB_OUTER_ARRAYS
@@ -123,9 +126,9 @@ enum ob_outer_array {
 struct ob_fragment {
   struct onebit_outer *outer;
   size_t number, pieces, count;
-  size_t first; /* its first element's number among all */
+  size_t first; /* the number of its first element among all elements */
   struct ob_outer_piece *piece;
-  /* In the arrays of the outer step. */
+  /* Addresses in the arrays of the outer step. */
   union {
     struct {
       float *consensus, *momentum, *drift, *held[2];
@@ -133,26 +136,26 @@ struct ob_fragment {
     float *array[OB_OUTER_ARRAYS];
   };
   bool keeps;
-  void *state;       /* the exchange's */
+  void *state;       /* the exchange's own state */
   size_t begin_step; /* from 1 to local_steps: the step of a round in which it begins */
 
-  double weight; /* of the local steps since the last exchange began */
+  double weight; /* the weight of local steps since the last exchange began */
   enum ob_fragment_stage stage;
-  uint64_t apply_step; /* the local step that applies it */
-  double sent_weight;  /* of the exchange in flight */
-  float weights[2];    /* this rank's, and the mean; and where they travel: */
-  float *weights_there[2];
-  float factor;      /* the drift is sent times this */
-  uint32_t checksum; /* of the consensus */
-  bool finite;       /* this rank's drift is */
+  uint64_t apply_step;     /* the local step that applies it */
+  double sent_weight;      /* of the exchange in flight */
+  float weights[2];        /* this rank's weight, and the mean */
+  float *weights_there[2]; /* copies of them in memory of the executor, which messages use */
+  float factor;            /* the factor of the drift that is sent */
+  uint32_t checksum;       /* checksum of the consensus */
+  bool finite;             /* this rank's drift is finite */
   struct ob_outcome outcome;
-  double drift_squares; /* of the latest mean drift */
-  onebit_plan_t weigh;  /* NULL without weights */
+  double drift_squares; /* sum of squares of the latest mean drift */
+  onebit_plan_t weigh;  /* the plan of weights; NULL without weights */
 };
 
 struct ob_outer_tensor {
-  void *parameter, *home; /* home: where it is, while the host has a copy */
-  size_t count, first;    /* elements; those of the tensors before it */
+  void *parameter, *home; /* home: its own address while `parameter` is the host's copy */
+  size_t count, first;    /* its elements; those of all tensors before it */
   bool uncompressed;
 };
 
@@ -161,7 +164,7 @@ struct onebit_outer {
   onebit_outer_options_t options; /* every default filled in */
   const struct ob_outer_exchange *exchange;
   const struct ob_outer_executor *executor;
-  struct ob_outer_device *device; /* the executor's own */
+  struct ob_outer_device *device; /* the executor's own state */
   bool on_host;                   /* the host has copies (ob_outer_to_host), below */
   void *array[OB_OUTER_ARRAYS];
   void *home[OB_OUTER_HOME_ARRAYS]; /* arrays in the memory that the parameters are in */
@@ -178,46 +181,48 @@ struct onebit_outer {
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t fragment_bytes; /* of own_bytes */
   uint64_t started;        /* exchanges of all fragments; ranks with equal steps have equal ones */
-  bool refused;            /* a message was (struct onebit_plan) */
-  bool detached;           /* from its communicator: fragments have no exchange (move.c) */
+  bool refused;            /* a message was refused (struct onebit_plan) */
+  bool detached;           /* it has left its communicator: fragments have no exchange (move.c) */
   bool stopped; /* a move, or an exchange among sites has failed: no steps before another move */
   onebit_comm_t latest;   /* the communicator that it was to be moved to, or NULL */
   struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
 
-/* Checks, and fills in the defaults. */
+/* Checks the options, and fills in the defaults. */
 onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given, onebit_outer_options_t *out);
 /* Returns the arguments of a fragment's plan, without the pieces. */
 onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
                                struct ob_plan_shape *shape);
 
-/* Fragments and their memory, from the tensors. Local. */
+/* Creates the fragments of the tensors, and their memory. Local. */
 onebit_status_t ob_fragments_create(struct onebit_outer *outer);
 void ob_fragments_destroy(struct onebit_outer *outer);
-/* The arrays are others: the fragments' pointers follow. */
-void ob_fragments_point(struct onebit_outer *outer);
+/* Sets the fragments' pointers after the outer step's arrays have changed. */
+void ob_fragments_set_arrays(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
-/* The step of a round, from 1 to local_steps, in which that group begins. */
+/* Returns the step of a round, from 1 to local_steps, in which the exchange of that group
+ * begins. */
 static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {
   return outer->options.local_steps * (group + 1) / outer->groups;
 }
-/* Cuts the outer step into `parts` fragments while it is detached. Where memory is missing nothing
- * is changed. */
+/* Cuts the outer step into `parts` fragments while it is detached. Without memory it changes
+ * nothing. */
 onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
 /* Copies between memory of the executor and of the host; and sets memory to zero. */
 onebit_status_t ob_outer_copy(const struct onebit_outer *outer, void *to, const void *from,
                               size_t bytes);
 onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, size_t bytes);
-/* On a device: consensus, momentum, drift and parameters become copies of the host's, so that what
- * is done once in a while is done there; and back, with `changed` to the device. On the host:
- * nothing. What fails leaves them on the device. */
+/* to_host replaces consensus, momentum, drift and parameters on a device by copies on the host,
+ * for operations that are rare. from_host undoes that, and copies them to the device if they
+ * have `changed`. Without a device both do nothing. After a failure the arrays are those on the
+ * device. */
 onebit_status_t ob_outer_to_host(struct onebit_outer *outer);
 onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed);
 
-/* The passes over a fragment, of arrays on the host. read: the consensus from the parameters.
- * drift: what has changed since the parameters were set; says whether it can be sent. update: the
- * outer rule. set: the consensus becomes the parameters, with that mixing. */
+/* The passes over a fragment's arrays on the host. read: reads the consensus from the parameters.
+ * drift: computes the changes since the parameters were set, and returns whether they can be sent.
+ * update: applies the outer rule. set: sets the parameters to the consensus, with that mixing. */
 void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
@@ -232,7 +237,8 @@ uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
 /* Waits for an exchange in flight, and does not apply it. Among sites these two do nothing. */
 void ob_fragment_wait(struct ob_fragment *fragment);
-/* Applies one that has ended; one that has not ends here, and its drift counts in the next. */
+/* Applies an exchange that has ended. One that has not ended is given up, and its drift counts in
+ * the next exchange. */
 void ob_fragment_abandon(struct ob_fragment *fragment);
 
 /* Checks that all ranks of comm have the same kind of outer step; their values may differ. */
@@ -250,7 +256,7 @@ static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum 
   return residual ? fragment->held[what - OB_SAVED_WORKER]
                   : fragment->array[ob_saved_rows[what].slot];
 }
-/* Fills in the arrays that are held, each element in its place, zeros where this rank has none. */
+/* Fills in the held residuals, with zeros for elements that have no residual on this rank. */
 onebit_status_t ob_outer_hold(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
@@ -272,7 +278,7 @@ struct ob_state ob_outer_state(struct onebit_outer *outer);
  * in OB_OUTER_SENT for a drift that is sent again. */
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
-/* The numbers of a part: this rank's. */
+/* The numbers of a part, which belong to one rank. */
 struct ob_fragment_numbers {
   uint64_t count, state, remaining; /* remaining: local steps until it is applied */
   uint64_t finite;
@@ -292,8 +298,8 @@ static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
          sizeof(uint64_t);
 }
 
-/* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
- * where all ranks skip it. */
+/* Waits for the exchanges in flight, and applies none. Collective. Fails if an exchange has failed,
+ * but not if all ranks skip it. */
 onebit_status_t ob_outer_settle(struct onebit_outer *outer);
 
 /* Returns this outer step's position in its round if another is at `position` of a round of `round`
@@ -301,10 +307,10 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer);
  * before. */
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
 
-/* Frees the plans and communicators of exchanges; residuals are held. May be called again.
+/* Frees the plans and communicators of exchanges, and holds the residuals. May be called again.
  * Local. */
 onebit_status_t ob_outer_detach(struct onebit_outer *outer);
-/* onebit_outer_move. */
+/* Implements onebit_outer_move. */
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm);
 
 #endif

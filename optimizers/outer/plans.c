@@ -1,6 +1,6 @@
 /*
- * Drifts exchanged by plans: one of the compressed elements of a fragment, and one in float32 of
- * those that stay uncompressed. Both, or none, are applied.
+ * Exchanges drifts by plans: one for the compressed elements of a fragment, and one in float32 for
+ * those that stay uncompressed. Either both are applied or none.
  */
 
 #include "base/error.h"
@@ -8,29 +8,30 @@
 #include "collectives/communicator.h"
 #include "optimizers/outer/outer.h"
 
-/* A plan and the pieces that it is of; plan NULL: none are. */
+/* A plan and its pieces. The plan is NULL if there are none. */
 struct part {
   onebit_plan_t plan;
   size_t pieces, *counts;
-  float **values; /* in fragment->drift */
+  float **values; /* addresses in fragment->drift */
   float **there;  /* on a device: a copy of these pointers in its memory */
   bool in_flight;
-  struct ob_outcome outcome; /* of its call */
+  struct ob_outcome outcome; /* the outcome of its call */
 };
 
 enum { COMPRESSED, DENSE, PARTS };
 
 struct plans {
   struct part part[PARTS];
-  /* The host does not know how calls end, until it asks; and whether all of the latest ones is on
-   * the stream of the first plan. Two plans are coupled, in memory of the device. */
+  /* deferred: the host learns how calls end only when it asks. put: all steps of the latest calls
+   * are on the stream of the first plan. couple: memory of the device by which two plans are
+   * coupled. */
   bool deferred, put;
   void *couple;
 };
 
-static struct plans *plans_of(const struct ob_fragment *fragment) { return fragment->state; }
+static struct plans *fragment_plans(const struct ob_fragment *fragment) { return fragment->state; }
 
-static int plans_part_of(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
+static int choose_part(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
   const bool all = fragment->outer->options.bits == ONEBIT_OUTER_DENSE;
   return all || piece->uncompressed ? DENSE : COMPRESSED;
 }
@@ -51,7 +52,7 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
                     outer->count);
   for (size_t k = 0; k < fragment->pieces; k++) {
     struct ob_outer_piece *piece = &fragment->piece[k];
-    struct part *part = &plans->part[plans_part_of(fragment, piece)];
+    struct part *part = &plans->part[choose_part(fragment, piece)];
     piece->in_plan = part->pieces;
     part->counts[part->pieces] = piece->count;
     part->values[part->pieces++] = fragment->drift + piece->at;
@@ -63,7 +64,7 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
 static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const struct ob_memory *memory = outer->executor->memory;
-  struct plans *plans = plans_of(fragment);
+  struct plans *plans = fragment_plans(fragment);
   plans->couple = memory->allocate(PARTS, sizeof(void *));
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
@@ -76,7 +77,7 @@ static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
 }
 
 static onebit_status_t plans_create_plan(struct ob_fragment *fragment, int p) {
-  struct part *part = &plans_of(fragment)->part[p];
+  struct part *part = &fragment_plans(fragment)->part[p];
   struct ob_plan_shape shape;
   size_t count = 0;
   for (size_t k = 0; k < part->pieces; k++)
@@ -97,18 +98,19 @@ static onebit_status_t plans_create(struct ob_fragment *fragment) {
     status = copy_pointers(fragment);
   OB_TRY(ob_agree(outer->comm, status, NULL, 0));
   for (int p = 0; p < PARTS; p++) {
-    struct part *part = &plans_of(fragment)->part[p];
+    struct part *part = &fragment_plans(fragment)->part[p];
     if (!part->pieces)
       continue;
     OB_TRY(plans_create_plan(fragment, p));
-    plans_of(fragment)->deferred = ob_executor_for(outer->comm, outer->options.device)->deferred;
+    fragment_plans(fragment)->deferred =
+        ob_executor_for(outer->comm, outer->options.device)->deferred;
   }
   return ONEBIT_OK;
 }
 
 static void plans_destroy(struct ob_fragment *fragment) {
   const struct ob_memory *memory = fragment->outer->executor->memory;
-  struct plans *plans = plans_of(fragment);
+  struct plans *plans = fragment_plans(fragment);
   for (int p = 0; plans && p < PARTS; p++) {
     onebit_plan_destroy(plans->part[p].plan);
     ob_release(plans->part[p].counts);
@@ -123,9 +125,10 @@ static void plans_destroy(struct ob_fragment *fragment) {
 
 /* --- An exchange -------------------------------------------------------------------------------*/
 
-/* Held: nothing is applied before both are known to be well. */
-static struct ob_call plans_call_of(const struct ob_fragment *fragment, const struct part *part) {
-  const struct plans *plans = plans_of(fragment);
+/* Returns a call that is held: its results are applied once the calls of both plans have
+ * succeeded. */
+static struct ob_call make_plans_call(const struct ob_fragment *fragment, const struct part *part) {
+  const struct plans *plans = fragment_plans(fragment);
   const struct onebit_plan *first = plans->part[COMPRESSED].plan;
   struct ob_call call = {.source = {.inputs = (const void *const *)part->values,
                                     .factor = fragment->factor,
@@ -148,7 +151,7 @@ static bool is_coupled(const struct plans *plans) {
 }
 
 static onebit_status_t plans_couple(const struct ob_fragment *fragment) {
-  const struct plans *plans = plans_of(fragment);
+  const struct plans *plans = fragment_plans(fragment);
   const struct onebit_plan *const both[] = {plans->part[COMPRESSED].plan, plans->part[DENSE].plan};
   return fragment->outer->executor->couple(both, plans->couple);
 }
@@ -156,7 +159,7 @@ static onebit_status_t plans_couple(const struct ob_fragment *fragment) {
 /* Begins an exchange. Calls that have begun are ended by test, even if another part could not
  * begin. */
 static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t status) {
-  struct plans *plans = plans_of(fragment);
+  struct plans *plans = fragment_plans(fragment);
   bool any = false;
   plans->put = false;
   if (status == ONEBIT_OK && is_coupled(plans))
@@ -166,7 +169,7 @@ static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t
     part->outcome.status = ONEBIT_OK;
     if (!part->plan)
       continue;
-    const struct ob_call call = plans_call_of(fragment, part);
+    const struct ob_call call = make_plans_call(fragment, part);
     const onebit_status_t started = ob_plan_start(part->plan, status, &call);
     part->in_flight = ob_outcome_add(&part->outcome, started) == ONEBIT_OK;
     any |= part->in_flight;
@@ -176,9 +179,9 @@ static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t
   return any ? ONEBIT_OK : status;
 }
 
-/* Applies what was decided, on the stream: all decisions are made there before it. */
-static onebit_status_t plans_put(struct ob_fragment *fragment) {
-  struct plans *plans = plans_of(fragment);
+/* Applies the results on the stream, after the steps there that decide whether they are applied. */
+static onebit_status_t plans_apply_on_stream(struct ob_fragment *fragment) {
+  struct plans *plans = fragment_plans(fragment);
   onebit_status_t status = ONEBIT_OK;
   if (is_coupled(plans))
     status = fragment->outer->executor->join(plans->part[COMPRESSED].plan, plans->couple);
@@ -189,11 +192,11 @@ static onebit_status_t plans_put(struct ob_fragment *fragment) {
   return status;
 }
 
-/* Takes over the outcome once the host knows it. */
+/* Stores the outcome of both calls once the host knows it. */
 static onebit_status_t plans_settle(struct ob_fragment *fragment, bool wait) {
-  struct plans *plans = plans_of(fragment);
+  struct plans *plans = fragment_plans(fragment);
   if (!plans->put)
-    OB_TRY(plans_put(fragment));
+    OB_TRY(plans_apply_on_stream(fragment));
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     if (part->plan && !ob_steps_are_settled(part->plan, wait))
@@ -217,7 +220,7 @@ static onebit_status_t plans_apply(struct plans *plans) {
 }
 
 static onebit_status_t plans_test(struct ob_fragment *fragment, bool wait) {
-  struct plans *plans = plans_of(fragment);
+  struct plans *plans = fragment_plans(fragment);
   struct ob_outcome worst = {.status = ONEBIT_OK};
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
@@ -239,13 +242,13 @@ static onebit_status_t plans_test(struct ob_fragment *fragment, bool wait) {
 
 static void plans_abandon(struct ob_fragment *fragment) {
   for (int p = 0; p < PARTS; p++) {
-    ob_plan_abandon(plans_of(fragment)->part[p].plan);
-    plans_of(fragment)->part[p].in_flight = false;
+    ob_plan_abandon(fragment_plans(fragment)->part[p].plan);
+    fragment_plans(fragment)->part[p].in_flight = false;
   }
 }
 
 static void plans_cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
-  const struct plans *plans = plans_of(fragment);
+  const struct plans *plans = fragment_plans(fragment);
   *wire = *memory = 0;
   for (int p = 0; p < PARTS; p++)
     if (plans->part[p].plan) {
@@ -258,43 +261,45 @@ static void plans_cost(const struct ob_fragment *fragment, uint64_t *wire, uint6
 
 static const struct ob_residual *plans_residual(const struct ob_fragment *fragment,
                                                 enum ob_saved what) {
-  return ob_plan_residual(plans_of(fragment)->part[COMPRESSED].plan, what == OB_SAVED_SERVER);
+  return ob_plan_residual(fragment_plans(fragment)->part[COMPRESSED].plan, what == OB_SAVED_SERVER);
 }
 
 /* A plan that is faster in float32 has no residual. */
 static bool plans_has_residual(const struct ob_fragment *fragment) {
-  const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
+  const struct onebit_plan *plan = fragment_plans(fragment)->part[COMPRESSED].plan;
   return plan && ob_plan_in_bits(plan) && !fragment->outer->options.no_error_feedback;
 }
 
 static struct ob_run plans_extent(const struct ob_fragment *fragment, enum ob_saved what,
                                   size_t k) {
   const struct ob_outer_piece *piece = &fragment->piece[k];
-  if (!plans_has_residual(fragment) || plans_part_of(fragment, piece) == DENSE)
+  if (!plans_has_residual(fragment) || choose_part(fragment, piece) == DENSE)
     return (struct ob_run){0};
   const struct ob_residual *residual = plans_residual(fragment, what);
-  const struct ob_layout *layout = ob_plan_layout(plans_of(fragment)->part[COMPRESSED].plan);
-  const size_t first = ob_offset_in(layout, piece->in_plan, residual->first);
-  const size_t end = ob_offset_in(layout, piece->in_plan, residual->first + residual->blocks);
+  const struct ob_layout *layout = ob_plan_layout(fragment_plans(fragment)->part[COMPRESSED].plan);
+  const size_t first = ob_block_offset_in_piece(layout, piece->in_plan, residual->first);
+  const size_t end =
+      ob_block_offset_in_piece(layout, piece->in_plan, residual->first + residual->blocks);
   return (struct ob_run){k, first, end > first ? end - first : 0};
 }
 
 static onebit_status_t plans_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                              float *values) {
   return ob_residual_export(plans_residual(fragment, what),
-                            ob_plan_layout(plans_of(fragment)->part[COMPRESSED].plan), values);
+                            ob_plan_layout(fragment_plans(fragment)->part[COMPRESSED].plan),
+                            values);
 }
 
 static onebit_status_t plans_import_residual(struct ob_fragment *fragment, enum ob_saved what,
                                              const float *values) {
-  onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
+  onebit_plan_t plan = fragment_plans(fragment)->part[COMPRESSED].plan;
   const bool server = what == OB_SAVED_SERVER;
   return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
 static onebit_status_t plans_keep(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
-  const struct part *part = &plans_of(fragment)->part[COMPRESSED];
+  const struct part *part = &fragment_plans(fragment)->part[COMPRESSED];
   if (outer->options.device == ONEBIT_DEVICE_HOST)
     return ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   OB_TRY(ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));

@@ -21,7 +21,7 @@ static onebit_status_t outer_save_check(onebit_outer_t outer) {
 
 /* Refuses to save rounds under way between sites. Drifts are saved, to be sent again, if their
  * delay is not over. */
-static onebit_status_t outer_save_check_whole(const struct onebit_outer *outer) {
+static onebit_status_t check_no_torn_shard(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)
       return ob_error(
@@ -46,7 +46,7 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 
 /* --- The declaration of an outer step's state --------------------------------------------------*/
 
-static struct ob_fragment_numbers outer_save_numbers_of(const struct ob_fragment *fragment) {
+static struct ob_fragment_numbers make_fragment_numbers(const struct ob_fragment *fragment) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
   const struct ob_shard *shard = fragment->outer->sites ? fragment->state : NULL;
@@ -70,7 +70,7 @@ static void fill_in_numbers(const struct onebit_outer *outer, struct ob_outer_nu
   numbers->position = outer->position % outer->options.local_steps;
   numbers->local_steps = outer->options.local_steps;
   for (size_t f = 0; f < outer->options.fragments; f++)
-    numbers->fragment[f] = outer_save_numbers_of(&outer->fragments[f]);
+    numbers->fragment[f] = make_fragment_numbers(&outer->fragments[f]);
 }
 
 static onebit_status_t outer_save_describe(struct ob_saving *saving) {
@@ -118,13 +118,13 @@ static bool outer_save_has(const struct ob_saving *saving, enum ob_saved what) {
   return others || (ob_outer_has_array(what) && outer->array[ob_saved_rows[what].slot]);
 }
 
-static const void *outer_save_number_of(void *object, enum ob_saved what, uint64_t i) {
+static const void *outer_save_number_at(void *object, enum ob_saved what, uint64_t i) {
   (void)what;
   return (const uint64_t *)(const void *)((const struct onebit_outer *)object)->numbers + i;
 }
 
 /* True if fragment->drift is a mean that is not applied yet. */
-static bool is_received(const struct ob_fragment *fragment) {
+static bool is_mean_received(const struct ob_fragment *fragment) {
   return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
 }
 
@@ -134,7 +134,7 @@ static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_s
   const struct ob_fragment *fragment = &outer->fragments[stretch->bucket];
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
     return outer->exchange->extent(fragment, what, stretch->piece);
-  const bool there = what != OB_SAVED_DRIFT || is_received(fragment);
+  const bool there = what != OB_SAVED_DRIFT || is_mean_received(fragment);
   return (struct ob_run){.count = there ? fragment->piece[stretch->piece].count : 0};
 }
 
@@ -167,7 +167,7 @@ struct ob_state ob_outer_state(struct onebit_outer *outer) {
                            .list_tensors = outer_save_list_tensors,
                            .list_stretches = outer_save_list_stretches,
                            .has = outer_save_has,
-                           .number = outer_save_number_of,
+                           .number = outer_save_number_at,
                            .extent = outer_save_extent,
                            .read = outer_save_read_run};
 }
@@ -189,7 +189,7 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
-  OB_TRY(outer_save_check_whole(outer));
+  OB_TRY(check_no_torn_shard(outer));
   const struct ob_state state = ob_outer_state(outer);
   const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
   outer_save_close(outer);
@@ -202,7 +202,7 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   OB_TRY(save_agree_started(outer, ONEBIT_OK));
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
-    status = outer_save_check_whole(outer);
+    status = check_no_torn_shard(outer);
   const struct ob_state state = ob_outer_state(outer);
   status = ob_state_save_files(&state, status, directory);
   outer_save_close(outer);

@@ -11,7 +11,7 @@
 
 /* --- Memory and messages -----------------------------------------------------------------------*/
 
-static void *array_of(struct ob_sites *sites, size_t count, size_t size, bool *failed) {
+static void *sites_allocate_array(struct ob_sites *sites, size_t count, size_t size, bool *failed) {
   void *memory = ob_outer_allocate(sites->outer, count, size);
   *failed |= !memory;
   return memory;
@@ -26,7 +26,7 @@ static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragm
   const struct onebit_outer *outer = sites->outer;
   const size_t round = outer->options.local_steps;
   bool failed = false;
-  struct ob_shard *shard = array_of(sites, 1, sizeof *shard, &failed);
+  struct ob_shard *shard = sites_allocate_array(sites, 1, sizeof *shard, &failed);
   fragment->state = shard;
   if (failed)
     return sites_no_memory(sites);
@@ -34,7 +34,7 @@ static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragm
   shard->group = group;
   shard->sent_at = outer->steps - (outer->position + round - fragment->begin_step) % round;
   OB_TRY(ob_shard_create(shard, sites));
-  shard->drift = array_of(sites, shard->bytes, 1, &failed);
+  shard->drift = sites_allocate_array(sites, shard->bytes, 1, &failed);
   if (shard->bytes > sites->bytes)
     sites->bytes = shard->bytes;
   return failed ? sites_no_memory(sites) : ONEBIT_OK;
@@ -47,11 +47,11 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
   for (int s = 0; s < sites->count && !failed; s++) {
     struct ob_shard *shard = ob_shard_of(group, s);
     struct ob_site_peer *peer = &group->peers[s];
-    peer->drift = array_of(sites, own_bytes, 1, &failed);
+    peer->drift = sites_allocate_array(sites, own_bytes, 1, &failed);
     if (s == sites->own)
       continue;
-    shard->result = array_of(sites, shard->bytes, 1, &failed);
-    peer->out = array_of(sites, own_bytes, 1, &failed);
+    shard->result = sites_allocate_array(sites, shard->bytes, 1, &failed);
+    peer->out = sites_allocate_array(sites, own_bytes, 1, &failed);
     OB_TRY(ob_batch_create(sites->between, 1, &shard->send));
     OB_TRY(ob_batch_create(sites->between, 1, &shard->receive));
     OB_TRY(ob_batch_create(sites->between, 1, &peer->send));
@@ -74,10 +74,11 @@ static onebit_status_t create_server(struct ob_site_group *group) {
   const size_t arrays = own->fragment->momentum ? 2 : 1;
   bool failed = false;
   group->snapshot_of = -1;
-  group->peers = array_of(sites, (size_t)sites->count, sizeof *group->peers, &failed);
-  group->zeros = array_of(sites, own->bytes, 1, &failed);
-  group->history = array_of(sites, sites->depth, own->bytes, &failed);
-  group->snapshot = array_of(sites, own->fragment->count, arrays * sizeof(float), &failed);
+  group->peers = sites_allocate_array(sites, (size_t)sites->count, sizeof *group->peers, &failed);
+  group->zeros = sites_allocate_array(sites, own->bytes, 1, &failed);
+  group->history = sites_allocate_array(sites, sites->depth, own->bytes, &failed);
+  group->snapshot =
+      sites_allocate_array(sites, own->fragment->count, arrays * sizeof(float), &failed);
   return failed ? sites_no_memory(sites) : create_messages(group);
 }
 
@@ -90,20 +91,20 @@ static onebit_status_t create_group(struct ob_sites *sites, size_t number) {
   return sites->between ? create_server(group) : ONEBIT_OK;
 }
 
-/* This rank's part. */
+/* Allocates this rank's state. Local. */
 static onebit_status_t sites_allocate(struct ob_sites *sites) {
   const size_t groups = sites->outer->groups, longest = sites->outer->longest;
   bool failed = false;
   sites->depth = history_depth(sites);
-  sites->mean = array_of(sites, longest, sizeof(float), &failed);
-  sites->ahead = array_of(sites, longest, sizeof(float), &failed);
-  sites->views = array_of(sites, (size_t)sites->count, sizeof *sites->views, &failed);
-  sites->groups = array_of(sites, groups, sizeof *sites->groups, &failed);
+  sites->mean = sites_allocate_array(sites, longest, sizeof(float), &failed);
+  sites->ahead = sites_allocate_array(sites, longest, sizeof(float), &failed);
+  sites->views = sites_allocate_array(sites, (size_t)sites->count, sizeof *sites->views, &failed);
+  sites->groups = sites_allocate_array(sites, groups, sizeof *sites->groups, &failed);
   if (failed)
     return sites_no_memory(sites);
   for (size_t g = 0; g < groups; g++)
     OB_TRY(create_group(sites, g));
-  sites->command = array_of(sites, sites->bytes, 1, &failed);
+  sites->command = sites_allocate_array(sites, sites->bytes, 1, &failed);
   if (failed)
     return sites_no_memory(sites);
   return sites->site->size > 1
@@ -111,7 +112,7 @@ static onebit_status_t sites_allocate(struct ob_sites *sites) {
              : ONEBIT_OK;
 }
 
-/* --- Made --------------------------------------------------------------------------------------*/
+/* --- Creation ----------------------------------------------------------------------------------*/
 
 /* The quorum is at most the number of sites, which may be smaller after a move. */
 static void choose_quorum(struct ob_sites *sites) {
@@ -157,7 +158,8 @@ onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_
   return ONEBIT_OK;
 }
 
-/* Finds this site's number, and the number of sites: rank 0 tells. Collective over the site. */
+/* Finds this site's number, and the number of sites, which rank 0 sends. Collective over the
+ * site. */
 static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status) {
   const onebit_comm_t between = sites->between;
   const uint64_t note =
@@ -215,8 +217,8 @@ onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t betwe
   return ob_outer_recut(outer, outer->groups * (size_t)sites->count);
 }
 
-/* A tag for the drifts of a group, which come as others do than what servers send, and one for
- * that; an agreement has another. Collective between the sites. */
+/* Chooses two tags for each group: one for drifts, and one for the messages of servers, which
+ * arrive independently of drifts. Collective between the sites. */
 static onebit_status_t choose_tags(struct ob_sites *sites) {
   for (size_t g = 0; sites->between && g < sites->outer->groups; g++) {
     sites->groups[g].drift_tag = ob_comm_tag(sites->between);
@@ -227,7 +229,7 @@ static onebit_status_t choose_tags(struct ob_sites *sites) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t await_all(struct ob_site_group *group) {
+static onebit_status_t begin_receives(struct ob_site_group *group) {
   struct ob_sites *sites = group->sites;
   for (int s = 0; sites->between && s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(group, s);
@@ -251,14 +253,14 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
   sites->command_tag = ob_comm_tag(site);
   OB_TRY(ob_sites_agree(site, between, choose_tags(sites), NULL, 0));
   for (size_t g = 0; g < outer->groups; g++)
-    OB_TRY(await_all(&sites->groups[g]));
+    OB_TRY(begin_receives(&sites->groups[g]));
   return ONEBIT_OK;
 }
 
-/* --- Asked -------------------------------------------------------------------------------------*/
+/* --- The exchange's row, and information -------------------------------------------------------*/
 
 /* Cancels a batch that is in flight; if it cannot be cancelled, its memory is kept. */
-static void sites_end(struct ob_batch *batch, unsigned char *memory) {
+static void destroy_batch(struct ob_batch *batch, unsigned char *memory) {
   if (ob_batch_destroy(batch))
     ob_release(memory);
   else
@@ -269,8 +271,8 @@ static void sites_destroy_shard(struct ob_fragment *fragment) {
   struct ob_shard *shard = fragment->state;
   if (shard->in_flight && fragment->stage == OB_FRAGMENT_IDLE)
     fragment->weight += fragment->sent_weight; /* it counts in the next drift */
-  sites_end(shard->send, shard->drift);
-  sites_end(shard->receive, shard->result);
+  destroy_batch(shard->send, shard->drift);
+  destroy_batch(shard->receive, shard->result);
   ob_shard_destroy(shard);
   ob_release(shard);
   fragment->state = NULL;
@@ -284,8 +286,8 @@ static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, 
   *wire = !sites->between ? 0 : shard->bytes * (ob_shard_is_own(shard) ? others : 1);
 }
 
-/* OB_SAVED_WORKER: all that this site has not got into the consensus. While the outer step is
- * detached both are where they are held. */
+/* The worker's residual has all changes of this site that the consensus lacks. While the outer step
+ * is detached, both residuals are in the held arrays. */
 static struct ob_run sites_info_extent(const struct ob_fragment *fragment, enum ob_saved what,
                                        size_t k) {
   const struct ob_shard *shard = fragment->state;
@@ -296,7 +298,7 @@ static struct ob_run sites_info_extent(const struct ob_fragment *fragment, enum 
   return (struct ob_run){k, 0, has ? fragment->piece[k].count : 0};
 }
 
-static float *held_of(const struct ob_fragment *fragment, enum ob_saved what) {
+static float *held_residual(const struct ob_fragment *fragment, enum ob_saved what) {
   if (!fragment->state)
     return fragment->held[what == OB_SAVED_SERVER];
   return what == OB_SAVED_WORKER ? fragment->drift : NULL;
@@ -305,7 +307,7 @@ static float *held_of(const struct ob_fragment *fragment, enum ob_saved what) {
 static onebit_status_t sites_info_export_residual(const struct ob_fragment *fragment,
                                                   enum ob_saved what, float *values) {
   const struct ob_shard *shard = fragment->state;
-  const float *held = held_of(fragment, what);
+  const float *held = held_residual(fragment, what);
   if (!held)
     return ob_residual_export(&shard->part[OB_SITE_COMPRESSED].server,
                               &shard->part[OB_SITE_COMPRESSED].layout, values);
@@ -316,7 +318,7 @@ static onebit_status_t sites_info_export_residual(const struct ob_fragment *frag
 static onebit_status_t sites_info_import_residual(struct ob_fragment *fragment, enum ob_saved what,
                                                   const float *values) {
   struct ob_shard *shard = fragment->state;
-  float *held = held_of(fragment, what);
+  float *held = held_residual(fragment, what);
   if (!held)
     return ob_residual_import(&shard->part[OB_SITE_COMPRESSED].server,
                               &shard->part[OB_SITE_COMPRESSED].layout, values);
@@ -324,7 +326,7 @@ static onebit_status_t sites_info_import_residual(struct ob_fragment *fragment, 
   return ONEBIT_OK;
 }
 
-/* fragment->drift has it. */
+/* Does nothing: fragment->drift is the residual already. */
 static onebit_status_t sites_info_keep(struct ob_fragment *fragment) {
   (void)fragment;
   return ONEBIT_OK;
@@ -359,12 +361,12 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
   return ONEBIT_OK;
 }
 
-/* --- Ended -------------------------------------------------------------------------------------*/
+/* --- Destruction -------------------------------------------------------------------------------*/
 
-static void end_server(struct ob_site_group *group) {
+static void destroy_server(struct ob_site_group *group) {
   for (int s = 0; group->peers && s < group->sites->count; s++) {
-    sites_end(group->peers[s].receive, group->peers[s].drift);
-    sites_end(group->peers[s].send, group->peers[s].out);
+    destroy_batch(group->peers[s].receive, group->peers[s].drift);
+    destroy_batch(group->peers[s].send, group->peers[s].out);
   }
   ob_release(group->peers);
   ob_release(group->zeros);
@@ -375,8 +377,8 @@ static void end_server(struct ob_site_group *group) {
 void ob_sites_detach(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
   for (size_t g = 0; sites->groups && g < outer->groups; g++)
-    end_server(&sites->groups[g]);
-  sites_end(sites->tell, sites->command);
+    destroy_server(&sites->groups[g]);
+  destroy_batch(sites->tell, sites->command);
   ob_release(sites->groups);
   ob_release(sites->views);
   ob_release(sites->mean);

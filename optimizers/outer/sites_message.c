@@ -1,4 +1,4 @@
-/* A shard, and what a message of it among sites has. */
+/* Creates a shard, and checks and seals its messages between sites. */
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -7,7 +7,7 @@
 
 #define MAGIC 0x5342314fu /* the bytes "O1BS" */
 
-/* A piece is at least so long, however few bytes a round has. */
+/* The shortest buffer of a message: a piece uses all of it, even if a round is shorter. */
 #define MIN_BYTES 4096
 
 /* --- A shard -----------------------------------------------------------------------------------*/
@@ -44,7 +44,7 @@ static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *site
 
 /* Makes a residual of zeros, and scratch, with as many words and blocks as the longest shard
  * has. */
-static onebit_status_t make_longer(struct ob_sites *sites, const struct ob_layout *layout) {
+static onebit_status_t grow_zero_residual(struct ob_sites *sites, const struct ob_layout *layout) {
   struct ob_residual *none = &sites->none;
   sites->outer->own_bytes -= none->memory ? ob_residual_bytes(none) : 0;
   ob_residual_destroy(none);
@@ -74,7 +74,7 @@ static onebit_status_t create_part(struct ob_site_part *part, struct ob_sites *s
   if (part->dense)
     return ONEBIT_OK;
   if (part->layout.words > sites->none.words)
-    OB_TRY(make_longer(sites, &part->layout));
+    OB_TRY(grow_zero_residual(sites, &part->layout));
   if (!is_own)
     return ONEBIT_OK;
   OB_TRY(ob_residual_create(&part->server, &part->layout, 0, part->layout.blocks, false, false, 2,
@@ -112,7 +112,7 @@ void ob_shard_destroy(struct ob_shard *shard) {
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-static uint64_t message_check_of(const unsigned char *message) {
+static uint64_t hash_message(const unsigned char *message) {
   const struct ob_site_header *header = (const void *)message;
   uint64_t hash = ob_hash(OB_HASH_START, header, offsetof(struct ob_site_header, check));
   if (header->kind == OB_SITE_PIECE)
@@ -123,22 +123,22 @@ static uint64_t message_check_of(const unsigned char *message) {
 void ob_site_seal(unsigned char *message) {
   struct ob_site_header *header = (void *)message;
   header->magic = MAGIC;
-  header->check = message_check_of(message);
+  header->check = hash_message(message);
 }
 
-static bool is_sound(const unsigned char *message, size_t bytes) {
+static bool is_sound_message(const unsigned char *message, size_t bytes) {
   const struct ob_site_header *header = (const void *)message;
   if (bytes < sizeof *header || header->magic != MAGIC ||
       (header->kind == OB_SITE_PIECE && header->count > (bytes - sizeof *header) / sizeof(float)))
     return false;
-  return header->check == message_check_of(message);
+  return header->check == hash_message(message);
 }
 
 onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
                               const struct ob_shard *shard) {
   const struct ob_site_header *header = (const void *)message;
   const struct ob_fragment *fragment = shard->fragment;
-  if (!is_sound(message, bytes))
+  if (!is_sound_message(message, bytes))
     return ob_error(ONEBIT_ERROR_MESSAGE, "%zu bytes are no message of the outer step", bytes);
   const bool allowed =
       header->kind == kind || (kind == OB_SITE_PIECE && header->kind == OB_SITE_ROUND);
@@ -155,8 +155,8 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   return ONEBIT_OK;
 }
 
-static struct ob_message_call message_call_of(const struct ob_site_part *part,
-                                              const struct ob_site_header *header) {
+static struct ob_message_call make_message_call(const struct ob_site_part *part,
+                                                const struct ob_site_header *header) {
   return (struct ob_message_call){.kind = header->kind == OB_SITE_DRIFT ? OB_MESSAGE_WORKER
                                                                         : OB_MESSAGE_SERVER,
                                   .sequence = (uint32_t)header->number,
@@ -164,7 +164,7 @@ static struct ob_message_call message_call_of(const struct ob_site_part *part,
 }
 
 void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message) {
-  const struct ob_message_call call = message_call_of(part, (const void *)message);
+  const struct ob_message_call call = make_message_call(part, (const void *)message);
   const uint16_t flags = (uint16_t)ob_payload_flags(part->dense, false, part->shape.width);
   *(struct ob_header *)(void *)(message + part->at) = ob_header_make(&part->shape, &call, flags, 0);
   ob_message_seal(message + part->at, &part->shape, part->work.codec);
@@ -174,7 +174,7 @@ onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char
   const struct ob_site_header *header = (const void *)message;
   for (int p = 0; p < OB_SITE_PARTS && !(header->flags & OB_SITE_EMPTY); p++) {
     const struct ob_site_part *part = &shard->part[p];
-    const struct ob_message_call call = message_call_of(part, header);
+    const struct ob_message_call call = make_message_call(part, header);
     if (part->pieces)
       OB_TRY(ob_message_check(message + part->at, ob_message_bytes(&part->shape), &part->shape,
                               &call, part->work.codec));

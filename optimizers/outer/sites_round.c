@@ -17,9 +17,9 @@ static void sites_round_decode(struct ob_shard *shard, const unsigned char *mess
   }
 }
 
-/* Writes to sites->ahead how far this site is ahead of the consensus: as when the parameters were
- * set, and the local steps since. */
-static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
+/* Writes to sites->ahead the changes of this site that the consensus lacks: those at the time the
+ * parameters were set, and the local steps since. Returns whether all can be sent. */
+static bool compute_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   float *left = fragment->drift;
   memcpy(sites->ahead, left, fragment->count * sizeof *left);
   fragment->drift = sites->ahead;
@@ -30,11 +30,12 @@ static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   return finite;
 }
 
-/* Like the above, but keeps the part of the drift that is not in the round: the rounding error of
- * compression. */
-static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool included) {
+/* Works as compute_ahead, but subtracts the drift that the round includes, as its message has it:
+ * its rounding error stays. */
+static void compute_ahead_after_round(struct ob_shard *shard, struct ob_sites *sites,
+                                      bool included) {
   const struct ob_site_header *sent = (const void *)shard->drift;
-  find_ahead(shard->fragment, sites);
+  compute_ahead(shard->fragment, sites);
   if (!included || sent->flags & OB_SITE_EMPTY)
     return;
   sites_round_decode(shard, shard->drift);
@@ -51,7 +52,8 @@ static void restart_from_consensus(struct ob_fragment *fragment, const float *ah
 
 /* --- A drift, and the mean of drifts -----------------------------------------------------------*/
 
-static bool took_all(struct ob_shard *shard) {
+/* Clears the marks of values that were not finite. Returns whether there were none. */
+static bool clear_not_finite(struct ob_shard *shard) {
   bool finite = true;
   for (int p = 0; p < OB_SITE_PARTS; p++)
     finite &= !atomic_exchange(&shard->part[p].work.not_finite, false);
@@ -82,7 +84,7 @@ static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *site
     memcpy(sites->ahead, fragment->drift, fragment->count * sizeof *sites->ahead);
     return fragment->finite;
   }
-  fragment->finite = find_ahead(fragment, sites);
+  fragment->finite = compute_ahead(fragment, sites);
   if (!fragment->finite)
     memset(sites->ahead, 0, fragment->count * sizeof *sites->ahead);
   restart_from_consensus(fragment, sites->ahead);
@@ -104,7 +106,7 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
   memcpy(&header->newest, &weight, sizeof weight);
   if (finite)
     sites_round_compress(shard, sites);
-  if (!finite || !took_all(shard))
+  if (!finite || !clear_not_finite(shard))
     header->flags |= OB_SITE_EMPTY;
   if (sites->outer->options.no_error_feedback && !again && !(header->flags & OB_SITE_EMPTY)) {
     sites_round_decode(shard, shard->drift);
@@ -116,7 +118,7 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
 
 /* Returns the values that a peer adds to the mean: its drift; zeros if its final drift is included
  * already while others go on; NULL if it does not count. */
-static unsigned char *added_by(const struct ob_site_group *group, int peer) {
+static unsigned char *find_contribution(const struct ob_site_group *group, int peer) {
   const struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;
   if (of->here)
@@ -146,14 +148,14 @@ static void multiply_message(const struct ob_site_part *part, unsigned char *mes
 static void apply_weights(struct ob_shard *shard, struct ob_site_group *group) {
   double sum = 0, streams = 0;
   for (int s = 0; s < group->sites->count; s++)
-    if (added_by(group, s)) {
+    if (find_contribution(group, s)) {
       sum += ob_site_weight(&group->peers[s]);
       streams++;
     }
   for (int s = 0; s < group->sites->count; s++) {
     const struct ob_site_peer *peer = &group->peers[s];
     const double factor = sum > 0 ? ob_site_weight(peer) * streams / sum : 0;
-    for (int p = 0; p < OB_SITE_PARTS && added_by(group, s) == peer->drift; p++)
+    for (int p = 0; p < OB_SITE_PARTS && find_contribution(group, s) == peer->drift; p++)
       if (shard->part[p].pieces)
         multiply_message(&shard->part[p], peer->drift, (float)factor);
   }
@@ -169,18 +171,19 @@ bool ob_shard_reduce(struct ob_shard *shard, struct ob_site_group *group, unsign
     struct ob_view out = ob_message_view(message + part->at, &part->shape);
     streams = 0;
     for (int s = 0; s < sites->count; s++)
-      if (added_by(group, s))
-        sites->views[streams++] = ob_message_view(added_by(group, s) + part->at, &part->shape);
+      if (find_contribution(group, s))
+        sites->views[streams++] =
+            ob_message_view(find_contribution(group, s) + part->at, &part->shape);
     if (!part->pieces || streams == 0)
       continue;
     part->work.streams = streams;
     if (part->dense)
-      ob_mean_blocks(&part->work, sites->views, streams, 1, &part->shape, &out);
+      ob_average_values(&part->work, sites->views, streams, 1, &part->shape, &out);
     else
       ob_reduce_blocks(&part->work, sites->views, &part->server, &part->shape, &out, NULL);
     ob_shard_seal_part(part, message);
   }
-  return took_all(shard) && streams > 0;
+  return clear_not_finite(shard) && streams > 0;
 }
 
 /* --- Applied -----------------------------------------------------------------------------------*/
@@ -195,8 +198,8 @@ static onebit_status_t check_consensus(const struct ob_shard *shard, uint32_t wa
                   (unsigned)own, ob_shard_server(shard), (unsigned)wanted);
 }
 
-/* A mean of drifts that are longer than a round, after an absence. Outer momentum is made for
- * drifts that answer to the consensus of a round ago: what exceeds a round is averaged, without
+/* Handles a mean of drifts that are longer than a round, after an absence. Outer momentum assumes
+ * drifts from the consensus of one round ago, so the excess over a round is applied without
  * momentum. */
 static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t rounds) {
   const float span = (float)rounds / 65536;
@@ -216,10 +219,11 @@ static void sites_round_commit_residual(struct ob_shard *shard, const struct ob_
     return;
   ob_residual_commit(residual);
   if (sites->outer->options.no_error_feedback)
-    ob_residual_forget(residual); /* which cannot fail in memory of the host */
+    ob_residual_forget(residual); /* cannot fail in memory of the host */
 }
 
-static void note_round(struct ob_shard *shard, const struct ob_site_header *header, bool included) {
+static void record_round(struct ob_shard *shard, const struct ob_site_header *header,
+                         bool included) {
   shard->fragment->outer->exchanges += header->number - shard->round;
   shard->round = header->number;
   shard->in_flight &= !included;
@@ -237,7 +241,7 @@ static onebit_status_t apply_round(struct ob_shard *shard, struct ob_sites *site
                     ob_shard_server(shard), (uintmax_t)header->number, (uintmax_t)shard->round + 1);
   OB_TRY(check_consensus(shard, header->consensus));
   OB_TRY(ob_shard_check_parts(shard, message));
-  find_left(shard, sites, included);
+  compute_ahead_after_round(shard, sites, included);
   if (!(header->flags & OB_SITE_EMPTY)) {
     sites_round_decode(shard, message);
     average_excess(fragment, sites->mean, header->first);
@@ -247,7 +251,7 @@ static onebit_status_t apply_round(struct ob_shard *shard, struct ob_sites *site
     sites_round_commit_residual(shard, sites);
   }
   ob_fragment_set_ahead(fragment, sites->ahead, 0, fragment->count);
-  note_round(shard, header, included);
+  record_round(shard, header, included);
   return ONEBIT_OK;
 }
 
@@ -260,7 +264,7 @@ static onebit_status_t apply_piece(struct ob_shard *shard, struct ob_sites *site
   const size_t x_end = end < count ? end : count;
   if (header->first < x_end) {
     const size_t x_count = x_end - header->first;
-    find_left(shard, sites, included);
+    compute_ahead_after_round(shard, sites, included);
     memcpy(fragment->consensus + header->first, values, x_count * sizeof *values);
     ob_fragment_set_ahead(fragment, sites->ahead, header->first, x_count);
   }
@@ -272,7 +276,7 @@ static onebit_status_t apply_piece(struct ob_shard *shard, struct ob_sites *site
   shard->torn = !(header->flags & OB_SITE_LAST);
   if (shard->torn)
     return ONEBIT_OK;
-  note_round(shard, header, included);
+  record_round(shard, header, included);
   sites->caught_up++;
   return check_consensus(shard, header->consensus);
 }

@@ -12,33 +12,35 @@
 
 #define MAX_WEIGHT 1e300 /* as in checkpoints */
 
-static uint64_t bit(int site) { return UINT64_C(1) << site; }
+static uint64_t site_bit(int site) { return UINT64_C(1) << site; }
 
-static uint64_t all_of(const struct ob_site_group *group) {
-  return bit(group->sites->count - 1) | (bit(group->sites->count - 1) - 1);
+static uint64_t all_site_bits(const struct ob_site_group *group) {
+  return site_bit(group->sites->count - 1) | (site_bit(group->sites->count - 1) - 1);
 }
 
-static struct ob_shard *own_shard(const struct ob_site_group *group) {
+static struct ob_shard *served_shard(const struct ob_site_group *group) {
   return ob_shard_of(group, group->sites->own);
 }
 
-/* --- Drifts that come --------------------------------------------------------------------------*/
+/* --- Drifts that arrive ------------------------------------------------------------------------*/
 
 onebit_status_t ob_sites_await(struct ob_site_group *group, int peer) {
   struct ob_site_peer *of = &group->peers[peer];
-  return ob_site_receive(of->receive, of->drift, own_shard(group)->bytes, peer, group->drift_tag);
+  return ob_site_receive(of->receive, of->drift, served_shard(group)->bytes, peer,
+                         group->drift_tag);
 }
 
 static onebit_status_t check_drift(struct ob_site_group *group, int peer) {
   struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;
-  OB_TRY(ob_site_check(of->drift, of->receive->receive[0].bytes, OB_SITE_DRIFT, own_shard(group)));
+  OB_TRY(
+      ob_site_check(of->drift, of->receive->receive[0].bytes, OB_SITE_DRIFT, served_shard(group)));
   if (header->number != of->number + 1)
     return ob_error(ONEBIT_ERROR_MESSAGE, "a drift has number %ju, expected %ju",
                     (uintmax_t)header->number, (uintmax_t)of->number + 1);
   if (!(ob_site_weight(of) >= 0 && ob_site_weight(of) <= MAX_WEIGHT))
     return ob_error(ONEBIT_ERROR_MESSAGE, "a drift's weight is %g", ob_site_weight(of));
-  return ob_shard_check_parts(own_shard(group), of->drift);
+  return ob_shard_check_parts(served_shard(group), of->drift);
 }
 
 onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds) {
@@ -51,28 +53,28 @@ onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double s
   if (check_drift(group, peer) != ONEBIT_OK)
     return ob_error(ONEBIT_ERROR_MESSAGE, "from site %d: %.200s", peer, onebit_last_error());
   of->number++;
-  group->sites->late_drifts &= ~bit(peer);
+  group->sites->late_drifts &= ~site_bit(peer);
   return ONEBIT_OK;
 }
 
-/* --- Rounds that go ----------------------------------------------------------------------------*/
+/* --- Rounds that are sent ----------------------------------------------------------------------*/
 
-static unsigned char *round_at(const struct ob_site_group *group, uint64_t round) {
-  return group->history + round % group->sites->depth * own_shard(group)->bytes;
+static unsigned char *round_message(const struct ob_site_group *group, uint64_t round) {
+  return group->history + round % group->sites->depth * served_shard(group)->bytes;
 }
 
 static size_t snapshot_values(const struct ob_site_group *group) {
-  const struct ob_fragment *fragment = own_shard(group)->fragment;
+  const struct ob_fragment *fragment = served_shard(group)->fragment;
   return fragment->count * (fragment->momentum ? 2 : 1);
 }
 
 /* Copies the state that this site has applied: with a delay one round less than it has closed. */
 static void copy_snapshot(struct ob_site_group *group, int peer) {
-  const struct ob_fragment *fragment = own_shard(group)->fragment;
+  const struct ob_fragment *fragment = served_shard(group)->fragment;
   memcpy(group->snapshot, fragment->consensus, fragment->count * sizeof(float));
   if (fragment->momentum)
     memcpy(group->snapshot + fragment->count, fragment->momentum, fragment->count * sizeof(float));
-  group->snapshot_round = own_shard(group)->round;
+  group->snapshot_round = served_shard(group)->round;
   group->snapshot_sum = ob_fragment_checksum(fragment);
   group->snapshot_of = peer;
   group->peers[peer].sent_values = 0;
@@ -89,14 +91,14 @@ static onebit_status_t send_piece(struct ob_site_group *group, int peer) {
   struct ob_site_peer *of = &group->peers[peer];
   struct ob_site_header *header = (void *)of->out;
   const size_t all = snapshot_values(group), left = all - of->sent_values;
-  const size_t fit = (own_shard(group)->bytes - sizeof *header) / sizeof(float);
+  const size_t fit = (served_shard(group)->bytes - sizeof *header) / sizeof(float);
   const size_t count = left < fit ? left : fit;
   const bool included = of->included_in > of->sent && of->included_in <= group->snapshot_round;
   *header = (struct ob_site_header){.kind = OB_SITE_PIECE,
-                                    .shard = (uint32_t)own_shard(group)->fragment->number,
+                                    .shard = (uint32_t)served_shard(group)->fragment->number,
                                     .number = group->snapshot_round,
                                     .newest = group->round,
-                                    .sites = included ? bit(peer) : 0,
+                                    .sites = included ? site_bit(peer) : 0,
                                     .first = of->sent_values,
                                     .count = (uint32_t)count,
                                     .consensus = group->snapshot_sum};
@@ -115,10 +117,10 @@ static onebit_status_t send_piece(struct ob_site_group *group, int peer) {
 static onebit_status_t send_round(struct ob_site_group *group, int peer) {
   struct ob_site_peer *of = &group->peers[peer];
   struct ob_site_header *header = (void *)of->out;
-  memcpy(of->out, round_at(group, of->sent + 1), own_shard(group)->bytes);
+  memcpy(of->out, round_message(group, of->sent + 1), served_shard(group)->bytes);
   header->newest = group->round;
   of->sent++;
-  return sites_serve_send(group, peer, own_shard(group)->bytes);
+  return sites_serve_send(group, peer, served_shard(group)->bytes);
 }
 
 /* A site that is far behind waits until it is its turn to get the snapshot. */
@@ -157,23 +159,23 @@ bool ob_sites_are_flushed(const struct ob_site_group *group) {
 
 /* --- Rounds ------------------------------------------------------------------------------------*/
 
-static uint64_t sites_here(const struct ob_site_group *group) {
+static uint64_t arrived_site_bits(const struct ob_site_group *group) {
   uint64_t here = 0;
   for (int s = 0; s < group->sites->count; s++)
-    here |= group->peers[s].here ? bit(s) : 0;
+    here |= group->peers[s].here ? site_bit(s) : 0;
   return here;
 }
 
 bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late) {
-  const uint64_t here = sites_here(group) | group->finals;
-  if (all || here == all_of(group))
-    return here == all_of(group);
-  if (!(here & bit(group->sites->own)) || __builtin_popcountll(here) < group->sites->quorum)
+  const uint64_t here = arrived_site_bits(group) | group->finals;
+  if (all || here == all_site_bits(group))
+    return here == all_site_bits(group);
+  if (!(here & site_bit(group->sites->own)) || __builtin_popcountll(here) < group->sites->quorum)
     return false;
-  return late || (here | group->sites->late_drifts) == all_of(group);
+  return late || (here | group->sites->late_drifts) == all_site_bits(group);
 }
 
-static uint64_t mean_rounds(const struct ob_site_group *group) {
+static uint64_t mean_drift_rounds(const struct ob_site_group *group) {
   uint64_t sum = 0, drifts = 0;
   for (int s = 0; s < group->sites->count; s++) {
     const struct ob_site_header *drift = (const void *)group->peers[s].drift;
@@ -185,22 +187,22 @@ static uint64_t mean_rounds(const struct ob_site_group *group) {
   return drifts ? sum / drifts : 0;
 }
 
-/* Uses up the sites' drifts of the round. */
-static onebit_status_t use_drifts(struct ob_site_group *group, struct ob_site_header *header) {
+/* Notes which drifts the round includes, and begins to receive the next ones. */
+static onebit_status_t include_drifts(struct ob_site_group *group, struct ob_site_header *header) {
   for (int s = 0; s < group->sites->count; s++) {
     struct ob_site_peer *of = &group->peers[s];
     const struct ob_site_header *drift = (const void *)of->drift;
     if (!of->here)
       continue;
-    header->sites |= bit(s);
+    header->sites |= site_bit(s);
     if (drift->flags & OB_SITE_FINAL)
-      group->finals |= bit(s);
+      group->finals |= site_bit(s);
     of->included_in = header->number;
     of->here = false;
     if (s != group->sites->own)
       OB_TRY(ob_sites_await(group, s));
   }
-  if (group->finals == all_of(group)) {
+  if (group->finals == all_site_bits(group)) {
     group->finals = 0;
     group->ended_in = header->number;
     header->flags |= OB_SITE_ENDED;
@@ -209,24 +211,24 @@ static onebit_status_t use_drifts(struct ob_site_group *group, struct ob_site_he
 }
 
 unsigned char *ob_sites_find_closed(const struct ob_site_group *group) {
-  const uint64_t next = own_shard(group)->round + 1;
-  return next <= group->round ? round_at(group, next) : NULL;
+  const uint64_t next = served_shard(group)->round + 1;
+  return next <= group->round ? round_message(group, next) : NULL;
 }
 
 onebit_status_t ob_sites_close(struct ob_site_group *group) {
-  struct ob_shard *shard = own_shard(group);
-  unsigned char *round = round_at(group, group->round + 1);
+  struct ob_shard *shard = served_shard(group);
+  unsigned char *round = round_message(group, group->round + 1);
   struct ob_site_header *header = (void *)round;
   *header = (struct ob_site_header){.kind = OB_SITE_ROUND,
-                                    .shard = (uint32_t)own_shard(group)->fragment->number,
+                                    .shard = (uint32_t)served_shard(group)->fragment->number,
                                     .number = group->round + 1,
                                     .newest = group->round + 1,
-                                    .first = mean_rounds(group),
+                                    .first = mean_drift_rounds(group),
                                     .consensus = ob_fragment_checksum(shard->fragment)};
-  group->sites->left_out += (sites_here(group) | group->finals) != all_of(group);
+  group->sites->left_out += (arrived_site_bits(group) | group->finals) != all_site_bits(group);
   if (!ob_shard_reduce(shard, group, round))
     header->flags = OB_SITE_EMPTY;
-  OB_TRY(use_drifts(group, header));
+  OB_TRY(include_drifts(group, header));
   ob_site_seal(round);
   group->round++;
   group->closed = true;
@@ -250,7 +252,7 @@ static onebit_status_t send_drift(struct ob_shard *shard, struct ob_sites *sites
   return ONEBIT_OK;
 }
 
-/* Counts the steps of a drift; one that is sent again belongs to a round. */
+/* Sets the number of local steps in a drift; a drift that is sent again counts as one round. */
 static void count_steps(struct ob_shard *shard) {
   const struct onebit_outer *outer = shard->group->sites->outer;
   struct ob_fragment *fragment = shard->fragment;
@@ -305,7 +307,7 @@ static onebit_status_t report_skipped(struct ob_sites *sites, bool skipped) {
 
 /* Makes a group's step. An exchange that is still under way, after a checkpoint of another round,
  * ends first. */
-static onebit_status_t group_step(struct ob_site_group *group, bool *skipped) {
+static onebit_status_t make_group_step(struct ob_site_group *group, bool *skipped) {
   const struct onebit_outer *outer = group->sites->outer;
   const size_t begin = outer->fragments[group->first].begin_step;
   const size_t apply = (begin + outer->options.delay - 1) % outer->options.local_steps + 1;
@@ -320,12 +322,12 @@ static onebit_status_t group_step(struct ob_site_group *group, bool *skipped) {
 onebit_status_t ob_sites_step(struct ob_sites *sites) {
   bool skipped = false;
   for (size_t g = 0; g < sites->outer->groups; g++)
-    OB_TRY(group_step(&sites->groups[g], &skipped));
+    OB_TRY(make_group_step(&sites->groups[g], &skipped));
   ob_sites_move(sites);
   return report_skipped(sites, skipped);
 }
 
-static bool all_ended(const struct onebit_outer *outer) {
+static bool have_all_ended(const struct onebit_outer *outer) {
   for (size_t f = 0; f < outer->options.fragments; f++)
     if (!((const struct ob_shard *)outer->fragments[f].state)->ended)
       return false;
@@ -335,7 +337,7 @@ static bool all_ended(const struct onebit_outer *outer) {
 onebit_status_t ob_sites_synchronize(struct ob_sites *sites) {
   struct onebit_outer *outer = sites->outer;
   bool skipped = false;
-  while (!all_ended(outer)) {
+  while (!have_all_ended(outer)) {
     for (size_t g = 0; g < outer->groups; g++)
       ob_sites_begin(&sites->groups[g], OB_SITE_FINAL, &skipped);
     OB_TRY(ob_sites_exchange(sites, NULL));

@@ -39,8 +39,7 @@ onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *compl
 
 /* --- Messages from rank 0 to the other ranks of its site ---------------------------------------*/
 
-static onebit_status_t sites_wait_tell(struct ob_sites *sites, unsigned char *message,
-                                       size_t bytes) {
+static onebit_status_t send_to_site(struct ob_sites *sites, unsigned char *message, size_t bytes) {
   struct ob_batch *batch = sites->tell;
   if (sites->site->size == 1)
     return ONEBIT_OK;
@@ -51,15 +50,15 @@ static onebit_status_t sites_wait_tell(struct ob_sites *sites, unsigned char *me
   return ob_watch_batch(batch, "outer step: what rank 0 tells the other ranks of its site");
 }
 
-static onebit_status_t tell_end(struct ob_sites *sites, onebit_status_t status) {
+static onebit_status_t send_end_command(struct ob_sites *sites, onebit_status_t status) {
   struct ob_site_header *header = (void *)sites->command;
   *header = (struct ob_site_header){.kind = OB_SITE_END, .status = status, .sites = sites->late};
   ob_site_seal(sites->command);
-  return sites_wait_tell(sites, sites->command, sizeof *header);
+  return send_to_site(sites, sites->command, sizeof *header);
 }
 
 /* Follows rank 0's commands on the other ranks. */
-static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
+static onebit_status_t follow_commands(struct ob_sites *sites) {
   const struct ob_site_header *header = (const void *)sites->command;
   const struct ob_batch *batch = sites->tell;
   for (;;) {
@@ -111,9 +110,9 @@ static onebit_status_t move_sends(struct ob_site_group *group) {
   return ob_sites_move_sends(group);
 }
 
-/* Nothing waits. With `all`, a site that has ended the synchronisation is not looked at any more:
- * it may be gone. */
-static onebit_status_t sites_wait_move(struct ob_site_group *group, bool all) {
+/* Moves a group's messages without waiting. With `all`, no message of a site that has ended the
+ * synchronisation is tested: it may be gone. */
+static onebit_status_t move_group_messages(struct ob_site_group *group, bool all) {
   const struct ob_sites *sites = group->sites;
   const bool ended = all && ob_shard_of(group, sites->own)->ended;
   OB_TRY(ob_comm_health(sites->between));
@@ -129,35 +128,35 @@ static onebit_status_t sites_wait_move(struct ob_site_group *group, bool all) {
 }
 
 /* Serves one round, after drifts were sent. */
-static onebit_status_t sites_wait_serve(struct ob_site_group *group, bool all, bool late) {
+static onebit_status_t serve_round(struct ob_site_group *group, bool all, bool late) {
   const bool done = all ? ob_shard_of(group, group->sites->own)->ended : group->closed;
   return done || !ob_sites_may_close(group, all, late) ? ONEBIT_OK : ob_sites_close(group);
 }
 
-static onebit_status_t sites_wait_apply(struct ob_shard *shard, unsigned char *message,
-                                        size_t bytes) {
+static onebit_status_t apply_message(struct ob_shard *shard, unsigned char *message, size_t bytes) {
   struct ob_sites *sites = shard->group->sites;
-  OB_TRY(sites_wait_tell(sites, message, bytes));
+  OB_TRY(send_to_site(sites, message, bytes));
   OB_TRY(ob_shard_apply(shard, sites, message));
   if (shard->newest < shard->round)
     shard->newest = shard->round;
   return ONEBIT_OK;
 }
 
-/* With `all`, messages after the end of the synchronisation are left for later. */
+/* Applies the results that have arrived. With `all`, messages after the end of the synchronisation
+ * are left for later. */
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);
   unsigned char *closed = ob_sites_find_closed(group);
   if (closed)
-    OB_TRY(sites_wait_apply(own, closed, own->bytes));
+    OB_TRY(apply_message(own, closed, own->bytes));
   for (int s = 0; s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(group, s);
     const struct ob_site_header *header = (const void *)shard->result;
     if (s == sites->own || !shard->here || (all && shard->ended))
       continue;
     shard->newest = header->newest;
-    OB_TRY(sites_wait_apply(shard, shard->result, shard->receive->receive[0].bytes));
+    OB_TRY(apply_message(shard, shard->result, shard->receive->receive[0].bytes));
     shard->here = false;
     OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, group->result_tag));
   }
@@ -166,20 +165,21 @@ static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
 
 /* --- The length of a wait ----------------------------------------------------------------------*/
 
-/* The exchange of one group or, if NULL, the end of a synchronisation of all groups. */
+/* The exchange of the group `only` or, if that is NULL, the end of a synchronisation of all
+ * groups. */
 struct exchange {
   struct ob_site_group *only;
   double start;
   struct ob_watch watch;
-  uint64_t moved; /* what was applied so far, to notice progress */
+  uint64_t moved; /* the rounds applied so far, to notice progress */
 };
 
 static bool is_settled(const struct ob_shard *shard) {
   return !shard->in_flight && shard->round >= shard->newest;
 }
 
-/* A server may itself wait that long for other sites, so this waits twice as long, and longer while
- * messages still arrive. */
+/* True if the shard's next round is still awaited. A server may itself wait as long as the patience
+ * for other sites, so this wait lasts twice as long, and longer while messages arrive. */
 static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *shard, double start,
                          double now) {
   if (is_settled(shard))
@@ -227,7 +227,7 @@ static bool is_synchronised(const struct ob_sites *sites) {
   return true;
 }
 
-static bool goes_on(const struct ob_sites *sites, const struct exchange *exchange) {
+static bool must_wait_longer(const struct ob_sites *sites, const struct exchange *exchange) {
   const struct ob_site_group *group = exchange->only;
   const double now = ob_seconds();
   if (!group)
@@ -250,9 +250,9 @@ static void sites_wait_describe(const void *waiter, struct ob_wait *wait) {
   }
 }
 
-/* Waits a moment for the first message that the group needs, or in a synchronisation for one to be
- * sent; *waited: there is such a message. */
-static onebit_status_t wait_a_moment(struct ob_site_group *group, bool all, bool *waited) {
+/* Waits for the first message that the group needs, or in a synchronisation for one to be sent, for
+ * SLICE_SECONDS at most. *waited: there is such a message. */
+static onebit_status_t wait_for_message(struct ob_site_group *group, bool all, bool *waited) {
   const bool ended = all && ob_shard_of(group, group->sites->own)->ended;
   *waited = true;
   for (int s = 0; s < group->sites->count; s++) {
@@ -275,14 +275,14 @@ static onebit_status_t wait_a_moment(struct ob_site_group *group, bool all, bool
 static onebit_status_t wait_for_first(struct ob_sites *sites, struct ob_site_group *only) {
   bool waited = false;
   if (only)
-    return wait_a_moment(only, false, &waited);
+    return wait_for_message(only, false, &waited);
   for (size_t g = 0; g < sites->outer->groups && !waited; g++)
-    OB_TRY(wait_a_moment(&sites->groups[g], true, &waited));
+    OB_TRY(wait_for_message(&sites->groups[g], true, &waited));
   return ONEBIT_OK;
 }
 
 /* Marks the sites that were late: they are not waited for again. */
-static void note_late(struct ob_site_group *group) {
+static void mark_late_sites(struct ob_site_group *group) {
   struct ob_sites *sites = group->sites;
   for (int s = 0; s < sites->count; s++) {
     const uint64_t bit = UINT64_C(1) << s;
@@ -301,7 +301,7 @@ static void note_late(struct ob_site_group *group) {
   sites->late = sites->late_rounds | sites->late_drifts;
 }
 
-static onebit_status_t sites_wait_look(struct ob_sites *sites, struct exchange *exchange) {
+static onebit_status_t watch_progress(struct ob_sites *sites, struct exchange *exchange) {
   uint64_t moved = 0;
   for (size_t f = 0; f < sites->outer->options.fragments; f++)
     moved += ((const struct ob_shard *)sites->outer->fragments[f].state)->round;
@@ -313,9 +313,8 @@ static onebit_status_t sites_wait_look(struct ob_sites *sites, struct exchange *
              : ob_watch_look(&exchange->watch, sites->between, 0, sites_wait_describe, sites);
 }
 
-/* Groups that are not waited for move on meanwhile. */
-static onebit_status_t sites_wait_move_all(struct ob_sites *sites,
-                                           const struct exchange *exchange) {
+/* Moves the messages of all groups; results are applied only in groups that are waited for. */
+static onebit_status_t move_all_groups(struct ob_sites *sites, const struct exchange *exchange) {
   const struct ob_site_group *only = exchange ? exchange->only : NULL;
   const bool all = exchange && !only;
   for (size_t g = 0; g < sites->outer->groups; g++) {
@@ -325,36 +324,36 @@ static onebit_status_t sites_wait_move_all(struct ob_sites *sites,
       OB_TRY(move_sends(group));
       continue;
     }
-    OB_TRY(sites_wait_move(group, all));
-    OB_TRY(
-        sites_wait_serve(group, all, waited && ob_seconds() >= exchange->start + sites->patience));
+    OB_TRY(move_group_messages(group, all));
+    OB_TRY(serve_round(group, all, waited && ob_seconds() >= exchange->start + sites->patience));
     if (waited)
       OB_TRY(apply_results(group, all));
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t sites_wait_lead(struct ob_sites *sites, struct ob_site_group *only) {
+static onebit_status_t lead_exchange(struct ob_sites *sites, struct ob_site_group *only) {
   struct exchange exchange = {.only = only, .start = ob_seconds()};
   for (;;) {
-    OB_TRY(sites_wait_move_all(sites, &exchange));
-    if (!goes_on(sites, &exchange))
+    OB_TRY(move_all_groups(sites, &exchange));
+    if (!must_wait_longer(sites, &exchange))
       break;
     OB_TRY(wait_for_first(sites, only));
-    OB_TRY(sites_wait_look(sites, &exchange));
+    OB_TRY(watch_progress(sites, &exchange));
   }
   for (size_t g = 0; g < sites->outer->groups; g++) /* sends the rounds that were just closed */
     OB_TRY(move_sends(&sites->groups[g]));
   if (only)
-    note_late(only);
+    mark_late_sites(only);
   return ONEBIT_OK;
 }
 
 /* --- An exchange -------------------------------------------------------------------------------*/
 
-/* After this some rank may lack what others have: no further call is possible. */
-static onebit_status_t sites_wait_give_up(struct ob_sites *sites, onebit_comm_t comm,
-                                          onebit_status_t status) {
+/* Stops the outer step after a failure: the state of ranks may differ, so no further call is
+ * possible. */
+static onebit_status_t stop_outer_step(struct ob_sites *sites, onebit_comm_t comm,
+                                       onebit_status_t status) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   ob_outcome_add(&outcome, status);
   sites->outer->stopped = true;
@@ -371,25 +370,25 @@ void ob_sites_fail(struct ob_sites *sites, onebit_status_t status) {
 
 void ob_sites_move(struct ob_sites *sites) {
   if (sites->between && sites->failed.status == ONEBIT_OK)
-    ob_sites_fail(sites, sites_wait_move_all(sites, NULL));
+    ob_sites_fail(sites, move_all_groups(sites, NULL));
 }
 
-/* Exchanges between sites; a failure between them leaves a site's ranks together. */
+/* Runs the exchange between sites. If it fails, all ranks of a site get the error. */
 onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only) {
   onebit_status_t status;
   if (!sites->between) {
-    status = sites_wait_follow(sites);
+    status = follow_commands(sites);
     return status == ONEBIT_OK || sites->outer->stopped
                ? status
-               : sites_wait_give_up(sites, sites->site, status);
+               : stop_outer_step(sites, sites->site, status);
   }
   if (sites->failed.status == ONEBIT_OK)
-    ob_sites_fail(sites, sites_wait_lead(sites, only));
+    ob_sites_fail(sites, lead_exchange(sites, only));
   sites->outer->stopped = sites->failed.status != ONEBIT_OK;
   if (sites->site->size > 1) {
-    status = tell_end(sites, sites->failed.status);
+    status = send_end_command(sites, sites->failed.status);
     if (status != ONEBIT_OK)
-      return sites_wait_give_up(sites, sites->site, status);
+      return stop_outer_step(sites, sites->site, status);
   }
   return ob_outcome_tell(&sites->failed);
 }

@@ -1,13 +1,13 @@
 /*
- * Drifts exchanged as sparse messages (compression/sparse.h): every rank's goes to all others, in
- * words that a dense allgather moves as they are, so that waits, checksums and failures are a
- * plan's. A rank's message:
+ * Exchanges drifts as sparse messages (compression/sparse.h). Every rank sends its message to all
+ * others, in words that a dense allgather moves unchanged; so its plan handles waits, checksums and
+ * failures. A rank's message:
  *
- *   word 0   1: a value is not finite, and all skip the exchange; else 0
+ *   word 0   1: a value is not finite, and all ranks skip the exchange; else 0
  *   then     piece by piece: sparse words, or float32 values of one that stays uncompressed
  *
- * All ranks decode the same messages in the same order, so they come to the same mean, and to the
- * same status where a message is not sound.
+ * All ranks decode the same messages in the same order, so they have the same mean, and the same
+ * status if a message is not sound.
  */
 #include <string.h>
 
@@ -23,16 +23,18 @@
 
 struct sparse {
   onebit_plan_t plan;
-  size_t words;           /* of a message */
+  size_t words;           /* the number of words in a message */
   uint32_t *own, *all;    /* this rank's message, and those of all */
   float *residual, *next; /* fragment->count each; next: of the exchange in flight */
-  const void **inputs;    /* by rank: all ranks' is this one's */
+  const void **inputs;    /* one for each rank, all equal to `own` */
   void **outputs;
 };
 
-static struct sparse *sparse_of(const struct ob_fragment *fragment) { return fragment->state; }
+static struct sparse *fragment_sparse(const struct ob_fragment *fragment) {
+  return fragment->state;
+}
 
-static size_t piece_length(const struct ob_outer_piece *piece) {
+static size_t piece_word_count(const struct ob_outer_piece *piece) {
   return piece->uncompressed ? piece->count : ob_sparse_bytes(piece->count) / sizeof(uint32_t);
 }
 
@@ -45,7 +47,7 @@ static onebit_status_t outer_sparse_allocate(struct ob_fragment *fragment) {
     goto out_of_memory;
   sparse->words = 1;
   for (size_t k = 0; k < fragment->pieces; k++)
-    sparse->words += piece_length(&fragment->piece[k]);
+    sparse->words += piece_word_count(&fragment->piece[k]);
   sparse->own = ob_outer_allocate(outer, sparse->words, sizeof *sparse->own);
   sparse->all = ob_outer_allocate(outer, sparse->words * ranks, sizeof *sparse->all);
   sparse->residual = ob_outer_allocate(outer, fragment->count, sizeof(float));
@@ -65,10 +67,10 @@ out_of_memory:
                   outer->count);
 }
 
-/* Creates a message with a piece for each rank, all of the same length. */
+/* Creates the plan of the allgather, with a piece for each rank, all of the same length. */
 static onebit_status_t outer_sparse_create_plan(struct ob_fragment *fragment, size_t *counts) {
   struct onebit_outer *outer = fragment->outer;
-  struct sparse *sparse = sparse_of(fragment);
+  struct sparse *sparse = fragment_sparse(fragment);
   struct ob_plan_shape shape;
   onebit_status_t status = ob_outer_shape(outer, true, &shape);
   shape.options.operation = ONEBIT_ALLGATHER;
@@ -96,7 +98,7 @@ static onebit_status_t outer_sparse_create(struct ob_fragment *fragment) {
 }
 
 static void outer_sparse_destroy(struct ob_fragment *fragment) {
-  struct sparse *sparse = sparse_of(fragment);
+  struct sparse *sparse = fragment_sparse(fragment);
   if (!sparse)
     return;
   onebit_plan_destroy(sparse->plan);
@@ -112,37 +114,37 @@ static void outer_sparse_destroy(struct ob_fragment *fragment) {
 
 /* --- An exchange -------------------------------------------------------------------------------*/
 
-static void compensate(const float *residual, const float *drift, float decay, float factor,
-                       float *next, size_t count) {
+static void compensate_drift(const float *residual, const float *drift, float decay, float factor,
+                             float *next, size_t count) {
   for (size_t i = 0; i < count; i++)
     next[i] = decay * residual[i] + factor * drift[i];
 }
 
-/* Returns whether all is finite. */
+/* Writes this rank's message. Returns whether all values are finite. */
 static bool outer_sparse_write_message(struct ob_fragment *fragment) {
   const onebit_outer_options_t *options = &fragment->outer->options;
   const float decay = options->no_error_feedback ? 0 : RESIDUAL_DECAY;
-  struct sparse *sparse = sparse_of(fragment);
+  struct sparse *sparse = fragment_sparse(fragment);
   uint32_t *message = sparse->own + 1;
   bool finite = fragment->finite;
   for (size_t k = 0; finite && k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     float *next = sparse->next + piece->at;
-    compensate(sparse->residual + piece->at, fragment->drift + piece->at, decay, fragment->factor,
-               next, piece->count);
+    compensate_drift(sparse->residual + piece->at, fragment->drift + piece->at, decay,
+                     fragment->factor, next, piece->count);
     if (!piece->uncompressed) {
       finite = ob_sparse_compress(next, piece->count, message);
     } else {
       memcpy(message, next, piece->count * sizeof *next);
       memset(next, 0, piece->count * sizeof *next);
     }
-    message += piece_length(piece);
+    message += piece_word_count(piece);
   }
   return finite;
 }
 
 static onebit_status_t outer_sparse_begin(struct ob_fragment *fragment, onebit_status_t status) {
-  struct sparse *sparse = sparse_of(fragment);
+  struct sparse *sparse = fragment_sparse(fragment);
   const struct ob_call call = {.source = {.inputs = sparse->inputs, .factor = 1, .weight = 1},
                                .outputs = sparse->outputs,
                                .agreed = fragment->checksum,
@@ -154,7 +156,7 @@ static onebit_status_t outer_sparse_begin(struct ob_fragment *fragment, onebit_s
 }
 
 static onebit_status_t check_message(const struct ob_fragment *fragment, size_t rank) {
-  const struct sparse *sparse = sparse_of(fragment);
+  const struct sparse *sparse = fragment_sparse(fragment);
   const uint32_t *message = sparse->all + rank * sparse->words;
   if (message[0] > 1)
     return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %zu: a sparse message begins with %u", rank,
@@ -164,17 +166,17 @@ static onebit_status_t check_message(const struct ob_fragment *fragment, size_t 
   message++;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    const size_t bytes = piece_length(piece) * sizeof *message;
+    const size_t bytes = piece_word_count(piece) * sizeof *message;
     if (!piece->uncompressed && ob_sparse_check(message, bytes, piece->count) != ONEBIT_OK)
       return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %zu: %.200s", rank, onebit_last_error());
-    message += piece_length(piece);
+    message += piece_word_count(piece);
   }
   return ONEBIT_OK;
 }
 
 /* Adds a rank's message; called in the order of the ranks. */
 static void add_message(struct ob_fragment *fragment, size_t rank, float weight) {
-  const struct sparse *sparse = sparse_of(fragment);
+  const struct sparse *sparse = fragment_sparse(fragment);
   const uint32_t *message = sparse->all + rank * sparse->words + 1;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
@@ -183,12 +185,12 @@ static void add_message(struct ob_fragment *fragment, size_t rank, float weight)
       ob_sparse_add(message, piece->count, weight, drift);
     for (size_t i = 0; piece->uncompressed && i < piece->count; i++)
       drift[i] += weight * ob_float_of(message[i]);
-    message += piece_length(piece);
+    message += piece_word_count(piece);
   }
 }
 
 static onebit_status_t outer_sparse_test(struct ob_fragment *fragment, bool wait) {
-  struct sparse *sparse = sparse_of(fragment);
+  struct sparse *sparse = fragment_sparse(fragment);
   const size_t ranks = (size_t)onebit_comm_size(fragment->outer->comm);
   onebit_status_t status = ob_plan_test(sparse->plan, wait);
   for (size_t rank = 0; status == ONEBIT_OK && rank < ranks; rank++)
@@ -205,13 +207,13 @@ static onebit_status_t outer_sparse_test(struct ob_fragment *fragment, bool wait
 }
 
 static void outer_sparse_abandon(struct ob_fragment *fragment) {
-  ob_plan_abandon(sparse_of(fragment)->plan);
+  ob_plan_abandon(fragment_sparse(fragment)->plan);
 }
 
 static void outer_sparse_cost(const struct ob_fragment *fragment, uint64_t *wire,
                               uint64_t *memory) {
-  *wire = ob_plan_wire_bytes(sparse_of(fragment)->plan);
-  *memory = ob_plan_memory_bytes(sparse_of(fragment)->plan);
+  *wire = ob_plan_wire_bytes(fragment_sparse(fragment)->plan);
+  *memory = ob_plan_memory_bytes(fragment_sparse(fragment)->plan);
 }
 
 /* --- The residual ------------------------------------------------------------------------------*/
@@ -225,14 +227,14 @@ static struct ob_run outer_sparse_extent(const struct ob_fragment *fragment, enu
 static onebit_status_t outer_sparse_export_residual(const struct ob_fragment *fragment,
                                                     enum ob_saved what, float *values) {
   (void)what;
-  memcpy(values, sparse_of(fragment)->residual, fragment->count * sizeof *values);
+  memcpy(values, fragment_sparse(fragment)->residual, fragment->count * sizeof *values);
   return ONEBIT_OK;
 }
 
 static onebit_status_t outer_sparse_import_residual(struct ob_fragment *fragment,
                                                     enum ob_saved what, const float *values) {
   (void)what;
-  memcpy(sparse_of(fragment)->residual, values, fragment->count * sizeof *values);
+  memcpy(fragment_sparse(fragment)->residual, values, fragment->count * sizeof *values);
   return ONEBIT_OK;
 }
 

@@ -1,7 +1,7 @@
 /*
- * When an exchange begins, and when it is applied. Every rank begins each fragment's exchanges in
- * the same order, however its local steps fall, and a rank that is not well takes part with its
- * status: so nobody waits for one that does not come.
+ * Begins exchanges and applies them. Every rank begins each fragment's exchanges in the same order,
+ * whatever the timing of its local steps, and a rank with an error takes part with its status: so
+ * no rank waits for an exchange that another one does not begin.
  */
 #include <string.h>
 
@@ -18,8 +18,8 @@
 
 #define FIXED __attribute__((always_inline)) static inline
 
-static const void *outer_update_parameters_of(const struct ob_fragment *fragment,
-                                              const struct ob_outer_piece *piece) {
+static const void *piece_parameters(const struct ob_fragment *fragment,
+                                    const struct ob_outer_piece *piece) {
   const struct onebit_outer *outer = fragment->outer;
   size_t bytes = piece->first * ob_dtype_size(outer->options.parameter_dtype);
   return (const char *)outer->tensors[piece->tensor].parameter + bytes;
@@ -28,7 +28,7 @@ static const void *outer_update_parameters_of(const struct ob_fragment *fragment
 void ob_fragment_read(struct ob_fragment *fragment) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    const void *parameters = outer_update_parameters_of(fragment, piece);
+    const void *parameters = piece_parameters(fragment, piece);
     for (size_t i = 0; i < piece->count; i++)
       fragment->consensus[piece->at + i] =
           ob_load(parameters, i, fragment->outer->options.parameter_dtype);
@@ -37,9 +37,10 @@ void ob_fragment_read(struct ob_fragment *fragment) {
 
 /* --- Before the exchange -----------------------------------------------------------------------*/
 
-/* Returns whether all can be sent. Called with the dtype as a constant, of which a loop is made. */
-FIXED bool drift_of(const float *restrict consensus, const void *restrict parameter,
-                    onebit_dtype_t dtype, float *restrict drift, size_t count) {
+/* Computes drifts, and returns whether all can be sent. Called with a constant dtype, for which the
+ * compiler makes a loop. */
+FIXED bool compute_drifts(const float *restrict consensus, const void *restrict parameter,
+                          onebit_dtype_t dtype, float *restrict drift, size_t count) {
   unsigned wrong = 0;
   for (size_t i = 0; i < count; i++) {
     const float d = ob_outer_drift(consensus[i], drift[i], ob_load(parameter, i, dtype), dtype);
@@ -57,12 +58,12 @@ bool ob_fragment_drift(struct ob_fragment *fragment) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     const float *consensus = fragment->consensus + piece->at;
-    const void *parameters = outer_update_parameters_of(fragment, piece);
+    const void *parameters = piece_parameters(fragment, piece);
     float *drift = fragment->drift + piece->at;
     if (dtype == ONEBIT_FLOAT32)
-      sound &= drift_of(consensus, parameters, ONEBIT_FLOAT32, drift, piece->count);
+      sound &= compute_drifts(consensus, parameters, ONEBIT_FLOAT32, drift, piece->count);
     else
-      sound &= drift_of(consensus, parameters, dtype, drift, piece->count);
+      sound &= compute_drifts(consensus, parameters, dtype, drift, piece->count);
   }
   return sound;
 }
@@ -88,7 +89,7 @@ FIXED double update_run(float *restrict x, float *restrict m, const float *restr
   return lanes[0];
 }
 
-FIXED void update_by(struct ob_fragment *fragment, onebit_outer_rule_t rule) {
+FIXED void update_with_rule(struct ob_fragment *fragment, onebit_outer_rule_t rule) {
   const struct onebit_outer *outer = fragment->outer;
   const float rate = (float)outer->options.learning_rate, decay = (float)outer->options.momentum;
   size_t runs = 0;
@@ -104,15 +105,15 @@ FIXED void update_by(struct ob_fragment *fragment, onebit_outer_rule_t rule) {
 void ob_fragment_update(struct ob_fragment *fragment) {
   const onebit_outer_rule_t rule = fragment->outer->options.rule;
   if (rule == ONEBIT_OUTER_MEAN)
-    update_by(fragment, ONEBIT_OUTER_MEAN);
+    update_with_rule(fragment, ONEBIT_OUTER_MEAN);
   else if (rule == ONEBIT_OUTER_MOMENTUM)
-    update_by(fragment, ONEBIT_OUTER_MOMENTUM);
+    update_with_rule(fragment, ONEBIT_OUTER_MOMENTUM);
   else
-    update_by(fragment, ONEBIT_OUTER_NESTEROV);
+    update_with_rule(fragment, ONEBIT_OUTER_NESTEROV);
 }
 
-static void set_piece(const float *consensus, const float *left, void *parameters,
-                      onebit_dtype_t dtype, float mixing, size_t count) {
+static void set_piece_parameters(const float *consensus, const float *left, void *parameters,
+                                 onebit_dtype_t dtype, float mixing, size_t count) {
   for (size_t i = 0; i < count; i++) {
     const float x = left ? consensus[i] - left[i] : consensus[i];
     const float p = mixing < 1 ? ob_load(parameters, i, dtype) : 0;
@@ -125,9 +126,9 @@ void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     const float *left = fragment->keeps ? fragment->drift + piece->at : NULL;
-    set_piece(fragment->consensus + piece->at, left,
-              (void *)(uintptr_t)outer_update_parameters_of(fragment, piece), dtype, (float)mixing,
-              piece->count);
+    set_piece_parameters(fragment->consensus + piece->at, left,
+                         (void *)(uintptr_t)piece_parameters(fragment, piece), dtype, (float)mixing,
+                         piece->count);
   }
 }
 
@@ -135,7 +136,7 @@ void ob_fragment_shift(const struct ob_fragment *fragment, const float *by) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    void *parameters = (void *)(uintptr_t)outer_update_parameters_of(fragment, piece);
+    void *parameters = (void *)(uintptr_t)piece_parameters(fragment, piece);
     for (size_t i = 0; i < piece->count; i++)
       if (by[piece->at + i] != 0)
         ob_store(parameters, i, dtype, ob_load(parameters, i, dtype) - by[piece->at + i]);
@@ -149,7 +150,7 @@ void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, siz
   memcpy(fragment->drift + first, ahead + first, count * sizeof *ahead);
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    void *parameters = (void *)(uintptr_t)outer_update_parameters_of(fragment, piece);
+    void *parameters = (void *)(uintptr_t)piece_parameters(fragment, piece);
     const size_t end =
         first + count < piece->at + piece->count ? first + count : piece->at + piece->count;
     const size_t begin = first > piece->at ? first : piece->at;
@@ -255,7 +256,7 @@ static void outer_step_weigh(struct ob_fragment *fragment) {
   }
 }
 
-static void move_on(struct ob_fragment *fragment, bool wait) {
+static void advance_exchange(struct ob_fragment *fragment, bool wait) {
   if (fragment->stage == OB_FRAGMENT_WEIGHING) {
     onebit_status_t status = ob_plan_test(fragment->weigh, wait);
     if (status == ONEBIT_OK)
@@ -272,7 +273,7 @@ static void move_on(struct ob_fragment *fragment, bool wait) {
 
 void ob_fragment_wait(struct ob_fragment *fragment) {
   if (fragment->stage != OB_FRAGMENT_IDLE && !fragment->outer->sites)
-    move_on(fragment, true);
+    advance_exchange(fragment, true);
 }
 
 static onebit_status_t keep_residual(struct ob_fragment *fragment) {
@@ -281,7 +282,7 @@ static onebit_status_t keep_residual(struct ob_fragment *fragment) {
 
 /* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is not
  * finite. */
-static onebit_status_t outer_step_keep(struct ob_fragment *fragment) {
+static onebit_status_t keep_unapplied_drift(struct ob_fragment *fragment) {
   OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
     fragment->weight += fragment->sent_weight;
@@ -291,15 +292,14 @@ static onebit_status_t outer_step_keep(struct ob_fragment *fragment) {
   return fragment->outer->executor->set(fragment, 1);
 }
 
-/* Applies the consensus. With mixing, the parameters have a part of their whole drift in them
- * already. */
+/* Applies an exchange. With mixing, the parameters keep a part of their whole drift. */
 static onebit_status_t outer_step_apply(struct ob_fragment *fragment, double mixing, bool keeps) {
   struct onebit_outer *outer = fragment->outer;
   ob_fragment_wait(fragment);
   fragment->stage = OB_FRAGMENT_IDLE;
   if (fragment->outcome.status != ONEBIT_OK) {
     outer->skipped += fragment->outcome.status == ONEBIT_SKIPPED;
-    OB_TRY(outer_step_keep(fragment));
+    OB_TRY(keep_unapplied_drift(fragment));
     return ob_outcome_tell(&fragment->outcome);
   }
   outer->exchanges++;
@@ -321,7 +321,7 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
   (void)outer_step_apply(fragment, fragment->outer->options.mixing, true);
 }
 
-/* --- All of them -------------------------------------------------------------------------------*/
+/* --- The calls ---------------------------------------------------------------------------------*/
 
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
   if (outer->stopped)
@@ -355,7 +355,7 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   for (size_t f = 0; !outer->sites && f < options->fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     const bool due = outer->position == fragment->begin_step;
-    move_on(fragment, false);
+    advance_exchange(fragment, false);
     if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
       ob_outcome_add(&outcome, outer_step_apply(fragment, options->mixing, true));
     if (due)

@@ -1,5 +1,5 @@
-// The C++ handles: what they own, what they throw, and that no rank is left hanging. A program that
-// ends with status 1 and says where; tests/scripts/check-cpp compiles and runs it.
+// Tests of the C++ handles: ownership, exceptions, and that no rank hangs. The program prints
+// failed checks and ends with status 1; tests/scripts/check-cpp compiles and runs it.
 #include <onebit/onebit.hpp>
 
 #include <array>
@@ -30,8 +30,9 @@ static_assert(!std::is_constructible<onebit::output, const std::vector<float> &>
                   !std::is_constructible<onebit::output, const float (&)[3]>::value,
               "a constant is no output");
 
-// The status of what work throws, or ONEBIT_OK.
-static onebit_status_t thrown(const std::function<void()> &work, std::string *words = nullptr) {
+// Returns the status of the exception that `work` throws, or ONEBIT_OK.
+static onebit_status_t catch_status(const std::function<void()> &work,
+                                    std::string *words = nullptr) {
   try {
     work();
   } catch (const onebit::error &error) {
@@ -43,7 +44,7 @@ static onebit_status_t thrown(const std::function<void()> &work, std::string *wo
 }
 
 // Runs a body for each of some ranks that are threads.
-static void on_ranks(int size, const std::function<void(communicator &)> &body) {
+static void run_on_ranks(int size, const std::function<void(communicator &)> &body) {
   std::vector<communicator> ranks = communicator::loopback(size);
   std::vector<std::thread> threads;
   for (communicator &rank : ranks)
@@ -52,7 +53,7 @@ static void on_ranks(int size, const std::function<void(communicator &)> &body) 
     thread.join();
 }
 
-static std::vector<float> values(int seed, std::size_t count) {
+static std::vector<float> make_values(int seed, std::size_t count) {
   std::vector<float> made(count);
   for (std::size_t i = 0; i < count; i++)
     made[i] = static_cast<float>((static_cast<int>(i) * 37 + seed * 11) % 23 - 11);
@@ -61,13 +62,13 @@ static std::vector<float> values(int seed, std::size_t count) {
 
 static void errors_have_status_and_words() {
   std::string words;
-  EXPECT(thrown([] { communicator::loopback(0); }, &words) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([] { communicator::loopback(0); }, &words) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(words.find("ONEBIT_ERROR_ARGUMENT: ") == 0 && words.find("0") != std::string::npos);
-  EXPECT(thrown([] { communicator::loopback(-3); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([] { communicator::loopback(-3); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(onebit::check(ONEBIT_SKIPPED) == ONEBIT_SKIPPED);
   EXPECT(onebit::check(ONEBIT_WARNING) == ONEBIT_WARNING);
   EXPECT(onebit::check(ONEBIT_IN_PROGRESS) == ONEBIT_IN_PROGRESS);
-  EXPECT(thrown([] { onebit::check(ONEBIT_ERROR_PEER); }) == ONEBIT_ERROR_PEER);
+  EXPECT(catch_status([] { onebit::check(ONEBIT_ERROR_PEER); }) == ONEBIT_ERROR_PEER);
 }
 
 static void handles_move() {
@@ -83,9 +84,9 @@ static void handles_move() {
   second = std::move(same);
   EXPECT(second.get() == held);
   onebit::plan plan(second, 100), other = std::move(plan);
-  std::vector<float> x = values(1, 100);
+  std::vector<float> x = make_values(1, 100);
   EXPECT(!plan && other.allreduce(x) == ONEBIT_OK);
-  EXPECT(thrown([&] { plan.allreduce(x); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { plan.allreduce(x); }) == ONEBIT_ERROR_ARGUMENT);
   onebit_plan_destroy(other.release());
   EXPECT(!other);
   communicator adopted(second.release());
@@ -93,9 +94,9 @@ static void handles_move() {
 }
 
 static void collectives_give_what_c_gives() {
-  on_ranks(3, [](communicator &comm) {
+  run_on_ranks(3, [](communicator &comm) {
     const std::size_t n = 5000;
-    const std::vector<float> mine = values(comm.rank(), n);
+    const std::vector<float> mine = make_values(comm.rank(), n);
     std::vector<float> result(n), expected(n), in_place = mine;
     onebit::plan plan(comm, n), again(comm, n);
     onebit_plan_t c = nullptr;
@@ -118,7 +119,7 @@ static void collectives_give_what_c_gives() {
 }
 
 static void operations_know_their_buffers() {
-  on_ranks(2, [](communicator &comm) {
+  run_on_ranks(2, [](communicator &comm) {
     onebit::plan_options options;
     options.wire = ONEBIT_WIRE_DENSE;
     options.operation = ONEBIT_ALLGATHER;
@@ -140,18 +141,18 @@ static void operations_know_their_buffers() {
     onebit::plan halves(comm, 2, options);
     std::uint16_t bits[2] = {0x3f80, 0xbf80}; // 1 and -1
     EXPECT(halves.allreduce(bits) == ONEBIT_OK && bits[0] == 0x3f80 && bits[1] == 0xbf80);
-    EXPECT(thrown([&] { halves.allreduce(share); }) == ONEBIT_ERROR_ARGUMENT);
+    EXPECT(catch_status([&] { halves.allreduce(share); }) == ONEBIT_ERROR_ARGUMENT);
   });
 }
 
 static void requests_are_waited_for() {
-  on_ranks(2, [](communicator &comm) {
+  run_on_ranks(2, [](communicator &comm) {
     const std::size_t n = 100000;
-    std::vector<float> a = values(comm.rank(), n), b(n), c(n);
+    std::vector<float> a = make_values(comm.rank(), n), b(n), c(n);
     onebit::plan first(comm, n), second(comm, n);
     onebit::request request = first.iallreduce(a, b), moved = std::move(request);
     EXPECT(!request && request.wait() == ONEBIT_OK);
-    EXPECT(thrown([&] { first.allreduce(a, b); }) == ONEBIT_ERROR_BUSY || !moved);
+    EXPECT(catch_status([&] { first.allreduce(a, b); }) == ONEBIT_ERROR_BUSY || !moved);
     { onebit::request forgotten = second.iallreduce(a, c); }
     EXPECT(second.allreduce(a, c) == ONEBIT_OK);
     onebit_status_t status;
@@ -163,23 +164,23 @@ static void requests_are_waited_for() {
 }
 
 static void a_buffer_that_does_not_fit_hangs_nobody() {
-  on_ranks(3, [](communicator &comm) {
+  run_on_ranks(3, [](communicator &comm) {
     const bool wrong = comm.rank() == 1;
     const onebit_status_t expected = wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
-    std::vector<float> x = values(comm.rank(), 1000), small(999);
+    std::vector<float> x = make_values(comm.rank(), 1000), small(999);
     onebit::plan plan(comm, 1000);
     std::string words;
-    EXPECT(thrown([&] { plan.allreduce(wrong ? small : x, x); }, &words) == expected);
+    EXPECT(catch_status([&] { plan.allreduce(wrong ? small : x, x); }, &words) == expected);
     EXPECT(!wrong || words.find("999 elements of 4 bytes, the plan 1000") != std::string::npos);
-    EXPECT(thrown([&] { plan.allreduce(x, wrong ? small : x); }, &words) == expected);
+    EXPECT(catch_status([&] { plan.allreduce(x, wrong ? small : x); }, &words) == expected);
     EXPECT(!wrong || words.find("to receive has 999") != std::string::npos);
-    EXPECT(thrown([&] { plan.iallreduce(wrong ? small : x, x).wait(); }) == expected);
+    EXPECT(catch_status([&] { plan.iallreduce(wrong ? small : x, x).wait(); }) == expected);
     EXPECT(plan.allreduce(x) == ONEBIT_OK);
   });
 }
 
 static void what_is_not_finite_is_skipped() {
-  on_ranks(2, [](communicator &comm) {
+  run_on_ranks(2, [](communicator &comm) {
     std::vector<float> x(64, 1.0F), y(64, 7.0F);
     x[3] = comm.rank() == 0 ? std::numeric_limits<float>::infinity() : 1.0F;
     onebit::plan plan(comm, 64);
@@ -188,11 +189,11 @@ static void what_is_not_finite_is_skipped() {
   });
 }
 
-// The same steps by C's calls and by the handle's: equal parameters.
+// Checks that the handle's calls give the same parameters as C's calls.
 template <typename Kind, typename Options, typename Create>
-static void steps_as_in_c(communicator &comm, Create create, const Options &options) {
+static void check_steps_as_in_c(communicator &comm, Create create, const Options &options) {
   const std::size_t n = 600;
-  std::vector<float> p = values(0, n), q = p, gradient = values(comm.rank() + 5, n);
+  std::vector<float> p = make_values(0, n), q = p, gradient = make_values(comm.rank() + 5, n);
   const std::vector<onebit_tensor_t> tensors = {onebit::tensor(p.data(), gradient.data(), n)};
   const onebit_tensor_t twin = onebit::tensor(q.data(), gradient.data(), n);
   onebit::optimizer optimizer = Kind(comm, tensors, options);
@@ -206,64 +207,65 @@ static void steps_as_in_c(communicator &comm, Create create, const Options &opti
   gradient[0] = std::numeric_limits<float>::quiet_NaN();
   optimizer.begin(0.01F);
   optimizer.ready(0);
-  EXPECT(thrown([&] { optimizer.begin(0.01F); }) == ONEBIT_ERROR_ARGUMENT);
-  EXPECT(thrown([&] { optimizer.step(0.01F); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { optimizer.begin(0.01F); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { optimizer.step(0.01F); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(optimizer.step(0.01F) == ONEBIT_SKIPPED && p == q);
   optimizer.set_gradient(0, nullptr);
   optimizer.set_learning_rate_factor(0, 0.5F);
   optimizer.set_weight_decay(0, 0.1F);
   optimizer.set_beta1(0.95);
   optimizer.set_tag(3);
-  EXPECT(thrown([&] { optimizer.set_beta1(1); }) == ONEBIT_ERROR_ARGUMENT);
-  EXPECT(thrown([&] { optimizer.set_weight_decay(0, -1); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { optimizer.set_beta1(1); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { optimizer.set_weight_decay(0, -1); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(optimizer.step(0.01F) == ONEBIT_OK);
 }
 
 static void optimizers_of_each_kind() {
-  on_ranks(2, [](communicator &comm) {
+  run_on_ranks(2, [](communicator &comm) {
     onebit::efficient_adam_options efficient;
     efficient.gain = 1.5;
-    steps_as_in_c<onebit::efficient_adam, onebit_efficient_adam_options_t>(
+    check_steps_as_in_c<onebit::efficient_adam, onebit_efficient_adam_options_t>(
         comm, onebit_efficient_adam_create, efficient);
     onebit::adam_options adam;
     adam.freeze_step = 2;
-    steps_as_in_c<onebit::adam, onebit_adam_options_t>(comm, onebit_adam_create, adam);
+    check_steps_as_in_c<onebit::adam, onebit_adam_options_t>(comm, onebit_adam_create, adam);
     onebit::lamb_options lamb;
     lamb.freeze_step = 2;
-    steps_as_in_c<onebit::lamb, onebit_lamb_options_t>(comm, onebit_lamb_create, lamb);
+    check_steps_as_in_c<onebit::lamb, onebit_lamb_options_t>(comm, onebit_lamb_create, lamb);
     onebit::lion_options lion;
     lion.beta2 = 0.98;
-    steps_as_in_c<onebit::lion, onebit_lion_options_t>(comm, onebit_lion_create, lion);
-    steps_as_in_c<onebit::momentum, onebit_momentum_options_t>(comm, onebit_momentum_create,
-                                                               onebit::momentum_options());
-    steps_as_in_c<onebit::zero_one_adam, onebit_zero_one_adam_options_t>(
+    check_steps_as_in_c<onebit::lion, onebit_lion_options_t>(comm, onebit_lion_create, lion);
+    check_steps_as_in_c<onebit::momentum, onebit_momentum_options_t>(comm, onebit_momentum_create,
+                                                                     onebit::momentum_options());
+    check_steps_as_in_c<onebit::zero_one_adam, onebit_zero_one_adam_options_t>(
         comm, onebit_zero_one_adam_create, onebit::zero_one_adam_options());
     adam.beta1 = 2;
-    EXPECT(thrown([&] { onebit::adam(comm, nullptr, 0, adam); }) == ONEBIT_ERROR_ARGUMENT);
+    EXPECT(catch_status([&] { onebit::adam(comm, nullptr, 0, adam); }) == ONEBIT_ERROR_ARGUMENT);
   });
 }
 
 static void optimizers_tell_and_go_on() {
   communicator comm = communicator::self();
-  std::vector<float> p = values(0, 400), q = p, gradient = values(3, 400);
+  std::vector<float> p = make_values(0, 400), q = p, gradient = make_values(3, 400);
   onebit::momentum first(comm, {onebit::tensor(p.data(), gradient.data(), 400)});
   onebit::momentum second(comm, {onebit::tensor(q.data(), gradient.data(), 400)});
   EXPECT(first.step(0.1F) == ONEBIT_OK && first.step(0.1F) == ONEBIT_OK);
   EXPECT(first.info().steps == 2 && first.loss_scale() == 1);
   EXPECT(first.statistics().info.steps == 2 && first.statistics(0).count == 400);
-  EXPECT(thrown([&] { first.statistics(1); }) == ONEBIT_ERROR_ARGUMENT);
+  EXPECT(catch_status([&] { first.statistics(1); }) == ONEBIT_ERROR_ARGUMENT);
   const std::string text = first.describe(), json = first.describe(ONEBIT_FORMAT_JSON);
   EXPECT(text.size() > 0 && json.front() == '{' && json.back() == '}');
   EXPECT(first.check_errors() == ONEBIT_OK);
   second.load({first.save_whole()});
   EXPECT(p == q && first.step(0.1F) == ONEBIT_OK && second.step(0.1F) == ONEBIT_OK && p == q);
-  EXPECT(thrown([&] { second.load({{1, 2, 3}}); }) == ONEBIT_ERROR_CHECKPOINT);
-  EXPECT(thrown([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
+  EXPECT(catch_status([&] { second.load({{1, 2, 3}}); }) == ONEBIT_ERROR_CHECKPOINT);
+  EXPECT(catch_status([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
 }
 
-static void checkpoints_in(const std::string &directory) {
+static void checkpoints_are_loaded(const std::string &directory) {
   communicator comm = communicator::self();
-  std::vector<float> p = values(0, 400), q = values(1, 400), gradient = values(3, 400);
+  std::vector<float> p = make_values(0, 400), q = make_values(1, 400),
+                     gradient = make_values(3, 400);
   onebit::momentum first(comm, {onebit::tensor(p.data(), gradient.data(), 400)});
   onebit::momentum second(comm, {onebit::tensor(q.data(), gradient.data(), 400)});
   EXPECT(first.step(0.1F) == ONEBIT_OK);
@@ -272,8 +274,8 @@ static void checkpoints_in(const std::string &directory) {
   EXPECT(p == q && second.info().steps == 1);
 }
 
-static void outer_steps() {
-  on_ranks(2, [](communicator &comm) {
+static void outer_steps_as_in_c() {
+  run_on_ranks(2, [](communicator &comm) {
     std::vector<float> p(400), x(400);
     onebit::outer_options options;
     options.local_steps = 1;
@@ -284,9 +286,9 @@ static void outer_steps() {
     EXPECT(outer.step() == ONEBIT_OK && p == std::vector<float>(400, 1.0F));
     outer.consensus(0, x.data());
     EXPECT(x == p && outer.info().exchanges == 1 && outer.check_errors() == ONEBIT_OK);
-    EXPECT(thrown([&] { outer.consensus(1, x.data()); }) == ONEBIT_ERROR_ARGUMENT);
+    EXPECT(catch_status([&] { outer.consensus(1, x.data()); }) == ONEBIT_ERROR_ARGUMENT);
     options.bits = 3;
-    EXPECT(thrown([&] { onebit::outer(comm, {}, options); }) == ONEBIT_ERROR_ARGUMENT);
+    EXPECT(catch_status([&] { onebit::outer(comm, {}, options); }) == ONEBIT_ERROR_ARGUMENT);
     EXPECT(outer.synchronize() == ONEBIT_OK);
     options.bits = 0;
     const communicator alone = communicator::self();
@@ -308,11 +310,11 @@ static void outer_steps() {
   second.load(parts, bytes, 1);
   second.move_to(other);
   EXPECT(p == q && second.info().steps == 1);
-  EXPECT(thrown([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
+  EXPECT(catch_status([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
 }
 
 int main(int argc, char **argv) {
-  EXPECT(argc == 2); // a directory that is not there yet
+  EXPECT(argc == 2); // a directory that does not exist yet
   errors_have_status_and_words();
   handles_move();
   collectives_give_what_c_gives();
@@ -322,7 +324,7 @@ int main(int argc, char **argv) {
   what_is_not_finite_is_skipped();
   optimizers_of_each_kind();
   optimizers_tell_and_go_on();
-  outer_steps();
-  checkpoints_in(argv[1]);
+  outer_steps_as_in_c();
+  checkpoints_are_loaded(argv[1]);
   return 0;
 }

@@ -1,6 +1,6 @@
 /*
  * Runs the threads of a CTA as fibers, which wait for each other in barriers and warp collectives.
- * The last one to arrive computes everybody's result.
+ * The last one to arrive computes the results of all.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,18 +40,18 @@ struct cuda_thread {
   unsigned source;
 };
 
-/* Lanes that wait for the rest of their mask. */
-struct meeting {
+/* A group of lanes that wait for the other lanes of their mask. */
+struct lane_group {
   collective kind;
   unsigned mask, arrived;
 };
 
 struct warp {
   unsigned alive;
-  std::vector<meeting> meetings;
+  std::vector<lane_group> groups;
 };
 
-/* Lanes that wait for the other lanes of their mask. */
+/* The order in which threads and CTAs run. */
 class order {
 public:
   order() {
@@ -84,7 +84,7 @@ private:
   std::minstd_rand random_;
 };
 
-/* The threads that may run: a bit each. */
+/* The threads that may run, a bit for each. */
 class ready_set {
 public:
   void insert(unsigned number) {
@@ -93,8 +93,8 @@ public:
   }
   size_t count() const { return count_; }
 
-  /* Removes the n-th. */
-  unsigned take(size_t n) {
+  /* Removes and returns the n-th thread. */
+  unsigned remove_nth(size_t n) {
     unsigned word = 0;
     for (size_t here; n >= (here = static_cast<size_t>(__builtin_popcountll(words_[word]))); word++)
       n -= here;
@@ -111,23 +111,23 @@ private:
   size_t count_ = 0;
 };
 
-/* The OS thread's fibers, kept from block to block, and the block that runs. */
+/* An OS thread's fibers, which all its blocks use, and the block that runs now. */
 class processor {
 public:
   void run(dim3 grid, dim3 block, const std::function<void()> &thread);
-  uint64_t meet(collective kind, unsigned mask, uint64_t value, unsigned source);
-  void meet();
+  uint64_t wait_for_lanes(collective kind, unsigned mask, uint64_t value, unsigned source);
+  void wait_for_block();
   unsigned current() const { return current_->number; }
   bool inside() const { return current_; }
 
 private:
-  static void live(void *self);
+  static void run_fiber(void *self);
   void prepare(dim3 block);
   void run_block(order &by);
   void wait() { switch_context(*current_->stack, scheduler_); }
-  meeting &join(warp &of, collective kind, unsigned mask, unsigned lane);
-  void finish_if_complete(unsigned warp_number, meeting &group);
-  uint64_t result(const meeting &group, const cuda_thread *lanes, unsigned lane) const;
+  lane_group &find_group(warp &of, collective kind, unsigned mask, unsigned lane);
+  void finish_if_complete(unsigned warp_number, lane_group &group);
+  uint64_t result(const lane_group &group, const cuda_thread *lanes, unsigned lane) const;
   void exit_thread();
   void check_barrier() const;
   [[noreturn]] void explain_deadlock() const;
@@ -146,8 +146,8 @@ private:
 
 thread_local processor here;
 
-/* Runs a fiber: one CUDA thread after the other. */
-void processor::live(void *self) {
+/* The function of a fiber, which runs one CUDA thread after the other. */
+void processor::run_fiber(void *self) {
   auto *me = static_cast<processor *>(self);
   me->current_->stack->begin(me->scheduler_);
   for (;;) {
@@ -161,7 +161,7 @@ void processor::prepare(dim3 block) {
   size_t count = size_t{block.x} * block.y * block.z;
   while (threads_.size() < count) {
     threads_.emplace_back();
-    threads_.back().stack = std::make_unique<fiber>(live, this);
+    threads_.back().stack = std::make_unique<fiber>(run_fiber, this);
     threads_.back().number = static_cast<unsigned>(threads_.size() - 1);
   }
   for (unsigned i = 0; i < count; i++)
@@ -197,7 +197,7 @@ void processor::run_block(order &by) {
   while (alive_) {
     if (!ready_.count())
       explain_deadlock();
-    current_ = &threads_[ready_.take(by.choose(ready_.count()))];
+    current_ = &threads_[ready_.remove_nth(by.choose(ready_.count()))];
     threadIdx = current_->index;
     switch_context(scheduler_, *current_->stack);
     current_ = nullptr;
@@ -206,10 +206,10 @@ void processor::run_block(order &by) {
 
 /* Returns the group of waiting lanes that `lane` belongs to. Lanes of one mask must all call the
  * same collective with the same mask; lanes of disjoint masks may call different ones. */
-meeting &processor::join(warp &of, collective kind, unsigned mask, unsigned lane) {
+lane_group &processor::find_group(warp &of, collective kind, unsigned mask, unsigned lane) {
   if (!(mask >> lane & 1))
     fatal("%s: lane %u is not in its own mask %08x", name(kind), lane, mask);
-  for (meeting &group : of.meetings) {
+  for (lane_group &group : of.groups) {
     if (!(group.mask & mask))
       continue;
     if (group.mask != mask || group.kind != kind)
@@ -218,11 +218,11 @@ meeting &processor::join(warp &of, collective kind, unsigned mask, unsigned lane
             lane, name(kind), mask, group.arrived, name(group.kind), group.mask);
     return group;
   }
-  of.meetings.push_back({kind, mask, 0});
-  return of.meetings.back();
+  of.groups.push_back({kind, mask, 0});
+  return of.groups.back();
 }
 
-uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsigned lane) const {
+uint64_t processor::result(const lane_group &group, const cuda_thread *lanes, unsigned lane) const {
   if (group.kind == collective::shuffle) {
     unsigned source = lanes[lane].source;
     return source < LANES && group.arrived >> source & 1 ? lanes[source].value : NOBODY;
@@ -235,9 +235,9 @@ uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsig
   return ballot;
 }
 
-/* Ends the collective once all lanes of its mask that have not exited are there, as on the
- * hardware. */
-void processor::finish_if_complete(unsigned warp_number, meeting &group) {
+/* Ends the collective when all lanes of its mask, except those that have exited, have arrived, as
+ * the hardware does. */
+void processor::finish_if_complete(unsigned warp_number, lane_group &group) {
   warp &of = warps_[warp_number];
   if (group.arrived != (group.mask & of.alive))
     return;
@@ -250,14 +250,15 @@ void processor::finish_if_complete(unsigned warp_number, meeting &group) {
     lanes[lane].result = group.kind == collective::shuffle ? result(group, lanes, lane) : common;
     ready_.insert(lanes[lane].number);
   }
-  of.meetings.erase(of.meetings.begin() + (&group - of.meetings.data()));
+  of.groups.erase(of.groups.begin() + (&group - of.groups.data()));
 }
 
-uint64_t processor::meet(collective kind, unsigned mask, uint64_t value, unsigned source) {
+uint64_t processor::wait_for_lanes(collective kind, unsigned mask, uint64_t value,
+                                   unsigned source) {
   unsigned lane = current_->number % LANES, warp_number = current_->number / LANES;
   current_->value = value;
   current_->source = source;
-  meeting &group = join(warps_[warp_number], kind, mask, lane);
+  lane_group &group = find_group(warps_[warp_number], kind, mask, lane);
   group.arrived |= 1u << lane;
   cuda_thread *me = current_;
   finish_if_complete(warp_number, group);
@@ -272,7 +273,7 @@ void processor::check_barrier() const {
           barrier_arrived_, exited_);
 }
 
-void processor::meet() {
+void processor::wait_for_block() {
   barrier_arrived_++;
   check_barrier();
   barrier_waiting_.push_back(current_->number);
@@ -292,7 +293,7 @@ void processor::exit_thread() {
   check_barrier();
   warp &of = warps_[warp_number];
   of.alive &= ~(1u << lane);
-  for (meeting &group : of.meetings)
+  for (lane_group &group : of.groups)
     if (group.mask >> lane & 1) {
       finish_if_complete(warp_number, group);
       break;
@@ -301,7 +302,7 @@ void processor::exit_thread() {
 
 void processor::explain_deadlock() const {
   for (size_t i = 0; i < warps_.size(); i++)
-    for (const meeting &group : warps_[i].meetings)
+    for (const lane_group &group : warps_[i].groups)
       fatal(
           "deadlock: in warp %zu of the CTA lanes %08x wait in %s with mask %08x, whose lanes %08x "
           "do not arrive; %u threads wait in a barrier",
@@ -312,11 +313,11 @@ void processor::explain_deadlock() const {
 
 } // namespace
 
-uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned source) {
-  return here.meet(kind, mask, value, source);
+uint64_t wait_for_warp(collective kind, unsigned mask, uint64_t value, unsigned source) {
+  return here.wait_for_lanes(kind, mask, value, source);
 }
 
-void meet_block() { here.meet(); }
+void wait_for_cta() { here.wait_for_block(); }
 
 unsigned lane() { return here.current() % LANES; }
 

@@ -1,6 +1,6 @@
 /*
- * Capture: work on a stream becomes nodes of a graph instead, also on streams that it reaches by
- * events. The nodes of a launched graph are operations that only the graph's own order binds.
+ * Capture: work on a stream, and on streams that events connect with it, becomes nodes of a graph
+ * instead. The nodes of a launched graph are operations that only the order in the graph restricts.
  */
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@ struct CUgraph_st {
 };
 
 struct CUgraphExec_st : CUgraph_st {
-  emulation::operation_ptr last; /* of the launch before: the same graph does not overlap itself */
+  emulation::operation_ptr last; /* of the previous launch: launches of one graph do not overlap */
 };
 
 namespace emulation {
@@ -45,7 +45,7 @@ template <typename graph> cudaError_t destroy(graph *unwanted) {
 
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
-void join(const stream_ptr &stream, const std::shared_ptr<capture> &into) {
+void join_capture(const stream_ptr &stream, const std::shared_ptr<capture> &into) {
   if (stream->capturing)
     return;
   stream->capturing = into;
@@ -53,7 +53,7 @@ void join(const stream_ptr &stream, const std::shared_ptr<capture> &into) {
   into->streams.push_back(stream);
 }
 
-void add(std::vector<size_t> &to, const std::vector<size_t> &more) {
+void append_nodes(std::vector<size_t> &to, const std::vector<size_t> &more) {
   for (size_t node : more)
     if (std::find(to.begin(), to.end(), node) == to.end())
       to.push_back(node);
@@ -69,7 +69,7 @@ bool captured_implicitly(const CUstream_st &stream) {
   return false;
 }
 
-/* True if every node that nothing comes after is among the origin's last. */
+/* True if every node without a successor is among the last nodes of the origin stream. */
 bool is_joined(const capture &all) {
   std::vector<bool> followed(all.nodes.size());
   for (const graph_node &node : all.nodes)
@@ -93,7 +93,7 @@ cudaError_t begin_capture(cudaStream_t handle, cudaStreamCaptureMode mode) {
   begun->origin = stream;
   begun->mode = mode;
   begun->owner = std::this_thread::get_id();
-  join(stream, begun);
+  join_capture(stream, begun);
   captures().push_back(begun);
   return cudaSuccess;
 }
@@ -123,7 +123,7 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t *graph) {
   return error;
 }
 
-/* Appends a graph to a capture: after the stream's nodes so far and before its next ones. */
+/* Inserts the nodes of a graph into a capture, between the stream's earlier and later nodes. */
 void inline_graph(CUstream_st &stream, const std::vector<graph_node> &nodes) {
   std::vector<graph_node> &all = stream.capturing->nodes;
   size_t offset = all.size();
@@ -131,7 +131,7 @@ void inline_graph(CUstream_st &stream, const std::vector<graph_node> &nodes) {
   for (graph_node node : nodes) {
     for (size_t &before : node.after)
       before += offset;
-    add(node.after, stream.capture_tail);
+    append_nodes(node.after, stream.capture_tail);
     tail.push_back(all.size());
     all.push_back(std::move(node));
   }
@@ -150,7 +150,7 @@ cudaError_t launch_graph(CUgraphExec_st &graph, cudaStream_t handle) {
   }
   if (captured_implicitly(*stream))
     return cudaErrorStreamCaptureImplicit;
-  operation_ptr entry = enqueue(held, stream, plain([] {}), {graph.last});
+  operation_ptr entry = enqueue(held, stream, make_work([] {}), {graph.last});
   std::vector<operation_ptr> made;
   for (const graph_node &node : graph.nodes) {
     std::vector<operation_ptr> after{entry};
@@ -158,7 +158,7 @@ cudaError_t launch_graph(CUgraphExec_st &graph, cudaStream_t handle) {
       after.push_back(made[before]);
     made.push_back(add_node(node.what, std::move(after)));
   }
-  graph.last = enqueue(held, stream, plain([] {}), std::move(made));
+  graph.last = enqueue(held, stream, make_work([] {}), std::move(made));
   return cudaSuccess;
 }
 
@@ -241,8 +241,8 @@ cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event) {
     stream->capturing->invalid = event.captured->invalid = true;
     return cudaErrorStreamCaptureMerge;
   }
-  join(stream, event.captured);
-  add(stream->capture_tail, event.capture_nodes);
+  join_capture(stream, event.captured);
+  append_nodes(stream->capture_tail, event.capture_nodes);
   return cudaSuccess;
 }
 
@@ -292,7 +292,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream) {
   return result(graphExec ? launch_graph(*graphExec, stream) : cudaErrorInvalidValue);
 }
 
-/* Returns only the number of nodes; they cannot be examined. */
+/* Returns only the number of nodes; the nodes themselves are not available. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *numNodes) {
   if (!graph || !numNodes)
     return result(cudaErrorInvalidValue);

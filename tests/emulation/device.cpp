@@ -23,7 +23,7 @@ std::atomic<bool> only_counting;
 std::atomic<long> allocations_left, launches_left;
 std::atomic<bool> contexts[MAX_DEVICES];
 
-/* "9.0" as 90. */
+/* Returns the compute capability; 9.0 is 90. */
 int capability() {
   const char *text = getenv("EMULATED_CAPABILITY");
   int major = 9, minor = 0;
@@ -33,7 +33,7 @@ int capability() {
 }
 
 int device_count() {
-  long count = setting("EMULATED_DEVICES", 2);
+  long count = read_setting("EMULATED_DEVICES", 2);
   if (count < 0 || count > MAX_DEVICES)
     fatal("EMULATED_DEVICES is %ld: from 0 to %d", count, MAX_DEVICES);
   return static_cast<int>(count);
@@ -41,8 +41,8 @@ int device_count() {
 
 bool valid(int number) { return number >= 0 && number < device_count(); }
 
-/* Counts down; true for the one call that fails. */
-bool falls_due(std::atomic<long> &left) {
+/* Counts down; returns true for the call that is to fail. */
+bool count_down(std::atomic<long> &left) {
   long seen = left.load();
   while (seen > 0)
     if (left.compare_exchange_weak(seen, seen - 1))
@@ -130,9 +130,9 @@ cudaError_t result(cudaError_t error) {
 
 void count(counted what, long times) { counters[static_cast<int>(what)] += times; }
 bool only_counts() { return only_counting; }
-bool leaves(size_t bytes) { return only_counting && bytes > 4096; }
-bool allocation_fails() { return falls_due(allocations_left); }
-bool launch_fails() { return falls_due(launches_left); }
+bool is_left_out(size_t bytes) { return only_counting && bytes > 4096; }
+bool allocation_fails() { return count_down(allocations_left); }
+bool launch_fails() { return count_down(launches_left); }
 
 static thread_local size_t threads_that_waited;
 static thread_local bool is_early;
@@ -150,8 +150,8 @@ static bool comes_early(const cudaLaunchConfig_t &config) {
   return false;
 }
 
-/* Runs a kernel. A thread that comes early and does not wait reads what the kernel ahead has yet to
- * write. */
+/* Runs a kernel. A thread of an early kernel that does not wait would read memory which the
+ * previous kernel has not written yet. */
 static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
   const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
   threads_that_waited = 0;
@@ -178,7 +178,7 @@ cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
     return result(cudaErrorInvalidResourceHandle);
   return result(submit(
       held, stream,
-      plain([=, grid = config.gridDim, block = config.blockDim, early = comes_early(config)] {
+      make_work([=, grid = config.gridDim, block = config.blockDim, early = comes_early(config)] {
         count(counted::kernels);
         if (!only_counts())
           run_kernel(grid, block, thread, early);
@@ -261,7 +261,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int number) {
 static int attribute(enum cudaDeviceAttr attr) {
   switch (attr) {
   case cudaDevAttrMaxPitch:
-    return static_cast<int>(setting("EMULATED_PITCH", INT_MAX));
+    return static_cast<int>(read_setting("EMULATED_PITCH", INT_MAX));
   case cudaDevAttrComputeCapabilityMajor:
     return capability() / 10;
   }

@@ -40,8 +40,8 @@
 /*
  * ---- Operations ----
  *
- * Work on streams, as a graph of operations that is run as late as possible: when the host waits.
- * One mutex guards all of it; it is not held while an operation runs.
+ * Work on streams is a graph of operations that run as late as possible: when the host waits. One
+ * mutex guards the graph; it is not held while an operation runs.
  */
 
 struct ncclComm;
@@ -54,12 +54,13 @@ using operation_ptr = std::shared_ptr<operation>;
 using stream_ptr = std::shared_ptr<CUstream_st>;
 using lock = std::unique_lock<std::mutex>;
 
-/* The work of an operation. A graph keeps it to do it again. */
+/* The work of an operation. A graph keeps it for its next launch. */
 struct work {
-  /* Called without the lock. Returns false if it has only begun; finish() is then called later. */
+  /* Called without the lock. Returns true if the work is done, or false if it has only begun; then
+   * finish_operation() is called later. */
   std::function<bool(const operation_ptr &)> start;
-  /* Called with the lock: `enqueued` when it enters a queue; `needs` once it has begun, to list the
-   * operations that another rank must run before it can end, as far as they are known. */
+  /* Called with the lock: `enqueued` when the operation enters a queue; `needs` after it has begun,
+   * to list the known operations of other ranks that must run before it can end. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
   /* The communicator that a graph with this operation holds, or none. */
@@ -67,7 +68,7 @@ struct work {
 };
 
 /* Makes work that is done when the function returns. */
-work plain(std::function<void()> function);
+work make_work(std::function<void()> function);
 
 struct operation {
   work what;
@@ -86,7 +87,7 @@ struct CUstream_st {
   const int device;
   const bool blocking; /* orders itself with the device's default stream */
   const bool is_default;
-  bool destroyed = false; /* no longer a handle: work that it holds still runs */
+  bool destroyed = false; /* the handle is invalid, but queued work still runs */
   std::deque<emulation::operation_ptr> queue;
   emulation::operation_ptr last;
   std::shared_ptr<emulation::capture> capturing;
@@ -105,21 +106,21 @@ namespace emulation {
 
 std::mutex &guard();
 
-/* Enqueues the work after all that the kind of the stream demands, and after `after`. */
+/* Enqueues the work after `after`, and after the operations that the kind of stream waits for. */
 operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
                       std::vector<operation_ptr> after = {});
 /* Adds an operation without a stream, for graphs. */
 operation_ptr add_node(work what, std::vector<operation_ptr> after);
 
-/* Runs every operation that `wanted` needs, and `wanted`. NULL is done already. If nothing can run,
- * the message says that the host waits for `whom`. */
-void complete(lock &held, const operation_ptr &wanted,
-              const char *whom = "an operation of another thread or rank");
+/* Runs `wanted` (NULL: nothing) after all operations that it needs. If no operation can run, the
+ * process ends with a message that the host waits for `whom`. */
+void complete_operation(lock &held, const operation_ptr &wanted,
+                        const char *whom = "an operation of another thread or rank");
 /* Runs one operation that `wanted` needs, if one can run. */
-bool advance(lock &held, const operation_ptr &wanted);
+bool advance_operation(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
-/* Finishes an operation that start() said is not over yet. */
-void finish(const operation_ptr &begun);
+/* Finishes an operation whose start() has returned false. */
+void finish_operation(const operation_ptr &begun);
 /* Wakes all threads that sleep in wait_for_others(). */
 void wake_others();
 /* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
@@ -132,7 +133,7 @@ void synchronise_device(lock &held, int device,
                         const char *whom = "an operation of another thread or rank");
 
 /* The value of an environment variable. */
-long setting(const char *name, long otherwise);
+long read_setting(const char *name, long otherwise);
 
 } // namespace emulation
 
@@ -206,16 +207,16 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* True if emulation_only_count is on; and true if a copy of that many bytes is then left out. */
+/* True if emulation_only_count is on; and true if it leaves out a copy of that many bytes. */
 bool only_counts();
-bool leaves(size_t bytes);
+bool is_left_out(size_t bytes);
 
-/* True if this allocation (launch) is the one that a test makes fail. */
+/* True if a test makes this allocation (launch) fail. */
 bool allocation_fails();
 bool launch_fails();
 
-/* Refuses a call that would wait for, or change, what a capture must not see: an error, and the end
- * of that capture. With the lock. */
+/* Returns an error for a call that CUDA forbids during a capture, and ends that capture. The caller
+ * holds the lock. */
 cudaError_t refuse_in_capture();
 
 } // namespace emulation
@@ -228,16 +229,16 @@ cudaError_t refuse_in_capture();
 
 namespace emulation {
 
-constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* of one device */
+constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* bytes of one device */
 
-/* True if a kernel may touch these bytes. With the lock. */
+/* True if a kernel may access these bytes. The caller holds the lock. */
 bool device_can_touch(const void *pointer, size_t size);
 
 /* Ends the process if bytes next to an allocation were overwritten. The caller holds the lock. */
 void check_memory();
 
-/* Makes device memory accessible to the host while one of these lives; EMULATED_PROTECT makes it
- * inaccessible otherwise. */
+/* Makes device memory accessible to the host while such an object exists; otherwise
+ * EMULATED_PROTECT makes it inaccessible. */
 struct device_access {
   device_access();
   ~device_access();
@@ -275,7 +276,7 @@ struct context {
 #else
   ucontext_t registers;
 #endif
-  /* The sanitizers track stacks and need these. */
+  /* The bounds of the stack, which the sanitizers need. */
   const void *bottom = nullptr;
   size_t size = 0;
   void *fake_stack = nullptr;

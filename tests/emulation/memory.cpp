@@ -38,7 +38,7 @@ struct allocation {
   size_t size;
   int device;
   bool pinned;
-  bool filled; /* filled with patterns; otherwise untouched and unchecked */
+  bool filled; /* filled with patterns; otherwise neither written nor checked */
 
   unsigned char *start() const { return whole + ZONE; }
   size_t room() const { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT; }
@@ -75,7 +75,7 @@ const allocation *find(const void *pointer) {
   return offset < candidate.size ? &candidate : nullptr;
 }
 
-void check(const allocation &block) {
+void check_guards(const allocation &block) {
   if (ZONE && block.filled &&
       !(is_filled(block.start() - CHECKED, CHECKED, GUARD) &&
         is_filled(block.start() + block.size, CHECKED, GUARD)))
@@ -95,7 +95,7 @@ void forget_oldest() {
   munmap(block.whole, block.extent());
 }
 
-void discard(const allocation &block) {
+void discard_memory(const allocation &block) {
   if (!block.filled) {
     munmap(block.whole, block.extent());
     return;
@@ -109,7 +109,7 @@ void discard(const allocation &block) {
     forget_oldest();
 }
 
-unsigned char *obtain(const allocation &block) {
+unsigned char *obtain_memory(const allocation &block) {
   void *exact;
   if (!ZONE && block.filled)
     return posix_memalign(&exact, 256, block.size) ? nullptr : static_cast<unsigned char *>(exact);
@@ -118,10 +118,10 @@ unsigned char *obtain(const allocation &block) {
   return pages == MAP_FAILED ? nullptr : static_cast<unsigned char *>(pages);
 }
 
-bool protecting() { return ZONE && setting("EMULATED_PROTECT", 0); }
+bool is_protecting() { return ZONE && read_setting("EMULATED_PROTECT", 0); }
 
-void protect(int rights) {
-  if (protecting())
+void set_protection(int rights) {
+  if (is_protecting())
     for (auto &[start, block] : allocations())
       if (!block.pinned)
         mprotect(block.whole, block.extent(), rights);
@@ -136,13 +136,13 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
     return refused;
   count(counted::allocations);
   int device = use_device();
-  const bool filled = !leaves(size);
+  const bool filled = !is_left_out(size);
   if (allocation_fails() || (!pinned && filled && size > DEVICE_MEMORY - used[device]))
     return cudaErrorMemoryAllocation;
   if (!size)
     return cudaSuccess;
   allocation block{nullptr, size, device, pinned, filled};
-  if (!(block.whole = obtain(block)))
+  if (!(block.whole = obtain_memory(block)))
     return cudaErrorMemoryAllocation;
   if (ZONE && filled)
     memset(block.whole, GUARD, block.extent());
@@ -171,11 +171,11 @@ cudaError_t release(lock &held, void *pointer, bool pinned) {
                      pinned ? "the device, whose work cudaFreeHost waits for"
                             : "the device, whose work cudaFree waits for");
   device_access open;
-  check(block);
+  check_guards(block);
   if (!pinned && block.filled)
     used[block.device] -= block.size;
   allocations().erase(address_of(pointer));
-  discard(block);
+  discard_memory(block);
   return cudaSuccess;
 }
 
@@ -215,7 +215,7 @@ cudaError_t unregister_memory(lock &held, void *pointer) {
 enum class place { pageable, pinned, device, broken };
 
 /* Returns the memory of these bytes; it is broken if they end beyond their allocation. */
-place where(const void *pointer, size_t size) {
+place find_place(const void *pointer, size_t size) {
   const allocation *block = find(pointer);
   if (!block)
     return is_registered(pointer, size) ? place::pinned : place::pageable;
@@ -229,8 +229,8 @@ bool matches(place actual, bool says_device) {
                      : actual == place::pageable || actual == place::pinned;
 }
 
-/* True if the kind matches both sides. */
-bool truthful(cudaMemcpyKind kind, place to, place from) {
+/* True if the kind of copy matches the memory of both sides. */
+bool matches_both(cudaMemcpyKind kind, place to, place from) {
   if (to == place::broken || from == place::broken)
     return false;
   if (kind == cudaMemcpyDefault)
@@ -245,7 +245,7 @@ struct rows {
   size_t to_pitch, from_pitch, width, height;
 };
 
-size_t span(size_t pitch, const rows &copy) { return pitch * (copy.height - 1) + copy.width; }
+size_t row_span(size_t pitch, const rows &copy) { return pitch * (copy.height - 1) + copy.width; }
 
 void copy_now(const rows &copy) {
   for (size_t row = 0; row < copy.height; row++)
@@ -260,26 +260,26 @@ work staged_copy(const rows &copy) {
   second.from = bytes->data();
   first.to_pitch = second.from_pitch = copy.width;
   copy_now(first);
-  return plain([second, bytes] {
+  return make_work([second, bytes] {
     count(counted::copies);
     copy_now(second);
   });
 }
 
-/* Copies from pageable memory to a device as late as CUDA permits: the host waits until the stream
- * has come so far, the bytes are staged, and the call returns; the stream makes the copy itself. */
-cudaError_t stage(lock &held, const rows &copy, const stream_ptr &stream) {
+/* Copies from pageable memory to a device as late as CUDA permits: the host waits for the stream's
+ * earlier work, stages the bytes and returns; the stream makes the copy later. */
+cudaError_t stage_copy(lock &held, const rows &copy, const stream_ptr &stream) {
   operation_ptr reached;
-  cudaError_t error = submit(held, stream, plain([] {}), &reached);
+  cudaError_t error = submit(held, stream, make_work([] {}), &reached);
   if (error)
     return error;
   count(counted::synchronisations);
-  complete(held, reached, "a stream: a copy from pageable memory begins after its work");
+  complete_operation(held, reached, "a stream: a copy from pageable memory begins after its work");
   return submit(held, stream, staged_copy(copy));
 }
 
-/* Copies to pageable memory make the host wait, as the real ones do. With `wait` all copies do,
- * except between devices. */
+/* Copies rows. The host waits for a copy to pageable memory, as with real devices; if `wait` is
+ * true it waits for all copies except those between devices. */
 cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
   if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
     return cudaErrorInvalidPitchValue;
@@ -291,20 +291,20 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
     return cudaErrorInvalidResourceHandle;
   if (!copy.width || !copy.height)
     return cudaSuccess;
-  place to = where(copy.to, span(copy.to_pitch, copy));
-  place from = where(copy.from, span(copy.from_pitch, copy));
-  if (!copy.to || !copy.from || !truthful(kind, to, from))
+  place to = find_place(copy.to, row_span(copy.to_pitch, copy));
+  place from = find_place(copy.from, row_span(copy.from_pitch, copy));
+  if (!copy.to || !copy.from || !matches_both(kind, to, from))
     return cudaErrorInvalidValue;
   if (wait)
     if (cudaError_t refused = refuse_in_capture())
       return refused;
   bool captured = stream->capturing != nullptr;
   if (from == place::pageable && to == place::device && !captured)
-    return stage(held, copy, stream);
+    return stage_copy(held, copy, stream);
   bool host_waits = to == place::pageable || from == place::pageable ||
                     (wait && !(to == place::device && from == place::device));
   operation_ptr done;
-  cudaError_t error = submit(held, stream, plain([copy] {
+  cudaError_t error = submit(held, stream, make_work([copy] {
                                count(counted::copies);
                                copy_now(copy);
                              }),
@@ -312,37 +312,37 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
   if (error || captured || !host_waits)
     return error;
   count(counted::synchronisations);
-  complete(held, done, "a stream: a copy to the host ends after its work");
+  complete_operation(held, done, "a stream: a copy to the host ends after its work");
   return cudaSuccess;
 }
 
 } // namespace
 
 bool device_can_touch(const void *pointer, size_t size) {
-  place actual = where(pointer, size);
+  place actual = find_place(pointer, size);
   return actual == place::device || actual == place::pinned;
 }
 
 void check_memory() {
   device_access open;
   for (const auto &[start, block] : allocations())
-    check(block);
+    check_guards(block);
 }
 
 device_access::device_access() {
   if (__atomic_fetch_add(&accesses, 1, __ATOMIC_RELAXED) == 0)
-    protect(PROT_READ | PROT_WRITE);
+    set_protection(PROT_READ | PROT_WRITE);
 }
 device_access::~device_access() {
   if (__atomic_fetch_sub(&accesses, 1, __ATOMIC_RELAXED) == 1)
-    protect(PROT_NONE);
+    set_protection(PROT_NONE);
 }
 
 } // namespace emulation
 
 using namespace emulation;
 
-static cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
+static cudaError_t fill_memory(void *pointer, int value, size_t size, cudaStream_t handle) {
   lock held(guard());
   stream_ptr stream = find_stream(handle);
   if (!stream)
@@ -351,9 +351,9 @@ static cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t hand
     return cudaSuccess;
   if (!device_can_touch(pointer, size))
     return cudaErrorInvalidValue;
-  return submit(held, stream, plain([=] {
+  return submit(held, stream, make_work([=] {
                   count(counted::memsets);
-                  if (!leaves(size))
+                  if (!is_left_out(size))
                     memset(pointer, value, size);
                 }));
 }
@@ -429,8 +429,8 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t 
       kind, stream, false));
 }
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
-  return result(fill(devPtr, value, count, nullptr));
+  return result(fill_memory(devPtr, value, count, nullptr));
 }
 cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream) {
-  return result(fill(devPtr, value, count, stream));
+  return result(fill_memory(devPtr, value, count, stream));
 }

@@ -29,7 +29,7 @@ thread_local ncclResult_t group_error = ncclSuccess;
 thread_local std::vector<call> group;
 thread_local std::string last_words;
 
-ncclResult_t flush() {
+ncclResult_t enqueue_group() {
   std::vector<call> calls = std::exchange(group, {});
   lock held(guard());
   while (!calls.empty()) {
@@ -47,7 +47,7 @@ ncclResult_t flush() {
   return ncclSuccess;
 }
 
-/* The factors of `count` elements that a call reads, and writes. */
+/* Return the multiple of `count` elements that a call reads, and that it writes. */
 size_t times_read(const transfer &what, size_t ranks) {
   return what.kind == transfer::receive ? 0 : what.kind == transfer::reduce_scatter ? ranks : 1;
 }
@@ -62,7 +62,7 @@ bool memory_is_right(const transfer &what, size_t ranks) {
          (!written || device_can_touch(what.to, written));
 }
 
-ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &what) {
+ncclResult_t add_call(ncclComm_t handle, cudaStream_t stream_handle, const transfer &what) {
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   stream_ptr stream = find_stream(stream_handle);
@@ -85,7 +85,7 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
     count(counted::sent_bytes, static_cast<long>(what.count * size_of(what.type)));
   group.push_back({comm, stream, what});
   held.unlock();
-  return group_depth ? ncclSuccess : flush();
+  return group_depth ? ncclSuccess : enqueue_group();
 }
 
 } // namespace
@@ -105,7 +105,7 @@ ncclResult_t refuse(ncclResult_t code, const char *words) {
 using namespace emulation;
 
 ncclResult_t ncclGetVersion(int *version) {
-  *version = static_cast<int>(setting("EMULATED_NCCL_VERSION", NCCL_VERSION_CODE));
+  *version = static_cast<int>(read_setting("EMULATED_NCCL_VERSION", NCCL_VERSION_CODE));
   return ncclSuccess;
 }
 
@@ -125,27 +125,29 @@ const char *ncclGetLastError(ncclComm_t) { return last_words.c_str(); }
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return add(comm, stream, {transfer::send, sendbuff, nullptr, count, datatype, ncclSum, peer});
+  return add_call(comm, stream,
+                  {transfer::send, sendbuff, nullptr, count, datatype, ncclSum, peer});
 }
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return add(comm, stream, {transfer::receive, nullptr, recvbuff, count, datatype, ncclSum, peer});
+  return add_call(comm, stream,
+                  {transfer::receive, nullptr, recvbuff, count, datatype, ncclSum, peer});
 }
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  return add(comm, stream,
-             {transfer::all_gather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0});
+  return add_call(comm, stream,
+                  {transfer::all_gather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0});
 }
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream) {
-  return add(comm, stream, {transfer::all_reduce, sendbuff, recvbuff, count, datatype, op, 0});
+  return add_call(comm, stream, {transfer::all_reduce, sendbuff, recvbuff, count, datatype, op, 0});
 }
 ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream) {
-  return add(comm, stream,
-             {transfer::reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op, 0});
+  return add_call(comm, stream,
+                  {transfer::reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op, 0});
 }
 
 ncclResult_t ncclGroupStart(void) {
@@ -162,12 +164,12 @@ ncclResult_t ncclGroupEnd(void) {
   ncclResult_t error = std::exchange(group_error, ncclSuccess);
   if (error)
     forget_arrivals();
-  ncclResult_t made = error ? error : arrive_all();
+  ncclResult_t made = error ? error : wait_for_arrivals();
   if (made != ncclSuccess && made != ncclInProgress) {
     group.clear();
     return made;
   }
-  ncclResult_t code = flush();
+  ncclResult_t code = enqueue_group();
   return code ? code : made;
 }
 
@@ -252,7 +254,7 @@ void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclD
 /*
  * ---- Windows ----
  *
- * NCCL's memory, and windows, which newer versions have.
+ * Memory of NCCL, and windows, a feature of newer versions.
  */
 
 struct ncclWindow_vidmem {
@@ -279,7 +281,7 @@ bool is_free_for_one(void *memory, size_t size) {
   return found != allocated().end() && size && size <= found->second;
 }
 
-/* Records this rank's call and waits for the others'. */
+/* Records this rank's call and waits for the calls of the other ranks. */
 bool all_agree(lock &held, ncclComm &comm, size_t size) {
   clique &ranks = *comm.ranks;
   long number = comm.registrations++;
@@ -300,7 +302,7 @@ bool all_agree(lock &held, ncclComm &comm, size_t size) {
 
 } // namespace
 
-void must_be_there(int version, const char *function) {
+void require_version(int version, const char *function) {
   int loaded = 0;
   ncclGetVersion(&loaded);
   if (loaded < version)
@@ -326,7 +328,7 @@ void close_windows(ncclComm_t comm, bool abort) {
 using namespace emulation;
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
-  must_be_there(21900, "ncclMemAlloc");
+  require_version(21900, "ncclMemAlloc");
   if (cudaMalloc(ptr, size))
     return refuse(ncclUnhandledCudaError, "cudaMalloc failed");
   lock held(guard());
@@ -347,7 +349,7 @@ ncclResult_t ncclMemFree(void *ptr) {
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, ncclWindow_t *win,
                                     int winFlags) {
-  must_be_there(22700, "ncclCommWindowRegister");
+  require_version(22700, "ncclCommWindowRegister");
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !win || (winFlags & ~NCCL_WIN_COLL_SYMMETRIC) || !is_free_for_one(buff, size))
@@ -357,11 +359,11 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, 
   *win = new ncclWindow_vidmem{handle, buff};
   windows().insert(*win);
   registrations++;
-  return answer(*comm);
+  return collective_result(*comm);
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t win) {
-  must_be_there(22700, "ncclCommWindowDeregister");
+  require_version(22700, "ncclCommWindowDeregister");
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !windows().count(win) || win->comm != handle)

@@ -23,7 +23,7 @@ std::vector<comm_ptr> &comms() {
   return all;
 }
 
-/* Communicators that were destroyed or aborted; keeping them keeps their addresses unused. */
+/* Communicators that were destroyed or aborted, kept so that no other gets their address. */
 std::vector<comm_ptr> &gone() {
   static std::vector<comm_ptr> all;
   return all;
@@ -35,20 +35,20 @@ std::map<std::string, std::shared_ptr<clique>> &forming() {
   return all;
 }
 
-/* The end of making a communicator: the wait for the other ranks. */
+/* The last part of creating a communicator: waiting for the other ranks. */
 using arrival = std::function<ncclResult_t(lock &)>;
 thread_local std::vector<arrival> arrivals;
 
-/* Waits for the other ranks. If they may be this thread's, later in its group, the group's end
- * waits. */
-ncclResult_t arrive(lock &held, arrival wait) {
+/* Waits for the other ranks, or in a group lets the group's end wait, since this thread may create
+ * the other ranks later in the group. */
+ncclResult_t wait_or_defer(lock &held, arrival wait) {
   if (!in_group())
     return wait(held);
   arrivals.push_back(std::move(wait));
   return ncclSuccess;
 }
 
-/* Joins the communicator of this id; the first rank that comes makes it. */
+/* Joins the communicator of this id; the first rank creates it. */
 ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
   std::shared_ptr<clique> &all = forming()[id];
   if (!all)
@@ -88,11 +88,11 @@ ncclResult_t wait_for_ranks(lock &held, const comm_ptr &comm, const std::string 
   wake_others();
   comms().push_back(comm);
   *handle = comm.get();
-  return answer(*comm);
+  return collective_result(*comm);
 }
 
-ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int rank,
-                  const ncclConfig_t *config) {
+ncclResult_t create_communicator(ncclComm_t *handle, int ranks, const ncclUniqueId &unique,
+                                 int rank, const ncclConfig_t *config) {
   if (!handle || ranks < 1 || rank < 0 || rank >= ranks)
     return refuse(ncclInvalidArgument, "no such rank");
   std::string id(unique.internal, sizeof unique.internal);
@@ -105,11 +105,12 @@ ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int
   if (ncclResult_t error = join(comm, ranks, id))
     return error;
   wake_others();
-  return arrive(held, [=](lock &waiting) { return wait_for_ranks(waiting, comm, id, handle); });
+  return wait_or_defer(held,
+                       [=](lock &waiting) { return wait_for_ranks(waiting, comm, id, handle); });
 }
 
-/* Adds the next rank to a communicator whose ranks are all made at once. */
-comm_ptr append(const std::shared_ptr<clique> &all, int device) {
+/* Adds the next rank to a communicator whose ranks are all created at once. */
+comm_ptr append_rank(const std::shared_ptr<clique> &all, int device) {
   auto comm = std::make_shared<ncclComm>();
   comm->ranks = all;
   comm->rank = all->joined++;
@@ -141,12 +142,12 @@ ncclResult_t init_all(ncclComm_t *handles, const std::vector<int> &devices) {
   lock held(guard());
   auto all = std::make_shared<clique>();
   for (int device : devices)
-    *handles++ = append(all, device).get();
+    *handles++ = append_rank(all, device).get();
   return ncclSuccess;
 }
 
 /* Makes a communicator of the ranks of each color, ordered by key and then by parent rank. */
-void divide(const clique &parent, std::vector<choice> &choices) {
+void divide_ranks(const clique &parent, std::vector<choice> &choices) {
   std::vector<size_t> order(choices.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
@@ -159,7 +160,7 @@ void divide(const clique &parent, std::vector<choice> &choices) {
     std::shared_ptr<clique> &all = made[its.color];
     if (!all)
       all = std::make_shared<clique>();
-    its.made = append(all, parent.ranks[rank].lock()->device);
+    its.made = append_rank(all, parent.ranks[rank].lock()->device);
     its.made->blocking = its.blocking;
   }
 }
@@ -177,7 +178,7 @@ std::shared_ptr<division> choose(ncclComm &comm, const choice &mine, size_t want
   here->choices[static_cast<size_t>(comm.rank)] = mine;
   if (++here->present == wanted) {
     parent.divisions.erase(number);
-    divide(parent, here->choices);
+    divide_ranks(parent, here->choices);
     wake_others();
   }
   return here;
@@ -191,11 +192,11 @@ ncclResult_t wait_for_choices(lock &held, const comm_ptr &comm,
     return refuse(comm->error, "a rank failed while the others waited for each other");
   const comm_ptr &made = here->choices[static_cast<size_t>(comm->rank)].made;
   *handle = made.get();
-  return made ? answer(*made) : ncclSuccess;
+  return made ? collective_result(*made) : ncclSuccess;
 }
 
-ncclResult_t split(ncclComm_t handle, choice mine, size_t left_out, ncclComm_t *made,
-                   const ncclConfig_t *config) {
+ncclResult_t split_communicator(ncclComm_t handle, choice mine, size_t left_out, ncclComm_t *made,
+                                const ncclConfig_t *config) {
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !made)
@@ -210,19 +211,20 @@ ncclResult_t split(ncclComm_t handle, choice mine, size_t left_out, ncclComm_t *
   if (ncclResult_t error = read_config(config, &mine.blocking))
     return error;
   std::shared_ptr<division> here = choose(*comm, mine, comm->ranks->ranks.size() - left_out);
-  return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
+  return wait_or_defer(held,
+                       [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
-/* Completes what is queued and what has begun: an operation completes after those enqueued before
- * it. Operations that a launched graph has begun are waited for by the graph's stream. */
-void drain(lock &held, const comm_ptr &comm) {
+/* Completes the queued operations and the last one, and with it all earlier ones. The stream of a
+ * launched graph completes the graph's operations. */
+void complete_operations(lock &held, const comm_ptr &comm) {
   const char *whom = "kernels of NCCL, in ncclCommFinalize or ncclCommDestroy";
   while (!comm->queued.empty())
-    complete(held, operation_ptr(comm->queued.front()), whom);
-  complete(held, operation_ptr(comm->last), whom);
+    complete_operation(held, operation_ptr(comm->queued.front()), whom);
+  complete_operation(held, operation_ptr(comm->last), whom);
 }
 
-ncclResult_t finalize(ncclComm_t handle) {
+ncclResult_t finalize_communicator(ncclComm_t handle) {
   if (group_has_calls())
     return refuse(ncclInvalidUsage, "calls of this group have not begun");
   lock held(guard());
@@ -230,11 +232,11 @@ ncclResult_t finalize(ncclComm_t handle) {
   if (!comm || comm->finalized)
     return refuse(ncclInvalidArgument, "no such communicator, or finalized before");
   comm->finalized = true;
-  drain(held, comm);
+  complete_operations(held, comm);
   return comm->error ? refuse(comm->error, "the communicator has failed") : ncclSuccess;
 }
 
-ncclResult_t forget(ncclComm_t handle, bool abort) {
+ncclResult_t end_communicator(ncclComm_t handle, bool abort) {
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm)
@@ -246,7 +248,7 @@ ncclResult_t forget(ncclComm_t handle, bool abort) {
   if (abort)
     abort_rank(*comm);
   else
-    drain(held, comm);
+    complete_operations(held, comm);
   comms().erase(std::find(comms().begin(), comms().end(), comm));
   gone().push_back(comm);
   while (is_in_graph(comm.get()))
@@ -254,7 +256,7 @@ ncclResult_t forget(ncclComm_t handle, bool abort) {
   return ncclSuccess;
 }
 
-ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &)) {
+ncclResult_t read_property(ncclComm_t handle, int *answer, int (*what)(const ncclComm &)) {
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !answer)
@@ -265,7 +267,7 @@ ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &))
 
 } // namespace
 
-ncclResult_t arrive_all() {
+ncclResult_t wait_for_arrivals() {
   lock held(guard());
   ncclResult_t all = ncclSuccess;
   for (const arrival &wait : std::exchange(arrivals, {})) {
@@ -278,7 +280,9 @@ ncclResult_t arrive_all() {
 
 void forget_arrivals() { arrivals.clear(); }
 
-ncclResult_t answer(const ncclComm &made) { return made.blocking ? ncclSuccess : ncclInProgress; }
+ncclResult_t collective_result(const ncclComm &made) {
+  return made.blocking ? ncclSuccess : ncclInProgress;
+}
 
 comm_ptr find_comm(ncclComm_t handle) {
   for (const comm_ptr &comm : comms())
@@ -303,12 +307,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
-  return init(comm, nranks, commId, rank, nullptr);
+  return create_communicator(comm, nranks, commId, rank, nullptr);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config) {
-  return init(comm, nranks, commId, rank, config);
+  return create_communicator(comm, nranks, commId, rank, config);
 }
 
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
@@ -330,15 +334,15 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config) {
-  return split(comm, {color, key, true, nullptr}, 0, newcomm, config);
+  return split_communicator(comm, {color, key, true, nullptr}, 0, newcomm, config);
 }
 
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *, int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags) {
   if (excludeRanksCount < 1 || shrinkFlags != NCCL_SHRINK_DEFAULT)
     return refuse(ncclInvalidArgument, "nobody is excluded, or the flags are not emulated");
-  return split(comm, {0, 0, true, nullptr}, static_cast<size_t>(excludeRanksCount), newcomm,
-               config);
+  return split_communicator(comm, {0, 0, true, nullptr}, static_cast<size_t>(excludeRanksCount),
+                            newcomm, config);
 }
 
 ncclResult_t ncclCommRevoke(ncclComm_t handle, int revokeFlags) {
@@ -350,10 +354,10 @@ ncclResult_t ncclCommRevoke(ncclComm_t handle, int revokeFlags) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t comm) { return finalize(comm); }
+ncclResult_t ncclCommFinalize(ncclComm_t comm) { return finalize_communicator(comm); }
 
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm, false); }
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return forget(comm, true); }
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end_communicator(comm, false); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return end_communicator(comm, true); }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
   lock held(guard());
@@ -362,21 +366,21 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     return refuse(ncclInvalidArgument, "no such communicator");
   of->polled++;
   held.unlock();
-  std::this_thread::yield(); /* this shows what another thread does to the communicator meanwhile */
+  std::this_thread::yield(); /* lets another thread use the communicator meanwhile */
   held.lock();
   of->polled--;
   *asyncError = of->error;
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-  return tell(comm, count,
-              [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
+  return read_property(comm, count,
+                       [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
 }
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
-  return tell(comm, device, [](const ncclComm &of) { return of.device; });
+  return read_property(comm, device, [](const ncclComm &of) { return of.device; });
 }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-  return tell(comm, rank, [](const ncclComm &of) { return of.rank; });
+  return read_property(comm, rank, [](const ncclComm &of) { return of.rank; });
 }
 
 void emulation_nccl_break(ncclComm_t comm) {

@@ -1,6 +1,6 @@
 /*
  * Matches transfers. Nothing here blocks: an operation posts its transfers, and the last rank to
- * come moves the bytes and finishes the others' operations.
+ * come moves the bytes and finishes the operations of all ranks.
  */
 #include <string.h>
 
@@ -18,43 +18,44 @@ bool is_collective(const transfer &what) {
   return what.kind != transfer::send && what.kind != transfer::receive;
 }
 
-bool agree(const transfer &a, const transfer &b) {
+bool is_same_call(const transfer &a, const transfer &b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type &&
          (a.kind == transfer::all_gather || a.reduction == b.reduction);
 }
 
-/* Counts one transfer as ended, and ends the operation with the last. */
-void settle(clique &ranks, const std::shared_ptr<begun> &by) {
+/* Counts one transfer as ended; the last one ends the operation. */
+void end_transfer(clique &ranks, const std::shared_ptr<begun> &by) {
   if (--by->transfers)
     return;
   ranks.waiting.erase(std::find(ranks.waiting.begin(), ranks.waiting.end(), by));
-  finish(by->self);
+  finish_operation(by->self);
 }
 
 /* Matches sends with their receives; unequal numbers of bytes are an error of both ranks. */
-void match(clique &ranks, std::pair<int, int> pair) {
+void match_transfers(clique &ranks, std::pair<int, int> pair) {
   std::deque<posted> &sends = ranks.sends[pair], &receives = ranks.receives[pair];
   while (!ranks.failed && !sends.empty() && !receives.empty()) {
     posted send = sends.front(), receive = receives.front();
     size_t bytes = send.what.count * size_of(send.what.type);
     if (bytes != receive.what.count * size_of(receive.what.type)) {
-      fail(ranks, ranks.ranks[static_cast<size_t>(pair.first)].lock().get(), ncclInvalidArgument);
+      fail_ranks(ranks, ranks.ranks[static_cast<size_t>(pair.first)].lock().get(),
+                 ncclInvalidArgument);
       if (comm_ptr receiver = ranks.ranks[static_cast<size_t>(pair.second)].lock())
         receiver->error = ncclInvalidArgument;
       return;
     }
-    if (bytes && !leaves(bytes))
+    if (bytes && !is_left_out(bytes))
       memmove(receive.what.to, send.what.from, bytes);
     sends.pop_front();
     receives.pop_front();
     send.by->awaited[static_cast<size_t>(pair.second)]--;
     receive.by->awaited[static_cast<size_t>(pair.first)]--;
-    settle(ranks, send.by);
-    settle(ranks, receive.by);
+    end_transfer(ranks, send.by);
+    end_transfer(ranks, receive.by);
   }
 }
 
-/* Computes the results in memory of its own: a rank's output may be another's input, or its own. */
+/* Computes the results in separate memory: the output of a rank may be the input of any rank. */
 void run_collective(const std::vector<posted> &all) {
   const transfer &any = all.front().what;
   size_t bytes = any.count * size_of(any.type), ranks = all.size();
@@ -76,24 +77,24 @@ void run_collective(const std::vector<posted> &all) {
   }
 }
 
-void meet(clique &ranks, long number) {
+void finish_collective(clique &ranks, long number) {
   std::vector<posted> &present = ranks.collectives[number];
   if (present.size() < ranks.ranks.size())
     return;
   std::vector<posted> all = std::move(present);
   ranks.collectives.erase(number);
   for (const posted &one : all)
-    if (!agree(one.what, all.front().what))
-      return fail(ranks, nullptr, ncclInvalidArgument);
+    if (!is_same_call(one.what, all.front().what))
+      return fail_ranks(ranks, nullptr, ncclInvalidArgument);
   run_collective(all);
   for (const posted &one : all) {
     for (int &awaited : one.by->awaited)
       awaited--;
-    settle(ranks, one.by);
+    end_transfer(ranks, one.by);
   }
 }
 
-void post(ncclComm &comm, const transfer &what, const std::shared_ptr<begun> &by) {
+void post_transfer(ncclComm &comm, const transfer &what, const std::shared_ptr<begun> &by) {
   clique &ranks = *comm.ranks;
   posted mine{what, comm.rank, by};
   if (is_collective(what)) {
@@ -101,13 +102,13 @@ void post(ncclComm &comm, const transfer &what, const std::shared_ptr<begun> &by
       awaited++;
     long number = comm.collectives++;
     ranks.collectives[number].push_back(mine);
-    return meet(ranks, number);
+    return finish_collective(ranks, number);
   }
   bool sends = what.kind == transfer::send;
   std::pair<int, int> pair(sends ? comm.rank : what.peer, sends ? what.peer : comm.rank);
   by->awaited[static_cast<size_t>(what.peer)]++;
   (sends ? ranks.sends : ranks.receives)[pair].push_back(mine);
-  match(ranks, pair);
+  match_transfers(ranks, pair);
 }
 
 bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operation_ptr &self) {
@@ -118,20 +119,20 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
   if (comm.aborted)
     return true;
   if (comm.breaks)
-    fail(ranks, nullptr, ncclRemoteError);
+    fail_ranks(ranks, nullptr, ncclRemoteError);
   /* The count starts one too high: the operation must not end before all transfers are posted. */
   auto by = std::make_shared<begun>(
       begun{self, &comm, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
   ranks.waiting.push_back(by);
   for (size_t i = 0; i < transfers.size() && !ranks.failed; i++)
-    post(comm, transfers[i], by);
+    post_transfer(comm, transfers[i], by);
   if (!ranks.failed)
-    settle(ranks, by);
+    end_transfer(ranks, by);
   return false;
 }
 
-/* The operations that the awaited ranks have yet to begin. */
-std::vector<operation_ptr> needs(const clique &ranks, const operation &self) {
+/* Returns the operations that the awaited ranks have not begun yet. */
+std::vector<operation_ptr> list_awaited(const clique &ranks, const operation &self) {
   std::vector<operation_ptr> found;
   for (const std::shared_ptr<begun> &by : ranks.waiting)
     for (size_t rank = 0; by->self.get() == &self && rank < ranks.ranks.size(); rank++)
@@ -148,13 +149,13 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
           },
           [comm](const operation_ptr &self) {
             comm->queued.push_back(self);
-            wake_others(); /* now a rank that waits for it can run it */
+            wake_others(); /* a rank that waits for the operation can now run it */
           },
-          [comm](const operation &self) { return needs(*comm->ranks, self); }, comm.get()};
+          [comm](const operation &self) { return list_awaited(*comm->ranks, self); }, comm.get()};
 }
 
 /* Without a culprit all ranks get `code`. */
-void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
+void fail_ranks(clique &ranks, ncclComm *culprit, ncclResult_t code) {
   ranks.failed = true;
   for (const std::weak_ptr<ncclComm> &rank : ranks.ranks)
     if (comm_ptr comm = rank.lock(); comm && !comm->error)
@@ -169,10 +170,10 @@ void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
 void abort_rank(ncclComm &comm) {
   clique &ranks = *comm.ranks;
   comm.aborted = true;
-  fail(ranks, nullptr, ncclRemoteError);
+  fail_ranks(ranks, nullptr, ncclRemoteError);
   for (const std::shared_ptr<begun> &by : std::exchange(ranks.waiting, {}))
     if (by->comm == &comm)
-      finish(by->self);
+      finish_operation(by->self);
     else
       ranks.waiting.push_back(by);
 }

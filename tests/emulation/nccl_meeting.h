@@ -34,7 +34,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 /* Gives all ranks an error: `code`, or ncclRemoteError to all but the culprit. Operations that have
  * begun, or begin later, spin until their rank aborts, as NCCL's kernels do. The caller holds the
  * lock. */
-void fail(clique &ranks, ncclComm *culprit, ncclResult_t code);
+void fail_ranks(clique &ranks, ncclComm *culprit, ncclResult_t code);
 /* Ends this rank's kernels, whatever they wait for; the other ranks find it gone. */
 void abort_rank(ncclComm &comm);
 
@@ -112,26 +112,26 @@ namespace emulation {
 /* Returns the communicator of a handle, or none. The caller holds the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Keeps the message for ncclGetLastError, and returns the error; so does the end of a group. */
+/* Stores the message for ncclGetLastError, and returns the error, as does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process if the emulated NCCL is older than that version. */
-void must_be_there(int version, const char *function);
-/* Called when a communicator ends: an abort removes its windows too; otherwise there must be none.
- * With the lock. */
+void require_version(int version, const char *function);
+/* Called when a communicator ends: an abort removes its windows; otherwise it must have none. The
+ * caller holds the lock. */
 void close_windows(ncclComm_t comm, bool abort);
 
-/* The result of a call that the ranks make together, which a rank that does not wait must be able
- * to get. */
-ncclResult_t answer(const ncclComm &made);
+/* Returns the result of a collective call: ncclSuccess, or ncclInProgress if the communicator is
+ * nonblocking. */
+ncclResult_t collective_result(const ncclComm &made);
 
 /* True if the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
 /* True if calls wait for the end of its group. */
 bool group_has_calls();
-/* Called at the end of a group: waits until the communicators that it creates exist, and returns
- * the first error; or gives them up. */
-ncclResult_t arrive_all();
+/* Called at the end of a group: wait_for_arrivals waits until the group's communicators exist, and
+ * returns the first error; forget_arrivals does not wait. */
+ncclResult_t wait_for_arrivals();
 void forget_arrivals();
 
 } // namespace emulation

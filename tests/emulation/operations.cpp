@@ -19,7 +19,7 @@ std::condition_variable &ended() {
   return condition;
 }
 
-bool eager() {
+bool is_eager() {
   const char *text = getenv("EMULATED_STREAMS");
   if (!text || !*text || !strcmp(text, "deferred"))
     return false;
@@ -39,8 +39,8 @@ void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &a
       after.push_back(other->last);
 }
 
-/* Returns the operations that one waits for: the first of its stream, and those that it depends on;
- * or, once begun, those that other ranks have to run. */
+/* Returns the operations that `wanted` waits for: before its start the first of its stream, and
+ * those that it depends on; after its start those that other ranks have to run. */
 std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   if (wanted->state == operation::running)
     return wanted->what.needs ? wanted->what.needs(*wanted) : std::vector<operation_ptr>();
@@ -70,7 +70,8 @@ operation_ptr find_runnable(const operation_ptr &wanted) {
   return nullptr;
 }
 
-/* Moves the function out first: another thread may finish the operation before it returns here. */
+/* Starts an operation. It moves the function out first, since another thread may finish the
+ * operation before the function returns. */
 bool begin(const operation_ptr &next) {
   device_access open;
   auto start = std::move(next->what.start);
@@ -79,7 +80,7 @@ bool begin(const operation_ptr &next) {
 
 } // namespace
 
-long setting(const char *name, long otherwise) {
+long read_setting(const char *name, long otherwise) {
   const char *text = getenv(name);
   return text && *text ? atol(text) : otherwise;
 }
@@ -89,7 +90,7 @@ std::mutex &guard() {
   return mutex;
 }
 
-work plain(std::function<void()> function) {
+work make_work(std::function<void()> function) {
   return {[function = std::move(function)](const operation_ptr &) {
             function();
             return true;
@@ -101,7 +102,7 @@ bool is_done(const operation_ptr &wanted) { return !wanted || wanted->state == o
 
 void wake_others() { ended().notify_all(); }
 
-void finish(const operation_ptr &begun) {
+void finish_operation(const operation_ptr &begun) {
   begun->state = operation::done;
   begun->ended = std::chrono::steady_clock::now();
   begun->after.clear();
@@ -112,7 +113,7 @@ void finish(const operation_ptr &begun) {
   wake_others();
 }
 
-bool advance(lock &held, const operation_ptr &wanted) {
+bool advance_operation(lock &held, const operation_ptr &wanted) {
   operation_ptr next = find_runnable(wanted);
   if (!next)
     return false;
@@ -121,19 +122,19 @@ bool advance(lock &held, const operation_ptr &wanted) {
   bool over = begin(next);
   held.lock();
   if (over)
-    finish(next);
+    finish_operation(next);
   return true;
 }
 
 void wait_for_others(lock &held, const char *whom) {
-  long seconds = setting("EMULATED_TIMEOUT", 60);
+  long seconds = read_setting("EMULATED_TIMEOUT", 60);
   if (ended().wait_for(held, std::chrono::seconds(seconds)) == std::cv_status::timeout)
     fatal("nothing has moved for %ld seconds while waiting for %s", seconds, whom);
 }
 
-void complete(lock &held, const operation_ptr &wanted, const char *whom) {
+void complete_operation(lock &held, const operation_ptr &wanted, const char *whom) {
   while (!is_done(wanted))
-    if (!advance(held, wanted))
+    if (!advance_operation(held, wanted))
       wait_for_others(held, whom);
 }
 
@@ -153,15 +154,15 @@ operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
   added->stream = stream;
   stream->queue.push_back(added);
   stream->last = added;
-  if (eager())
-    while (!is_done(added) && advance(held, added)) {
+  if (is_eager())
+    while (!is_done(added) && advance_operation(held, added)) {
     }
   return added;
 }
 
 void synchronise_device(lock &held, int device, const char *whom) {
   for (const stream_ptr &stream : streams_of(device))
-    complete(held, stream->last, whom);
+    complete_operation(held, stream->last, whom);
 }
 
 } // namespace emulation
@@ -197,7 +198,7 @@ CUevent_st *find_event(cudaEvent_t handle) {
   return known ? handle : nullptr;
 }
 
-/* Forgets streams that have no handle any more, and nothing left to do. */
+/* Frees streams that are destroyed and have no operations left. */
 void forget_destroyed() {
   auto is_over = [](const stream_ptr &stream) {
     return stream->destroyed && stream->queue.empty();
@@ -216,8 +217,8 @@ cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
   return cudaSuccess;
 }
 
-/* Returns at once: the stream's operations still run when a thread waits for them, or for the
- * device. */
+/* Destroys a stream without waiting: its operations run later, when a thread waits for them or for
+ * the device. */
 cudaError_t destroy_stream(cudaStream_t handle) {
   lock held(guard());
   stream_ptr stream = find_stream(handle);
@@ -232,7 +233,7 @@ cudaError_t destroy_stream(cudaStream_t handle) {
 /* Returns the stream's last operation; for the default stream, a marker after all work of the
  * blocking streams. */
 operation_ptr last_of(lock &held, const stream_ptr &stream) {
-  return stream->is_default ? enqueue(held, stream, plain([] {})) : stream->last;
+  return stream->is_default ? enqueue(held, stream, make_work([] {})) : stream->last;
 }
 
 cudaError_t wait_for_stream(cudaStream_t handle) {
@@ -243,16 +244,16 @@ cudaError_t wait_for_stream(cudaStream_t handle) {
   if (cudaError_t refused = refuse_capturing(*stream))
     return refused;
   count(counted::synchronisations);
-  complete(held, last_of(held, stream));
+  complete_operation(held, last_of(held, stream));
   check_memory();
   return cudaSuccess;
 }
 
-/* Runs one operation, so that polling ends. */
-cudaError_t poll(lock &held, const operation_ptr &wanted) {
+/* Runs one operation, so that a loop of queries ends. */
+cudaError_t run_one(lock &held, const operation_ptr &wanted) {
   if (is_done(wanted))
     return cudaSuccess;
-  advance(held, wanted);
+  advance_operation(held, wanted);
   return cudaErrorNotReady;
 }
 
@@ -264,10 +265,10 @@ cudaError_t query_stream(cudaStream_t handle) {
   if (cudaError_t refused = refuse_capturing(*stream))
     return refused;
   if (!stream->is_default)
-    return poll(held, stream->last);
+    return run_one(held, stream->last);
   for (const stream_ptr &other : streams_of(stream->device))
     if (other->blocking && !is_done(other->last))
-      return poll(held, other->last);
+      return run_one(held, other->last);
   return cudaSuccess;
 }
 
@@ -281,11 +282,11 @@ cudaError_t make_wait(cudaStream_t handle, cudaEvent_t event_handle) {
   if (event->captured || stream->capturing)
     return wait_in_capture(stream, *event);
   if (!is_done(event->recorded))
-    enqueue(held, stream, plain([] {}), {event->recorded});
+    enqueue(held, stream, make_work([] {}), {event->recorded});
   return cudaSuccess;
 }
 
-cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
+cudaError_t record_event(cudaEvent_t handle, cudaStream_t stream_handle) {
   lock held(guard());
   stream_ptr stream = find_stream(stream_handle);
   CUevent_st *event = find_event(handle);
@@ -295,7 +296,7 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
   if (stream->capturing)
     return record_in_capture(*event, stream);
   event->captured = nullptr;
-  event->recorded = enqueue(held, stream, plain([] {}));
+  event->recorded = enqueue(held, stream, make_work([] {}));
   return cudaSuccess;
 }
 
@@ -310,14 +311,14 @@ cudaError_t use_event(cudaEvent_t handle, bool wait) {
   if (cudaError_t refused = refuse_in_capture())
     return refused;
   if (!wait)
-    return poll(held, event->recorded);
+    return run_one(held, event->recorded);
   count(counted::synchronisations);
-  complete(held, event->recorded);
+  complete_operation(held, event->recorded);
   check_memory();
   return cudaSuccess;
 }
 
-cudaError_t elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t second) {
+cudaError_t measure_elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t second) {
   lock held(guard());
   CUevent_st *start = find_event(first), *end = find_event(second);
   if (!start || !end || (start->flags | end->flags) & cudaEventDisableTiming || !start->recorded ||
@@ -380,7 +381,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userD
   stream_ptr found = find_stream(stream);
   if (!found || !fn)
     return result(found ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
-  return result(submit(held, found, plain([=] { fn(userData); })));
+  return result(submit(held, found, make_work([=] { fn(userData); })));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) {
@@ -397,15 +398,15 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return result(record(event, stream));
+  return result(record_event(event, stream));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) { return result(use_event(event, false)); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return result(use_event(event, true)); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-  return result(elapsed(ms, start, end));
+  return result(measure_elapsed(ms, start, end));
 }
 
-/* Destroys an event; an operation that waits for it keeps the event's operation. */
+/* Destroys an event. Operations that wait for it keep a reference to the recorded operation. */
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   lock held(guard());
   if (!find_event(event))

@@ -1,7 +1,7 @@
 # The emulated CUDA device, for machines without a GPU: included by the Makefile at CUDA=emulated.
 # Compile .cu files with $(CXX) and EMULATION_CUFLAGS, C files that call CUDA with
-# EMULATION_INCLUDES; link EMULATION_ARCHIVE and EMULATION_LIBS behind them. A program and what is
-# preloaded into it share one device: both link EMULATION_SHARED instead.
+# EMULATION_INCLUDES; link EMULATION_ARCHIVE and EMULATION_LIBS behind them. A program and a
+# library that is preloaded into it share one device: both link EMULATION_SHARED instead.
 
 EMULATION_TESTS    := $(wildcard tests/emulation/self_test*.cpp)
 EMULATION_SOURCES  := $(filter-out $(EMULATION_TESTS),$(wildcard tests/emulation/*.cpp))
@@ -25,14 +25,14 @@ $(EMULATION_ARCHIVE): $(EMULATION_OBJECTS)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
-# Its own calls stay inside, as those of CUDA's libraries do: what stands before NCCL in a program
-# must see the program's calls only.
+# Calls inside the library are bound to itself, as in CUDA's libraries: a library that is preloaded before
+# NCCL must see only the program's calls.
 $(EMULATION_SHARED): $(EMULATION_OBJECTS)
 	$(call say,LD)
 	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-Bsymbolic-functions \
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(SAN_FLAGS) -o $@ $^ $(EMULATION_LIBS)
 
-# The same test of both libraries.
+# The same test is linked to both libraries.
 EMULATION_TEST_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(EMULATION_TESTS))
 $(EMULATION_SELFTEST): $(EMULATION_TEST_OBJECTS) $(EMULATION_ARCHIVE)
 	$(call say,LD)

@@ -57,7 +57,7 @@ __global__ void note_order(unsigned *out, unsigned *next) {
   out[atomicAdd(next, 1)] = blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-void note(const char *order, unsigned *out) {
+void note_orders(const char *order, unsigned *out) {
   unsigned *next = pinned<unsigned>(1);
   setenv("EMULATED_ORDER", order, 1);
   EXPECT(launch(nullptr, 2, 64, note_order, out, next) == cudaSuccess);
@@ -78,14 +78,14 @@ __global__ void two_collectives() {
 }
 __global__ void two_masks() { __syncwarp(threadIdx.x < 4 ? 0xfu : ~0u); }
 __global__ void foreign_mask() { __syncwarp(0xfu); }
-__global__ void absent_lane() {
+__global__ void sync_without_lane() {
   if (threadIdx.x < 4)
     __syncwarp(0x1fu);
   else
     __syncthreads();
 }
-__global__ void misaligned(float *memory) { __ldg((const float4 *)(void *)(memory + 1)); }
-__global__ void beyond(float *memory) { memory[16] = 1; }
+__global__ void load_misaligned(float *memory) { __ldg((const float4 *)(void *)(memory + 1)); }
+__global__ void write_beyond(float *memory) { memory[16] = 1; }
 
 template <void (*kernel)()> void run() {
   launch(nullptr, 1, 64, kernel);
@@ -107,10 +107,10 @@ static void test_order() {
   unsigned *forward = pinned<unsigned>(128), *backward = pinned<unsigned>(128),
            *shuffled = pinned<unsigned>(128), *again = pinned<unsigned>(128),
            *stale = pinned<unsigned>(1);
-  note("forward", forward);
-  note("backward", backward);
-  note("shuffle", shuffled);
-  note("shuffle", again);
+  note_orders("forward", forward);
+  note_orders("backward", backward);
+  note_orders("shuffle", shuffled);
+  note_orders("shuffle", again);
   bool right = true, differs = false;
   for (unsigned i = 0; i < 128; i++) {
     right &= forward[i] == i && backward[i] == 127 - i && shuffled[i] == again[i];
@@ -128,9 +128,9 @@ static void test_misuse() {
   EXPECT(aborts_with(run<two_collectives>, "divergent warp"));
   EXPECT(aborts_with(run<two_masks>, "divergent warp"));
   EXPECT(aborts_with(run<foreign_mask>, "is not in its own mask"));
-  EXPECT(aborts_with(run<absent_lane>, "deadlock"));
-  EXPECT(aborts_with(run_on_memory<misaligned>, "misaligned"));
-  EXPECT(aborts_with(run_on_memory<beyond>,
+  EXPECT(aborts_with(run<sync_without_lane>, "deadlock"));
+  EXPECT(aborts_with(run_on_memory<load_misaligned>, "misaligned"));
+  EXPECT(aborts_with(run_on_memory<write_beyond>,
                      EMULATION_ASAN ? "heap-buffer-overflow" : "out of bounds"));
 }
 
@@ -152,7 +152,7 @@ cudaStream_t new_stream() {
   return stream;
 }
 
-int *on_device(int value) {
+int *allocate_on_device(int value) {
   void *memory;
   EXPECT(cudaMalloc(&memory, 2 * sizeof(int)) == cudaSuccess);
   EXPECT(cudaMemset(memory, value, 2 * sizeof(int)) == cudaSuccess);
@@ -160,18 +160,18 @@ int *on_device(int value) {
   return static_cast<int *>(memory);
 }
 
-/* The value that a stream which is not ordered with the default one sees. */
+/* Returns the value that a stream sees which is not ordered with the default stream. */
 int seen_by(cudaStream_t stream, const int *memory, int *seen) {
   EXPECT(launch(stream, 1, 1, copy, seen, memory) == cudaSuccess);
   EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
   return *seen;
 }
 
-/* The call returns when the bytes are staged; they arrive when the default stream comes to the
+/* The call returns when the bytes are staged; they arrive when the default stream reaches the
  * copy. */
-void late_copy() {
+void copy_arrives_late() {
   cudaStream_t stream = new_stream();
-  int *memory = on_device(0), *seen = pinned<int>(1), value = 7;
+  int *memory = allocate_on_device(0), *seen = pinned<int>(1), value = 7;
   EXPECT(cudaMemcpy(memory, &value, sizeof value, cudaMemcpyHostToDevice) == cudaSuccess);
   value = 8;
   EXPECT(seen_by(stream, memory, seen) == 0);
@@ -186,10 +186,10 @@ void late_copy() {
   EXPECT(cudaFree(memory) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);
 }
 
-/* The copy waits for its stream's earlier work, and is late nevertheless. */
-void late_copy_on_a_stream() {
+/* The copy waits for the earlier work of its stream, and is still made late. */
+void copy_on_stream_arrives_late() {
   cudaStream_t stream = new_stream(), other = new_stream();
-  int *memory = on_device(0), *seen = pinned<int>(1), value = 7;
+  int *memory = allocate_on_device(0), *seen = pinned<int>(1), value = 7;
   EXPECT(launch(stream, 1, 1, set, memory, 5) == cudaSuccess);
   EXPECT(cudaMemcpyAsync(memory, &value, sizeof value, cudaMemcpyHostToDevice, stream) ==
          cudaSuccess);
@@ -199,7 +199,7 @@ void late_copy_on_a_stream() {
 }
 
 /* A destroyed stream still does its work. */
-void destroyed_stream() {
+void destroyed_stream_works() {
   cudaStream_t stream = new_stream();
   int *seen = pinned<int>(1);
   EXPECT(launch(stream, 1, 1, set, seen, 1) == cudaSuccess);
@@ -211,7 +211,7 @@ void destroyed_stream() {
 
 /* A communicator whose link has broken, and its kernel on the stream. */
 struct spinning {
-  int *memory = pinned<int>(1), *other = pinned<int>(1), *device = on_device(0);
+  int *memory = pinned<int>(1), *other = pinned<int>(1), *device = allocate_on_device(0);
   cudaStream_t stream = new_stream();
   ncclComm_t comm = nullptr;
 
@@ -230,7 +230,7 @@ struct spinning {
   }
 };
 
-void ends_by_abort() {
+void abort_ends_kernel() {
   spinning scene;
   EXPECT(ncclCommAbort(scene.comm) == ncclSuccess);
   EXPECT(cudaStreamSynchronize(scene.stream) == cudaSuccess);
@@ -254,7 +254,7 @@ void free_memory() { cudaFree(spinning().device); }
 void free_pinned() { cudaFreeHost(spinning().other); }
 void destroy_it() { ncclCommDestroy(spinning().comm); }
 
-/* The communicator's call is in a graph, which outlives it. */
+/* The graph with the communicator's call exists longer than the communicator. */
 void abort_before_graph() {
   int *memory = pinned<int>(1);
   ncclComm_t comm = nullptr;
@@ -283,10 +283,10 @@ void abort_twice() {
 } // namespace
 
 static void test_driver() {
-  late_copy();
-  late_copy_on_a_stream();
-  destroyed_stream();
-  ends_by_abort();
+  copy_arrives_late();
+  copy_on_stream_arrives_late();
+  destroyed_stream_works();
+  abort_ends_kernel();
   EXPECT(aborts_with(copy_to_host, "a copy to the host ends after its work"));
   EXPECT(aborts_with(copy_from_host, "a copy from pageable memory begins after its work"));
   EXPECT(aborts_with(free_memory, "the device, whose work cudaFree waits for"));
@@ -297,7 +297,7 @@ static void test_driver() {
   EXPECT(aborts_with(abort_twice, "use after free"));
 }
 
-/* ---- All of them ---- */
+/* ---- All tests ---- */
 
 std::atomic<int> passed, failed;
 
@@ -308,7 +308,7 @@ void expect(bool holds, const char *what, const char *file, int line) {
 }
 
 /* Runs the function in a child process and returns its message if it aborts. */
-std::string words_of_abort(void (*function)()) {
+std::string message_of_abort(void (*function)()) {
   int ends[2];
   EXPECT(!pipe(ends));
   fflush(nullptr);
@@ -331,7 +331,7 @@ std::string words_of_abort(void (*function)()) {
 }
 
 bool aborts_with(void (*function)(), const char *words) {
-  std::string all = words_of_abort(function);
+  std::string all = message_of_abort(function);
   if (all.find(words) != std::string::npos)
     return true;
   fprintf(stderr, "instead of '%s': %s\n", words, all.c_str());

@@ -9,7 +9,7 @@
 void expect(bool holds, const char *what, const char *file, int line);
 #define EXPECT(condition) expect(condition, #condition, __FILE__, __LINE__)
 
-/* True if a child process that calls the function aborts with these words. */
+/* True if a child process that calls the function aborts with a message that has these words. */
 bool aborts_with(void (*function)(), const char *words);
 
 /* Launches one grid on the stream. */

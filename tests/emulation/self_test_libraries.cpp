@@ -30,13 +30,16 @@ ncclUniqueId new_id() {
   return id;
 }
 
-ncclResult_t join(rank &self) { return ncclCommInitRank(&self.comm, RANKS, self.id, self.number); }
+ncclResult_t join_communicator(rank &self) {
+  return ncclCommInitRank(&self.comm, RANKS, self.id, self.number);
+}
 
-/* NCCL reports the error while the kernel still spins; the rank's abort ends it. */
+/* Waits until NCCL reports the error, while the kernel still spins; then the rank's abort ends the
+ * kernel. */
 void expect_error(rank &of, ncclResult_t expected) {
   ncclResult_t error = ncclSuccess;
   while (!error) {
-    cudaStreamQuery(of.stream); /* moves it */
+    cudaStreamQuery(of.stream); /* lets it progress */
     EXPECT(ncclCommGetAsyncError(of.comm, &error) == ncclSuccess);
   }
   EXPECT(error == expected);
@@ -45,12 +48,12 @@ void expect_error(rank &of, ncclResult_t expected) {
   of.comm = nullptr;
 }
 
-void live(int number, ncclUniqueId id, const std::function<void(rank &)> &body) {
+void run_rank(int number, ncclUniqueId id, const std::function<void(rank &)> &body) {
   rank self = {number, id, nullptr, nullptr, nullptr};
   EXPECT(cudaSetDevice(number % 2) == cudaSuccess);
   EXPECT(cudaStreamCreateWithFlags(&self.stream, cudaStreamNonBlocking) == cudaSuccess);
   self.memory = pinned<int>(16);
-  EXPECT(join(self) == ncclSuccess);
+  EXPECT(join_communicator(self) == ncclSuccess);
   body(self);
   EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
   if (self.comm)
@@ -64,7 +67,7 @@ void on_ranks(const std::function<void(rank &)> &body) {
   const ncclUniqueId id = new_id();
   std::vector<std::thread> threads;
   for (int number = 0; number < RANKS; number++)
-    threads.emplace_back(live, number, id, body);
+    threads.emplace_back(run_rank, number, id, body);
   for (std::thread &thread : threads)
     thread.join();
 }
@@ -107,7 +110,7 @@ void crossed_streams(rank &self) {
   EXPECT(cudaStreamDestroy(other) == cudaSuccess);
 }
 
-/* The device makes progress while the host of a rank does something else. */
+/* The device of a rank makes progress while its host is busy. */
 void one_rank_waits(rank &self) {
   static std::atomic<bool> arrived{false};
   fill(self);
@@ -119,7 +122,7 @@ void one_rank_waits(rank &self) {
   arrived = true;
 }
 
-void mismatch(rank &self) {
+void send_mismatched(rank &self) {
   if (self.number == 0)
     EXPECT(ncclSend(self.memory, 2, ncclInt32, 1, self.comm, self.stream) == ncclSuccess);
   else /* refused where the error was faster */
@@ -134,7 +137,7 @@ void broken_link(rank &self) {
   expect_error(self, ncclRemoteError);
 }
 
-/* The others get an error when a rank aborts. */
+/* When a rank aborts, the other ranks get an error. */
 void abort_one(rank &self) {
   if (self.number) {
     enqueue_all_to_all(self); /* refused where the error was faster */
@@ -177,18 +180,18 @@ ncclResult_t enqueue_largest(const rank &self, int value) {
   return ncclAllReduce(self.memory, self.memory + 1, 1, ncclInt32, ncclMax, self.comm, self.stream);
 }
 
-bool reaches(const rank &self, int expected) {
+bool equals_later(const rank &self, int expected) {
   EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
   return self.memory[1] == expected;
 }
 
-void revoke(rank &self) {
+void revoke_communicator(rank &self) {
   EXPECT(ncclCommRevoke(self.comm, 1) == ncclInvalidArgument);
   EXPECT(ncclCommRevoke(self.comm, 0) == ncclSuccess);
   EXPECT(enqueue_largest(self, self.number) == ncclRemoteError);
 }
 
-/* A rank that aborts releases the others. */
+/* The abort of a rank ends the wait of the others. */
 void split_that_fails(rank &self) {
   if (self.number) {
     ncclComm_t none = nullptr;
@@ -215,18 +218,18 @@ void finalize_what_runs(rank &self) {
   static std::atomic<int> waiting{0};
   if (self.number) {
     EXPECT(enqueue_largest(self, self.number) == ncclSuccess);
-    cudaStreamQuery(self.stream); /* begins it */
+    cudaStreamQuery(self.stream); /* starts the operation */
     waiting++;
     EXPECT(ncclCommFinalize(self.comm) == ncclSuccess && self.memory[1] == RANKS - 1);
     return;
   }
   while (waiting < RANKS - 1)
     std::this_thread::yield();
-  EXPECT(enqueue_largest(self, 0) == ncclSuccess && reaches(self, RANKS - 1));
+  EXPECT(enqueue_largest(self, 0) == ncclSuccess && equals_later(self, RANKS - 1));
 }
 
 /* Registers a window on each rank; memory of another kind or size is refused. */
-void window(rank &self) {
+void register_windows(rank &self) {
   void *memory = nullptr;
   ncclWindow_t made = nullptr;
   EXPECT(ncclMemAlloc(&memory, 64) == ncclSuccess);
@@ -269,13 +272,14 @@ void window_of_old() {
 
 void test_nccl() {
   for (const auto &body :
-       {crossed_streams, one_rank_waits, mismatch, broken_link, abort_one, wrong_calls})
+       {crossed_streams, one_rank_waits, send_mismatched, broken_link, abort_one, wrong_calls})
     on_ranks(body);
   EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
 }
 
 void test_communicators() {
-  for (const auto &body : {split_that_fails, revoke, finalize, finalize_what_runs, window})
+  for (const auto &body :
+       {split_that_fails, revoke_communicator, finalize, finalize_what_runs, register_windows})
     on_ranks(body);
   EXPECT(aborts_with(free_a_window, "gives back the memory of a window"));
   EXPECT(aborts_with(destroy_with_window, "that has windows"));

@@ -3,7 +3,7 @@
  * docs/reliability.md promises for it. A job is a case process that starts the ranks as processes
  * or threads; a file that all of them map records the result of each rank.
  *
- * Three outcomes fail every row: a rank that waits for ever (hung), one that ends well with another
+ * Three outcomes fail every row: a rank that waits for ever (hung), one that succeeds with another
  * result than without the fault (wrong), and resources left behind (leaked).
  */
 #ifndef ONEBIT_TESTS_FAULTS_H
@@ -22,9 +22,9 @@
 
 enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
-/* Seconds: ONEBIT_TIMEOUT of the jobs; the absence of a rank in faults that are survived, and in
- * those that are not; the limit after which a job counts as hung. mpirun may start ranks a second
- * apart on a busy machine, and several rows run at a time. */
+/* Times in seconds: ONEBIT_TIMEOUT of the jobs; a pause of a rank that a job survives, and one that
+ * it does not; and the limit after which a job counts as hung. The timeout is long because mpirun
+ * may start ranks a second apart on a busy machine, and several rows run at a time. */
 #define TIMEOUT     3.0
 #define SHORT_PAUSE 0.4
 #define LONG_PAUSE  7.0
@@ -54,48 +54,49 @@ enum work {
 
 enum fault {
   NONE,
-  KILLED,     /* SIGKILL */
+  /* Faults of the victim, a rank: */
+  KILLED,     /* the process gets SIGKILL */
   PAUSED,     /* the rank stops for SHORT_PAUSE */
-  STOPPED,    /* for LONG_PAUSE, which is beyond the timeout */
-  LEFT,       /* it ends without an error, its communicator destroyed or its process exited */
-  SILENT,     /* it stays, and makes no further call */
-  ABORTED,    /* onebit_comm_abort */
-  OTHER_PLAN, /* it calls another plan than the others */
-  REFUSED,    /* a wrong argument; then it makes the call again, as all do */
-  INFINITE,   /* an input that is not finite, likewise */
+  STOPPED,    /* the rank stops for LONG_PAUSE, which is longer than the timeout */
+  LEFT,       /* the rank ends without an error: it destroys its communicator or exits */
+  SILENT,     /* the rank makes no further call, but does not end */
+  ABORTED,    /* the rank calls onebit_comm_abort */
+  OTHER_PLAN, /* the rank calls another plan than the others */
+  REFUSED,    /* the rank passes a wrong argument; then all ranks repeat the call */
+  INFINITE,   /* the rank's input is not finite; then all ranks repeat the call */
   FULL_DISK,  /* no file can grow */
-  FORKED,     /* SIGKILL, while a child that it has forked lives on */
-  NO_FILES,   /* it may open no more files */
-  STRANGER,   /* before it joins, strangers connect to rank 0 and send other bytes */
-  /* To its messages: */
-  LATE,      /* each comes some milliseconds late */
-  HELD,      /* none is sent for SHORT_PAUSE, then all are: as after an outage of the link */
-  CUT,       /* none is sent from some point on */
-  FLIPPED,   /* one bit of one is flipped */
-  TRUNCATED, /* one is shorter, */
-  LONGER,    /* or longer */
-  TWICE,     /* one arrives twice */
-  LOST,      /* one never arrives */
-  RESET,     /* the connection is reset in place of one */
+  FORKED,     /* the process gets SIGKILL, while a child that it has forked continues */
+  NO_FILES,   /* the process may open no more files */
+  STRANGER,   /* before the rank joins, foreign connections send other bytes to rank 0 */
+  /* Faults of the victim's messages: */
+  LATE,      /* each message is some milliseconds late */
+  HELD,      /* no message is sent for SHORT_PAUSE, then all are, as after an outage of the link */
+  CUT,       /* from some point on no message is sent */
+  FLIPPED,   /* one bit of a message is flipped */
+  TRUNCATED, /* a message is shorter */
+  LONGER,    /* a message is longer */
+  TWICE,     /* a message arrives twice */
+  LOST,      /* a message never arrives */
+  RESET,     /* the connection is reset instead of sending a message */
   FAULTS
 };
 
 enum moment {
   BEFORE_COMM,
-  JOINING, /* before a system call with which it connects */
+  JOINING, /* before a system call that connects the rank */
   BEFORE_PLAN,
-  FIRST_CALL, /* before it */
+  FIRST_CALL, /* before the first call */
   MIDDLE_CALL,
-  BEGUN,   /* between beginning the middle call and waiting for it */
-  MESSAGE, /* when a message of the middle call, or of a later one, is about to leave */
+  BEGUN,   /* between the start of the middle call and the wait for it */
+  MESSAGE, /* when a message of the middle call, or of a later one, is about to be sent */
   LAST,    /* after the last call */
   MOMENTS
 };
 
 enum promise {
   SURVIVES, /* all ranks end well, with the results of a job without a fault */
-  TELLS,    /* every rank that lives gets an error that names a rank */
-  EITHER    /* or both, chosen by each rank: the fault may come too late to be noticed */
+  TELLS,    /* every remaining rank gets an error that names a rank */
+  EITHER    /* each rank may do either, since the fault may come too late to be noticed */
 };
 
 struct row {
@@ -104,18 +105,18 @@ struct row {
   enum fault fault;
   enum moment moment;
   enum promise promise;
-  unsigned seed; /* the victim, and which message, bit, delay */
+  unsigned seed; /* determines the victim, and the message, bit or delay */
 };
 
 enum state { AWAY, RUNNING, ENDED };
 
-/* A rank's notes of itself. */
+/* The results of a rank, which it writes. */
 struct record {
   _Atomic int state;
-  _Atomic int paused; /* it has stopped itself, and is to be continued after that many ms */
+  _Atomic int paused; /* the rank has stopped itself; the harness continues it after that many ms */
   pid_t process;
-  int status, calls; /* the status that it has ended with, calls that ended well */
-  double ended;      /* when that was known */
+  int status, calls; /* the last status, and the number of calls that succeeded */
+  double ended;      /* the time of the last status */
   uint64_t hash;     /* of all results */
   char message[256];
 };
@@ -136,9 +137,9 @@ struct participant {
   struct scene *scene;
   int rank;
   onebit_comm_t comm;
-  bool messages_fail; /* it is time for a fault of messages */
-  bool struck;        /* and it was done */
-  int skip;           /* messages that pass unharmed first */
+  bool messages_fail; /* the fault of messages is due */
+  bool struck;        /* the fault was committed */
+  int skip;           /* number of messages to send unharmed before */
   double held_until;
 };
 
@@ -156,12 +157,12 @@ void participant_run(struct participant *participant, connect_function *connect)
 
 /* strike.c: commits the row's fault if this is its rank and moment. Returns false if the rank must
  * stop there. */
-bool strike(struct participant *participant, enum moment moment);
+bool commit_fault(struct participant *participant, enum moment moment);
 
 /* The fate of a message that is about to be sent: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
 /* `data` has room for 8 bytes more than *bytes and may be changed. */
-enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);
+enum fate commit_message_fault(struct participant *participant, unsigned char *data, size_t *bytes);
 
 void participant_sleep(double seconds);
 double participant_clock(void);
@@ -172,7 +173,7 @@ void run_threads(struct scene *scene);
 connect_function connect_tcp, connect_threads;
 void tcp_choose_port(struct scene *scene);
 void tcp_come_as_stranger(const struct scene *scene, int rank);
-/* Each is NULL where its transport is not in this build. */
+/* These do nothing if their transport is not in this build. */
 void run_mpi(struct scene *scene, const char *program, const char *path);
 int participant_mpi(struct scene *scene);
 void run_nccl(struct scene *scene);

@@ -20,7 +20,7 @@ enum { MAX_JOBS = 16 };
 
 /* A job that runs. */
 struct running {
-  pid_t process; /* the case, which leads a process group; 0: this place is free */
+  pid_t process; /* the process of the case, which leads a process group; 0: this entry is free */
   struct scene *scene;
   char path[64];
   double began;
@@ -35,8 +35,8 @@ static struct {
   uint64_t expected[TRANSPORTS][WORKS]; /* the hash without a fault */
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
-    size_t killed;  /* ranks killed over TCP during calls */
-    double noticed; /* seconds from that to the last error of the others, at most */
+    size_t killed;  /* number of ranks killed over TCP during calls */
+    double noticed; /* the longest time in seconds from a kill to the last error */
   } counts;
 } faults = {.every = 1, .jobs = 6};
 
@@ -80,9 +80,9 @@ static struct scene *map_scene(const char *path, bool create) {
   return scene == MAP_FAILED ? NULL : scene;
 }
 
-static void case_process(struct scene *scene, const char *path) {
+static void run_case(struct scene *scene, const char *path) {
   setpgid(0, 0);
-  /* Launchers and notices of waits write lines that would hide the table. */
+  /* Launchers and warnings about long waits write lines that would hide the table. */
   if (!freopen("/dev/null", "w", stderr))
     exit(3);
   if (scene->row.transport == MPI)
@@ -118,10 +118,10 @@ static void begin_job(struct running *running, const struct row *row) {
   if (running->process < 0)
     give_up("fork");
   if (running->process == 0)
-    case_process(running->scene, running->path);
+    run_case(running->scene, running->path);
 }
 
-/* --- While it runs: whoever has stopped itself is continued in time */
+/* --- While a job runs: ranks that have stopped themselves are continued in time */
 
 static void continue_ranks(struct running *running) {
   for (int rank = 0; rank < RANKS; rank++) {
@@ -169,7 +169,7 @@ static bool keeps_promise(enum promise promise, const char *verdict) {
   return promise == SURVIVES ? survived : promise == TELLS ? told : survived || told;
 }
 
-static void explain(const struct scene *scene, const char *what) {
+static void explain_failure(const struct scene *scene, const char *what) {
   char name[96];
   row_name(&scene->row, name, sizeof name);
   printf("%-14s %s (the fault is on rank %d)\n", what, name, row_victim(&scene->row));
@@ -180,8 +180,8 @@ static void explain(const struct scene *scene, const char *what) {
   }
 }
 
-/* Measures how soon the others learn of a killed process over TCP, where the system reports it at
- * once. */
+/* Measures how soon the other ranks get an error after a process is killed over TCP, where the
+ * system reports it at once. */
 static void measure_notice(const struct scene *scene) {
   const struct row *row = &scene->row;
   if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
@@ -195,7 +195,7 @@ static void measure_notice(const struct scene *scene) {
   }
 }
 
-static void judge(const struct running *running, int exit_status, bool hung) {
+static void judge_job(const struct running *running, int exit_status, bool hung) {
   const struct scene *scene = running->scene;
   const struct row *row = &scene->row;
   const char *broken = NULL;
@@ -221,7 +221,7 @@ static void judge(const struct running *running, int exit_status, bool hung) {
   faults.counts.survived += told == 0 && survived > 0;
   faults.counts.broken += broken != NULL;
   if (broken)
-    explain(scene, broken);
+    explain_failure(scene, broken);
 }
 
 static void remove_files(const char *directory) {
@@ -239,14 +239,14 @@ static void end_job(struct running *running, int exit_status, bool hung) {
                         running->scene->row.fault != FORKED && running->scene->row.transport != MPI;
   if (hung)
     waitpid(running->process, NULL, 0);
-  judge(running, exit_status, hung);
+  judge_job(running, exit_status, hung);
   remove_files(running->scene->directory);
   munmap(running->scene, sizeof *running->scene);
   unlink(running->path);
   running->process = 0;
 }
 
-static void watch(struct running *running) {
+static void watch_job(struct running *running) {
   int status = 0;
   continue_ranks(running);
   if (waitpid(running->process, &status, WNOHANG) == running->process)
@@ -255,7 +255,7 @@ static void watch(struct running *running) {
     end_job(running, 0, true);
 }
 
-/* --- All of them */
+/* --- All jobs */
 
 static size_t jobs_running(void) {
   size_t count = 0;
@@ -264,15 +264,15 @@ static size_t jobs_running(void) {
   return count;
 }
 
-static void watch_all(void) {
+static void watch_jobs(void) {
   for (int i = 0; i < faults.jobs; i++)
     if (faults.running[i].process)
-      watch(&faults.running[i]);
+      watch_job(&faults.running[i]);
   usleep(2000);
 }
 
-static struct running *free_place(void) {
-  for (;; watch_all())
+static struct running *find_free_place(void) {
+  for (;; watch_jobs())
     for (int i = 0; i < faults.jobs; i++)
       if (!faults.running[i].process)
         return &faults.running[i];
@@ -283,7 +283,7 @@ static bool is_wanted(const struct row *row, size_t number) {
   row_name(row, name, sizeof name);
   if (!is_built(row->transport))
     return false;
-  if (row->fault == NONE) /* the others are compared with it */
+  if (row->fault == NONE) /* other rows are compared with it */
     return !faults.filter || !strncmp(name, faults.filter, strcspn(faults.filter, "/"));
   return number % faults.every == 0 && (!faults.filter || strstr(name, faults.filter));
 }
@@ -299,10 +299,10 @@ static void run_rows(bool without_fault, bool list) {
     if (list)
       puts(name);
     else
-      begin_job(free_place(), &row);
+      begin_job(find_free_place(), &row);
   }
   while (jobs_running())
-    watch_all();
+    watch_jobs();
 }
 
 /* Counts the shared memory that the jobs have left. */

@@ -18,7 +18,7 @@
 #include "onebit/nccl.h"
 #endif
 
-static void rank_process(struct scene *scene, int rank) {
+static void run_rank_process(struct scene *scene, int rank) {
   struct participant participant = {.scene = scene, .rank = rank};
   scene->records[rank].process = getpid();
   participant_run(&participant, connect_tcp);
@@ -30,7 +30,7 @@ void run_processes(struct scene *scene) {
   pid_t processes[RANKS];
   for (int rank = 0; rank < RANKS; rank++)
     if ((processes[rank] = fork()) == 0)
-      rank_process(scene, rank);
+      run_rank_process(scene, rank);
   for (int rank = 0; rank < RANKS; rank++)
     waitpid(processes[rank], NULL, 0);
 }
@@ -43,10 +43,10 @@ onebit_status_t connect_threads(struct participant *participant, onebit_comm_t *
   return ONEBIT_OK;
 }
 
-static void *rank_thread(void *argument) {
+static void *run_rank_thread(void *argument) {
   struct participant *participant = argument;
   participant_run(participant, connect_threads);
-  onebit_comm_destroy(comms[participant->rank]); /* of a rank that left before it took it */
+  onebit_comm_destroy(comms[participant->rank]); /* of a rank that has ended without using it */
   return NULL;
 }
 
@@ -65,7 +65,7 @@ void run_in_threads(struct scene *scene, void *(*body)(void *participant)) {
 void run_threads(struct scene *scene) {
   if (onebit_comm_create_loopback(RANKS, comms) != ONEBIT_OK)
     exit(3);
-  run_in_threads(scene, rank_thread);
+  run_in_threads(scene, run_rank_thread);
 }
 
 /* --- NCCL: threads with a device each */
@@ -82,7 +82,7 @@ static onebit_status_t connect_nccl(struct participant *participant, onebit_comm
   return onebit_comm_create_nccl(nccl_own, comm);
 }
 
-static void *nccl_rank_thread(void *argument) {
+static void *run_nccl_rank_thread(void *argument) {
   struct participant *participant = argument;
   cudaSetDevice(participant->rank);
   participant_run(participant, connect_nccl);
@@ -95,7 +95,7 @@ void run_nccl(struct scene *scene) {
   if (ncclGetUniqueId(&id) != ncclSuccess)
     exit(3);
   memcpy(scene->unique_id, &id, sizeof id);
-  run_in_threads(scene, nccl_rank_thread);
+  run_in_threads(scene, run_nccl_rank_thread);
 }
 
 #else

@@ -34,13 +34,13 @@ int participant_mpi(struct scene *scene) {
   own = &participant;
   participant_run(&participant, connect_mpi);
   int status = scene->records[participant.rank].status;
-  if (status != ONEBIT_OK) /* as a program does: MPI_Finalize would wait for the lost rank */
+  if (status != ONEBIT_OK) /* as programs do, since MPI_Finalize would wait for the lost rank */
     _exit(status < 0 ? 4 : 5);
   return MPI_Finalize() != MPI_SUCCESS;
 }
 
-/* Copies of the library's messages, which MPI sends instead, are not freed: the end of a send is
- * not seen here. */
+/* Sends a copy of the library's message. The copy is not freed, since this function does not know
+ * when the send ends. */
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
               MPI_Request *request) {
   if (!own || !own->messages_fail || type != MPI_BYTE)
@@ -50,7 +50,7 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag,
   if (!copy)
     return MPI_ERR_NO_MEM;
   memcpy(copy, data, bytes);
-  enum fate fate = strike_message(own, copy, &bytes);
+  enum fate fate = commit_message_fault(own, copy, &bytes);
   if (fate == IS_HELD)
     participant_sleep(own->held_until - participant_clock());
   if (fate == IS_LOST) { /* the message is lost */

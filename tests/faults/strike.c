@@ -20,8 +20,9 @@ void participant_sleep(double seconds) {
   nanosleep(&nap, NULL);
 }
 
-/* Returns a number that depends only on the row's seed and on `what` it is for. */
-static unsigned choose(const struct participant *participant, unsigned what, unsigned below) {
+/* Returns a number that depends only on the row's seed and on `what`, its purpose. */
+static unsigned choose_number(const struct participant *participant, unsigned what,
+                              unsigned below) {
   uint64_t x = participant->scene->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
   x *= 0x94d049bb133111ebu;
@@ -74,16 +75,16 @@ static void fill_disk(bool full) {
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/* Starts a fault to messages. It skips up to five messages first, so that it hits different
- * ones. */
+/* Starts a fault of messages. It skips up to five messages first, so that different messages are
+ * affected. */
 static void begin_messages(struct participant *participant) {
   participant->messages_fail = true;
-  participant->skip = (int)choose(participant, 1, 6);
+  participant->skip = (int)choose_number(participant, 1, 6);
   if (participant->scene->row.fault == HELD)
     participant->held_until = participant_clock() + SHORT_PAUSE;
 }
 
-bool strike(struct participant *participant, enum moment moment) {
+bool commit_fault(struct participant *participant, enum moment moment) {
   const struct row *row = &participant->scene->row;
   bool is_message = row->moment == MESSAGE && moment == MIDDLE_CALL;
   if (participant->rank != row_victim(row) || (moment != row->moment && !is_message))
@@ -91,7 +92,7 @@ bool strike(struct participant *participant, enum moment moment) {
   if (fault_is_of_messages(row->fault))
     begin_messages(participant);
   else if (is_message)
-    participant->messages_fail = true, participant->skip = (int)choose(participant, 1, 6);
+    participant->messages_fail = true, participant->skip = (int)choose_number(participant, 1, 6);
   else
     switch (row->fault) {
     case KILLED:
@@ -122,21 +123,22 @@ bool strike(struct participant *participant, enum moment moment) {
     case FULL_DISK:
       fill_disk(true);
       break;
-    default: /* work.c's */
+    default: /* work.c commits the other faults */
       break;
     }
   return true;
 }
 
-static void change(const struct participant *participant, unsigned char *data, size_t *bytes) {
+static void change_message(const struct participant *participant, unsigned char *data,
+                           size_t *bytes) {
   switch (participant->scene->row.fault) {
   case FLIPPED: {
-    size_t bit = choose(participant, 2, 1u << 30) % (*bytes * 8);
+    size_t bit = choose_number(participant, 2, 1u << 30) % (*bytes * 8);
     data[bit / 8] = (unsigned char)(data[bit / 8] ^ 1u << bit % 8);
     break;
   }
   case TRUNCATED:
-    *bytes -= 1 + choose(participant, 2, (unsigned)*bytes);
+    *bytes -= 1 + choose_number(participant, 2, (unsigned)*bytes);
     break;
   case LONGER:
     memset(data + *bytes, 0, 8);
@@ -147,12 +149,13 @@ static void change(const struct participant *participant, unsigned char *data, s
   }
 }
 
-enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes) {
+enum fate commit_message_fault(struct participant *participant, unsigned char *data,
+                               size_t *bytes) {
   enum fault fault = participant->scene->row.fault;
   if (!participant->messages_fail)
     return GOES;
   if (fault == LATE)
-    participant_sleep(0.001 * choose(participant, 3, 8));
+    participant_sleep(0.001 * choose_number(participant, 3, 8));
   if (fault == LATE)
     return GOES;
   if (fault == HELD)
@@ -173,6 +176,6 @@ enum fate strike_message(struct participant *participant, unsigned char *data, s
       stay_silent(participant), _exit(0);
     return GOES;
   }
-  change(participant, data, bytes);
+  change_message(participant, data, bytes);
   return fault == TWICE ? GOES_TWICE : fault == LOST ? IS_LOST : GOES;
 }

@@ -35,7 +35,7 @@ static bool is_possible(enum transport transport, enum fault fault) {
   return transport != NCCL || (fault != REFUSED && fault != OTHER_PLAN);
 }
 
-static bool is_done_there(enum transport transport, enum work work) {
+static bool has_work(enum transport transport, enum work work) {
   if (transport == TWO_HOSTS)
     return work == HIERARCHICAL || work == TRAINING;
   if (transport == NCCL)
@@ -83,7 +83,7 @@ static bool is_the_moment(enum work work, enum fault fault, enum moment moment) 
   }
 }
 
-static enum promise promise_of(const struct row *row) {
+static enum promise find_promise(const struct row *row) {
   switch (row->fault) {
   case NONE:
   case PAUSED:
@@ -94,7 +94,7 @@ static enum promise promise_of(const struct row *row) {
   case LATE:
   case HELD:
     return SURVIVES;
-  case TWICE: /* the second copy of the last message is not read */
+  case TWICE: /* nobody reads the second copy of the last message */
   case LOST:
   case FLIPPED:
   case TRUNCATED:
@@ -107,11 +107,11 @@ static enum promise promise_of(const struct row *row) {
   }
 }
 
-/* The number of cases of a row, with another victim, message and bit each. */
-static unsigned seeds_of(enum transport transport, enum fault fault, enum moment moment) {
+/* Returns the number of cases of a row; each has another victim, message and bit. */
+static unsigned count_seeds(enum transport transport, enum fault fault, enum moment moment) {
   if (fault == NONE)
     return 1;
-  if (moment == JOINING) /* and another call */
+  if (moment == JOINING) /* each seed also chooses another system call */
     return 12;
   if (transport == MPI)
     return fault == FLIPPED ? 2 : 1;
@@ -129,12 +129,12 @@ bool table_row(size_t number, struct row *row) {
           if ((moment == MESSAGE && !hooked) ||
               (moment == JOINING && (transport != TCP || work != EXCHANGE)) ||
               (moment == BEFORE_COMM && transport == NCCL) ||
-              !is_done_there((enum transport)transport, (enum work)work) ||
+              !has_work((enum transport)transport, (enum work)work) ||
               !is_possible((enum transport)transport, (enum fault)fault) ||
               !is_the_moment((enum work)work, (enum fault)fault, (enum moment)moment))
             continue;
           unsigned seeds =
-              seeds_of((enum transport)transport, (enum fault)fault, (enum moment)moment);
+              count_seeds((enum transport)transport, (enum fault)fault, (enum moment)moment);
           if (number < at + seeds) {
             *row = (struct row){(enum transport)transport,
                                 (enum work)work,
@@ -142,7 +142,7 @@ bool table_row(size_t number, struct row *row) {
                                 (enum moment)moment,
                                 SURVIVES,
                                 (unsigned)(number - at) * 3 + (unsigned)(work + moment)};
-            row->promise = promise_of(row);
+            row->promise = find_promise(row);
             return true;
           }
           at += seeds;

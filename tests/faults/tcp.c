@@ -44,9 +44,9 @@ void tcp_choose_port(struct scene *scene) {
 
 /* Commits the fault before the call that the seed chooses; every rank makes more calls than
  * that. */
-static int strike_call(const char *call) {
+static int commit_fault_in_call(const char *call) {
   (void)call;
-  if (calls++ == own->scene->row.seed * 5 % 61 && !strike(own, JOINING))
+  if (calls++ == own->scene->row.seed * 5 % 61 && !commit_fault(own, JOINING))
     _exit(0);
   return 0;
 }
@@ -63,7 +63,7 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
   options.streams = 2;
   if (participant->scene->row.transport == TWO_HOSTS)
     options.host = participant->rank >= RANKS / 2 ? "second" : "first";
-  ob_net_fault = strike_call;
+  ob_net_fault = commit_fault_in_call;
   onebit_status_t status = onebit_comm_create_sockets(&options, comm);
   ob_net_fault = NULL;
   return status;
@@ -92,7 +92,7 @@ void tcp_come_as_stranger(const struct scene *scene, int rank) {
 
 /* --- Messages */
 
-static ssize_t refuse_for_now(void) {
+static ssize_t refuse_send(void) {
   errno = EAGAIN;
   return -1;
 }
@@ -125,7 +125,7 @@ static ssize_t send_segment(int file, const struct msghdr *message) {
     exit(3);
   memcpy(copy, head->iov_base, head->iov_len);
   memcpy(copy + head->iov_len, data->iov_base, data->iov_len);
-  enum fate fate = strike_message(own, copy, &bytes);
+  enum fate fate = commit_message_fault(own, copy, &bytes);
   if (own->scene->row.fault == RESET && own->struck && !before)
     disconnect(file);
   for (int times = fate == IS_LOST ? 0 : fate == GOES_TWICE ? 2 : 1; times; times--)
@@ -138,7 +138,7 @@ ssize_t sendmsg(int file, const struct msghdr *message, int flags) {
   enum fault fault = own ? own->scene->row.fault : NONE;
   bool fails = own && own->messages_fail;
   if (fails && (fault == CUT || (fault == HELD && participant_clock() < own->held_until)))
-    return refuse_for_now();
+    return refuse_send();
   if (!fails || message->msg_iovlen != 2 ||
       message->msg_iov[0].iov_len != sizeof(struct ob_segment))
     return syscall(SYS_sendmsg, file, message, flags);

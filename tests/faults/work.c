@@ -1,5 +1,5 @@
-/* The work of a rank: collectives or a training, with results that can be compared to the bit. As
- * the documentation says for programs, it continues after some errors, and ends at all others. */
+/* The work of a rank: collectives or a training, with results that can be compared to the bit. It
+ * follows the advice of the documentation: it continues after some errors, ends after others. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +91,7 @@ static onebit_status_t make_plans(struct job *job) {
   return status;
 }
 
-/* Makes the call; if a fault is to come in between, begins it and waits for it separately. */
+/* Makes the call, or for a fault in between starts it and waits for it separately. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
   const float *input = is_mine(job, REFUSED) && !job->participant->struck ? NULL : job->input;
   bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
@@ -104,7 +104,7 @@ static onebit_status_t call_plan(struct job *job, bool *left) {
   if (!begun)
     return onebit_allreduce(input, job->output, plan);
   onebit_status_t status = onebit_iallreduce(input, job->output, plan, &request);
-  *left = !strike(job->participant, BEGUN);
+  *left = !commit_fault(job->participant, BEGUN);
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
@@ -118,7 +118,7 @@ static onebit_status_t call_device(struct job *job, bool *left) {
   onebit_status_t status =
       onebit_allreduce_stream(job->device_input, job->device_output, job->plan, NULL);
   if (begun)
-    *left = !strike(job->participant, BEGUN);
+    *left = !commit_fault(job->participant, BEGUN);
   onebit_status_t ended = onebit_plan_synchronize(job->plan);
   if (status == ONEBIT_OK && ended == ONEBIT_OK)
     cudaMemcpy(job->output, job->device_output, bytes, cudaMemcpyDefault);
@@ -128,18 +128,18 @@ static onebit_status_t call_device(struct job *job, bool *left) {
 static onebit_status_t call_device(struct job *job, bool *left) { return call_plan(job, left); }
 #endif
 
-static onebit_status_t gather_back(struct job *job) {
+static onebit_status_t gather_result(struct job *job) {
   size_t count = plan_count(job);
   float *own = job->output + (size_t)job->participant->rank * count;
   memmove(own, job->output, count * sizeof *own);
   return onebit_allgather(own, job->output, job->gather);
 }
 
-static onebit_status_t collective(struct job *job, bool *left) {
+static onebit_status_t call_collective(struct job *job, bool *left) {
   fill_input(job);
   onebit_status_t status = job->device_input ? call_device(job, left) : call_plan(job, left);
   if (status == ONEBIT_OK && job->gather)
-    status = gather_back(job);
+    status = gather_result(job);
   if (status == ONEBIT_OK)
     add_result(job, job->output, job->count);
   return status;
@@ -166,21 +166,21 @@ static onebit_status_t make_optimizer(struct job *job) {
 }
 
 /* Saves; a full disk loses the checkpoint and nothing else. */
-static onebit_status_t save(struct job *job) {
+static onebit_status_t save_training(struct job *job) {
   onebit_status_t status =
       onebit_optimizer_save_files(job->optimizer, job->participant->scene->directory);
   bool full = job->participant->scene->row.fault == FULL_DISK;
   return full && (status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_PEER) ? ONEBIT_OK : status;
 }
 
-static onebit_status_t train(struct job *job) {
+static onebit_status_t run_training(struct job *job) {
   float rate = is_mine(job, REFUSED) && !job->participant->struck ? NAN : 0.01f;
   fill_input(job);
   if (is_mine(job, REFUSED) || is_mine(job, INFINITE))
     job->participant->struck = true;
   onebit_status_t status = onebit_optimizer_step(job->optimizer, rate);
   if (status == ONEBIT_OK && work_of(job) == SAVING && job->call % 3 == 2)
-    status = save(job);
+    status = save_training(job);
   if (status == ONEBIT_OK && job->call == CALLS - 1)
     add_result(job, job->output, job->count);
   return status;
@@ -205,10 +205,10 @@ static enum moment moment_of(int call) {
 static onebit_status_t run_calls(struct job *job, bool *left) {
   struct record *record = &job->participant->scene->records[job->participant->rank];
   for (job->call = 0; job->call < CALLS && !*left; job->call++) {
-    if (!strike(job->participant, moment_of(job->call)))
+    if (!commit_fault(job->participant, moment_of(job->call)))
       *left = true;
     for (int again = 0; !*left && again < 2; again++) {
-      onebit_status_t status = is_training(job) ? train(job) : collective(job, left);
+      onebit_status_t status = is_training(job) ? run_training(job) : call_collective(job, left);
       if (again == 0 && is_to_repeat(job, status))
         continue;
       if (status != ONEBIT_OK)
@@ -220,7 +220,7 @@ static onebit_status_t run_calls(struct job *job, bool *left) {
   return ONEBIT_OK;
 }
 
-static bool allocate(struct job *job) {
+static bool allocate_buffers(struct job *job) {
   job->count = work_of(job) == DOUBLING ? FEW : MANY;
   job->hash = OB_HASH_START;
   job->input = calloc(job->count, sizeof(float));
@@ -233,7 +233,7 @@ static bool allocate(struct job *job) {
   return job->input && job->output;
 }
 
-static void release(struct job *job) {
+static void free_buffers(struct job *job) {
   onebit_optimizer_destroy(job->optimizer);
   onebit_plan_destroy(job->plan);
   onebit_plan_destroy(job->other);
@@ -247,19 +247,19 @@ static void release(struct job *job) {
   free(job->output);
 }
 
-static onebit_status_t run(struct job *job, connect_function *connect, bool *left) {
-  if (!allocate(job))
+static onebit_status_t run_job(struct job *job, connect_function *connect, bool *left) {
+  if (!allocate_buffers(job))
     return ONEBIT_ERROR_MEMORY;
-  if ((*left = !strike(job->participant, BEFORE_COMM)))
+  if ((*left = !commit_fault(job->participant, BEFORE_COMM)))
     return ONEBIT_OK;
   onebit_status_t status = connect(job->participant, &job->participant->comm);
-  if (status != ONEBIT_OK || (*left = !strike(job->participant, BEFORE_PLAN)))
+  if (status != ONEBIT_OK || (*left = !commit_fault(job->participant, BEFORE_PLAN)))
     return status;
   status = is_training(job) ? make_optimizer(job) : make_plans(job);
   if (status == ONEBIT_OK)
     status = run_calls(job, left);
   if (status == ONEBIT_OK && !*left)
-    *left = !strike(job->participant, LAST);
+    *left = !commit_fault(job->participant, LAST);
   return status;
 }
 
@@ -268,12 +268,12 @@ void participant_run(struct participant *participant, connect_function *connect)
   struct job job = {.participant = participant};
   bool left = false;
   atomic_store(&record->state, RUNNING);
-  record->status = run(&job, connect, &left);
+  record->status = run_job(&job, connect, &left);
   record->ended = participant_clock();
   record->hash = job.hash;
   snprintf(record->message, sizeof record->message, "%s", onebit_last_error());
   if (left)
-    record->status = ONEBIT_SKIPPED; /* none of the others needs to know */
-  release(&job);
+    record->status = ONEBIT_SKIPPED; /* the other ranks need not notice */
+  free_buffers(&job);
   atomic_store(&record->state, ENDED);
 }

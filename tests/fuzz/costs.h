@@ -1,4 +1,4 @@
-/* The use that the fuzzers make of costs. */
+/* The common check of the fuzzers of costs. */
 #ifndef ONEBIT_TESTS_FUZZ_COSTS_H
 #define ONEBIT_TESTS_FUZZ_COSTS_H
 

@@ -1,5 +1,5 @@
 /*
- * The common part of the fuzzers. Each file here has libFuzzer's one function; its first inputs are
+ * The common part of the fuzzers. Each fuzzer defines libFuzzer's function; its first inputs are
  * in seeds/NAME, which the library writes (seeds.c). A checksum is corrected before it is read if
  * the input asks for that, so that the fuzzer reaches the code after the check.
  */

@@ -8,8 +8,8 @@
 #include "base/memory.h"
 #include "tests/fuzz/fuzz.h"
 
-/* Corrects the last line's checksum of the lines before. */
-static void mend(char *text, size_t size) {
+/* Corrects the checksum in the last line, which covers the lines before. */
+static void correct_checksum(char *text, size_t size) {
   enum { LINE = sizeof "checksum 0123456789abcdef\n" - 1 };
   char line[LINE + 1];
   if (size < LINE)
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
   char *text = fuzz_copy(data + 1, size - 1, 0);
   if (data[0] & 1)
-    mend(text, size - 1);
+    correct_checksum(text, size - 1);
   if (ob_manifest_parse(&manifest, text, size - 1) == ONEBIT_OK) {
     char *again = ob_manifest_text(&manifest);
     FUZZ_CHECK(again && strlen(again) == size - 1 && memcmp(again, text, size - 1) == 0);

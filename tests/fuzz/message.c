@@ -51,7 +51,8 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
 
 /* Corrects header fields that random input would hardly get right, so that the fuzzer reaches the
  * code behind their checks. The checksum comes last: it covers the other fields. */
-static void mend(struct receiver *receiver, unsigned char *message, size_t bytes, int what) {
+static void correct_message(struct receiver *receiver, unsigned char *message, size_t bytes,
+                            int what) {
   struct ob_header header;
   if (bytes < sizeof header)
     return;
@@ -75,7 +76,7 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
 }
 
 /* Checks that the fields with which a receiver computes are valid and the expected ones. */
-static void look(const struct receiver *receiver, const struct ob_view *view) {
+static void check_view(const struct receiver *receiver, const struct ob_view *view) {
   const struct ob_message_shape *shape = &receiver->shape;
   FUZZ_CHECK((view->header->flags & OB_PAYLOAD_FLAGS) ==
              ob_payload_flags(shape->dense, shape->half, shape->width));
@@ -83,9 +84,9 @@ static void look(const struct receiver *receiver, const struct ob_view *view) {
     FUZZ_CHECK(ob_scale_is_sound(view->scales[i]));
 }
 
-static void decode(struct receiver *receiver, unsigned char *message) {
+static void decode_message(struct receiver *receiver, unsigned char *message) {
   struct ob_view view = ob_message_view(message, &receiver->shape), both[2] = {view, view};
-  look(receiver, &view);
+  check_view(receiver, &view);
   size_t bytes = receiver->layout.elements * ob_dtype_size(receiver->work.output_dtype);
   void *output = malloc(bytes ? bytes : 1);
   void *const outputs[1] = {output};
@@ -108,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   size_t bytes = size - choices;
   unsigned char *message = fuzz_copy(data + choices, bytes, 0);
   if (receiver_create(&receiver, data)) {
-    mend(&receiver, message, bytes, data[5]);
+    correct_message(&receiver, message, bytes, data[5]);
     if (data[6] & 1) { /* make many messages as long as expected */
       unsigned char *right = realloc(message, ob_message_bytes(&receiver.shape));
       size_t wanted = ob_message_bytes(&receiver.shape);
@@ -121,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       ob_message_seal(message, &receiver.shape, receiver.work.codec);
     if (ob_message_check(message, bytes, &receiver.shape, &receiver.expected,
                          receiver.work.codec) == ONEBIT_OK)
-      decode(&receiver, message);
+      decode_message(&receiver, message);
   }
   ob_work_destroy(&receiver.work);
   ob_layout_destroy(&receiver.layout);

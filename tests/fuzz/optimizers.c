@@ -1,8 +1,8 @@
 /* Optimizers and outer steps whose checkpoints are read. */
 #include "tests/fuzz/fuzz.h"
 
-static onebit_status_t create(int kind, onebit_comm_t comm, const onebit_tensor_t *tensors,
-                              size_t count, onebit_optimizer_t *optimizer) {
+static onebit_status_t create_by_kind(int kind, onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                      size_t count, onebit_optimizer_t *optimizer) {
   onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
@@ -44,7 +44,7 @@ static onebit_status_t create_optimizer(struct fuzz_object *made, int kind, oneb
       {parameters + 104, made->gradients + 104, FUZZ_ELEMENTS - 104, 0, 0, 0}};
   for (int i = 0; i < FUZZ_ELEMENTS; i++)
     parameters[i] = (float)(i % 7) - 3;
-  return create(kind, comm, tensors, sizeof tensors / sizeof tensors[0], &made->optimizer);
+  return create_by_kind(kind, comm, tensors, sizeof tensors / sizeof tensors[0], &made->optimizer);
 }
 
 /* Returns options for rounds of 4 steps: every width and rule, with fragments, delays and
@@ -120,16 +120,16 @@ onebit_status_t fuzz_object_train(struct fuzz_object *made, size_t steps) {
   return status;
 }
 
-static onebit_status_t save(const struct fuzz_object *made, void *memory, size_t *bytes) {
+static onebit_status_t save_object(const struct fuzz_object *made, void *memory, size_t *bytes) {
   return made->optimizer ? onebit_optimizer_save(made->optimizer, memory, *bytes, bytes)
                          : onebit_outer_save(made->outer, memory, *bytes, bytes);
 }
 
 unsigned char *fuzz_object_save(const struct fuzz_object *made, size_t *bytes) {
   *bytes = 0;
-  FUZZ_CHECK(save(made, NULL, bytes) == ONEBIT_OK);
+  FUZZ_CHECK(save_object(made, NULL, bytes) == ONEBIT_OK);
   unsigned char *memory = fuzz_copy(NULL, 0, *bytes);
-  FUZZ_CHECK(save(made, memory, bytes) == ONEBIT_OK);
+  FUZZ_CHECK(save_object(made, memory, bytes) == ONEBIT_OK);
   return memory;
 }
 

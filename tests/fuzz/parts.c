@@ -35,7 +35,7 @@ static int read_rows(struct rows *rows, const unsigned char *part, size_t bytes)
   return 1;
 }
 
-static void mend_sections(struct rows *rows, const unsigned char *part, size_t bytes, int what) {
+static void correct_sections(struct rows *rows, const unsigned char *part, size_t bytes, int what) {
   uint64_t offset = rows->header.front;
   for (uint64_t i = 0; i < rows->header.sections; i++) {
     struct ob_part_section *section = &rows->section[i];
@@ -55,7 +55,7 @@ static void mend_sections(struct rows *rows, const unsigned char *part, size_t b
 
 /* Corrects the fields that `what` names. The checksum of the front comes last: it covers the
  * others. */
-static void mend(unsigned char *part, size_t bytes, int what) {
+static void correct_part(unsigned char *part, size_t bytes, int what) {
   struct rows rows;
   if (!read_rows(&rows, part, bytes))
     return;
@@ -69,7 +69,7 @@ static void mend(unsigned char *part, size_t bytes, int what) {
     header->bytes = bytes;
     header->front = rows.at + header->sections * sizeof *rows.section;
   }
-  mend_sections(&rows, part, bytes, what);
+  correct_sections(&rows, part, bytes, what);
   if (what & MEND_FRONT)
     header->checksum = 0;
   memcpy(part, header, sizeof *header);
@@ -102,11 +102,11 @@ static bool read_parts(struct parts *parts, const uint8_t *data, size_t size) {
   parts->part[0] = fuzz_copy(data + CHOICES, parts->bytes[0], 0);
   parts->part[1] = parts->count == 2 ? fuzz_copy(data + CHOICES + first, parts->bytes[1], 0) : NULL;
   for (int k = 0; k < parts->count; k++)
-    mend(parts->part[k], parts->bytes[k], data[1]);
+    correct_part(parts->part[k], parts->bytes[k], data[1]);
   return true;
 }
 
-static void load(const struct parts *parts) {
+static void load_parts(const struct parts *parts) {
   struct fuzz_object made;
   onebit_comm_t comm;
   size_t before_bytes, after_bytes;
@@ -131,7 +131,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct parts parts;
   if (!read_parts(&parts, data, size))
     return 0;
-  load(&parts);
+  load_parts(&parts);
   free(parts.part[0]);
   free(parts.part[1]);
   return 0;

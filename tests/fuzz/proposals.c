@@ -8,7 +8,7 @@
 enum { RANKS = 4, TERMS = 3 };
 
 /* Makes this rank's proposal: an agreement with itself alone leaves it in the slot. */
-static void propose(struct onebit_comm *comm, const struct ob_term *terms) {
+static void make_proposal(struct onebit_comm *comm, const struct ob_term *terms) {
   comm->size = 1;
   comm->rank = 0;
   FUZZ_CHECK(ob_agree(comm, ONEBIT_OK, terms, TERMS) == ONEBIT_OK);
@@ -17,7 +17,7 @@ static void propose(struct onebit_comm *comm, const struct ob_term *terms) {
 /* The offsets of a proposal's checksum, and of the bytes that it covers. */
 enum { CHECKSUM = 8, SUMMED = 16 };
 
-static void mend(unsigned char *slot, const unsigned char *own, int what) {
+static void correct_proposal(unsigned char *slot, const unsigned char *own, int what) {
   memcpy(slot, own, (size_t)(what & 3) * 8); /* copies magic and version, the checksum, the number
                                               * of the agreement */
   uint64_t sum = ob_hash(OB_HASH_START, slot + SUMMED, OB_AGREE_BYTES - SUMMED);
@@ -25,8 +25,8 @@ static void mend(unsigned char *slot, const unsigned char *own, int what) {
     memcpy(slot + CHECKSUM, &sum, sizeof sum);
 }
 
-/* data[0] chooses this rank, and the proposals to correct; data[1] chooses the fields, and whether
- * one proposal is too short. */
+/* The byte data[0] chooses this rank and the proposals to correct, data[1] the fields to correct,
+ * and whether one proposal is too short. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const struct ob_term terms[TERMS] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};
   unsigned char own[OB_AGREE_BYTES] = {0}, *slots;
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct ob_batch batch = {.receive = in};
   if (size < 2)
     return 0;
-  propose(&comm, terms);
+  make_proposal(&comm, terms);
   size_t all = RANKS * OB_AGREE_BYTES, given = size - 2 < all ? size - 2 : all;
   slots = fuzz_copy(data + 2, given, all - given);
   comm.size = RANKS;
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (rank == comm.rank)
       memcpy(slot, own, OB_AGREE_BYTES);
     else if (data[0] >> (4 + rank) & 1)
-      mend(slot, own, data[1]);
+      correct_proposal(slot, own, data[1]);
     if (rank != comm.rank)
       in[batch.receives++] = (struct ob_endpoint){slot, OB_AGREE_BYTES, rank};
   }

@@ -21,7 +21,7 @@
 
 static const char *root;
 
-static FILE *seed(const char *fuzzer, const char *format, ...) {
+static FILE *open_seed(const char *fuzzer, const char *format, ...) {
   char path[4096], name[64];
   va_list arguments;
   snprintf(path, sizeof path, "%s/%s", root, fuzzer);
@@ -59,7 +59,7 @@ static void write_message(int shape, unsigned width) {
   for (size_t i = 0; i < ob_message_scales(&of); i++)
     view.scales[i] = 0.25f;
   ob_message_seal(message, &of, &ob_codec_scalar);
-  FILE *file = seed("message", "shape-%d", shape);
+  FILE *file = open_seed("message", "shape-%d", shape);
   fwrite(choices, 1, sizeof choices, file);
   fwrite(message, 1, ob_message_bytes(&of), file);
   fclose(file);
@@ -78,7 +78,7 @@ static void write_sparse(void) {
     values[i] = (float)(i * 7919 % count) - count / 2;
   FUZZ_CHECK(sizeof message == ob_sparse_bytes(count));
   FUZZ_CHECK(ob_sparse_compress(values, count, message));
-  FILE *file = seed("sparse", "two-chunks");
+  FILE *file = open_seed("sparse", "two-chunks");
   fwrite(choices, 1, sizeof choices, file);
   fwrite(message, 1, sizeof message, file);
   fclose(file);
@@ -92,7 +92,7 @@ static void write_proposals(void) {
   unsigned char slot[OB_AGREE_BYTES] = {0};
   struct onebit_comm comm = {.size = 1, .control_memory = slot};
   FUZZ_CHECK(ob_agree(&comm, ONEBIT_OK, terms, 3) == ONEBIT_OK);
-  FILE *file = seed("proposals", "equal");
+  FILE *file = open_seed("proposals", "equal");
   fwrite(choices, 1, sizeof choices, file);
   for (int rank = 0; rank < 4; rank++)
     fwrite(slot, 1, sizeof slot, file);
@@ -133,7 +133,7 @@ static void write_parts(int kind, int ranks, int steps) {
     pthread_join(thread[k], NULL);
   size_t first = ranks > 1 ? rank[0].bytes : 0;
   const uint8_t choices[4] = {(uint8_t)kind, 15, (uint8_t)first, (uint8_t)(first >> 8)};
-  FILE *file = seed("parts", "kind-%d-%d-%d", kind, ranks, steps);
+  FILE *file = open_seed("parts", "kind-%d-%d-%d", kind, ranks, steps);
   fwrite(choices, 1, sizeof choices, file);
   for (int k = 0; k < ranks; k++) {
     fwrite(rank[k].part, 1, rank[k].bytes, file);
@@ -147,7 +147,7 @@ static void write_manifest(int ranks) {
   struct ob_manifest manifest = {
       .kind = "adam", .steps = 1200, .generation = 17, .ranks = ranks, .parts = parts};
   char *text = ob_manifest_text(&manifest);
-  FILE *file = seed("manifest", "ranks-%d", ranks);
+  FILE *file = open_seed("manifest", "ranks-%d", ranks);
   fprintf(file, "%c%s", '1', text);
   fclose(file);
   ob_release(text);
@@ -165,10 +165,10 @@ static void write_costs(void) {
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
     ob_cost_add_point(&costs.measured.factor[k], 1024 * (double)(k + 1), 0.75 + (double)k);
   ob_cost_add_point(&costs.measured.chunk, 4194304, 131072);
-  FILE *file = seed("tuning", "good");
+  FILE *file = open_seed("tuning", "good");
   ob_tuning_write(file, &costs, &origin);
   fclose(file);
-  file = seed("costs", "points");
+  file = open_seed("costs", "points");
   fprintf(file,
           "correction exchange bits 1024 0.750\ncorrection allreduce float32 2048 1.5 # more\n"
           "correction allgather bits 4096 20\nchunk 4194304 131072\nchunk 16777216 262144\n");
@@ -178,7 +178,7 @@ static void write_costs(void) {
 /* --- Texts that users write */
 
 static void write_text(const char *fuzzer, const char *name, const char *text) {
-  FILE *file = seed(fuzzer, "%s", name);
+  FILE *file = open_seed(fuzzer, "%s", name);
   fputs(text, file);
   fclose(file);
 }

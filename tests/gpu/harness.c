@@ -1,12 +1,12 @@
 /*
- * gpu_tests: runs the tests, each with its outcome and time, and sums up.
+ * gpu_tests: runs the tests, and prints the outcome and time of each, and a summary.
  *
  *   --list             their names
  *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
  *   --device           facts about the device, instead of tests; fails where there is none
  *
- * A process that is one rank of a test (harness_processes.c) is told so by --rank, --size, --group
- * and --test.
+ * --rank, --size, --group and --test start a process that is one rank of a test
+ * (harness_processes.c).
  */
 #define _DEFAULT_SOURCE
 #include <fnmatch.h>

@@ -25,7 +25,7 @@
 struct gpu_test {
   const char *name;
   void (*run)(void);
-  bool without_device; /* it runs where there is none */
+  bool without_device; /* it also runs on a machine without a device */
 };
 
 struct gpu_suite {
@@ -43,7 +43,8 @@ void gpu_suite_add(struct gpu_suite *suite);
 /* calloc that ends the program when out of memory. */
 void *gpu_allocate(size_t count, size_t size);
 
-/* Copies between host and device, either way: complete at return, for every stream. */
+/* Copies between host and device, in either direction; the copy is complete at return, for every
+ * stream. */
 bool gpu_copy(void *to, const void *from, size_t bytes);
 
 /* ---- Checks (harness.c); from any thread ---- */
@@ -54,7 +55,7 @@ bool gpu_copy(void *to, const void *from, size_t bytes);
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Checks that a call of CUDA's went well; and that one of the library's returned `wanted`. */
+/* Check that a call of CUDA succeeded, and that a call of the library returned `wanted`. */
 #define CHECK_CUDA(call) check_cuda((call), #call, __FILE__, __LINE__)
 bool check_cuda(cudaError_t got, const char *call, const char *file, int line);
 #define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
@@ -64,7 +65,7 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
 /* Sets the case that this thread's next failures name. */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Leaves a test, or the body of a rank, that cannot run here; says why. */
+/* Ends a test, or the body of a rank, that cannot run here, with the reason. */
 #define SKIP(...)                                                                                  \
   do {                                                                                             \
     check_skip(__VA_ARGS__);                                                                       \
@@ -76,7 +77,7 @@ void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct gpu_rank {
   int rank, size;
-  onebit_comm_t comm;         /* gpu_run_loopback: of this rank, over loopback; else NULL */
+  onebit_comm_t comm;         /* this rank's, in gpu_run_loopback; else NULL */
   int from_first, *to_others; /* pipes: rank 0 writes to_others[r], rank r reads from_first */
 };
 
@@ -86,20 +87,22 @@ typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
  * can share one GPU; on the emulated device they are threads. False when a rank failed or was
  * skipped, which is noted.
  *
- * Such a process is this program anew, which runs the test from its start up to this call: what a
- * test does before it must be the same each time, and quick. `context` is rebuilt that way. */
+ * Each process executes this program again and runs the test from its start up to this call, which
+ * also rebuilds `context`. The part of a test before this call must therefore be quick, and the
+ * same each time. */
 bool gpu_run_ranks(int size, gpu_rank_body *body, void *context);
 
-/* Runs it on ranks that are threads of this process, with communicators over loopback. */
+/* Runs the body on ranks that are threads of this process, with communicators over loopback. */
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context);
 
-/* Sends rank 0's bytes to all, for data that NCCL needs by other means, such as its unique id. */
+/* Sends rank 0's bytes to all ranks without NCCL, which needs some data to start, such as its
+ * unique id. */
 void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
 
-/* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */
+/* Allocates zeroed memory that a test shares with the ranks it starts next, until the test ends. */
 void *gpu_allocate_area(size_t bytes);
 
-/* A new directory, which goes when the test ends. */
+/* Makes a new directory, which is removed when the test ends. */
 enum { GPU_PATH = 64 };
 void gpu_make_directory(char path[GPU_PATH]);
 

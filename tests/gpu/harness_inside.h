@@ -16,7 +16,7 @@ const char *skip_reason(void); /* the reason for a skip, or NULL */
 
 /* The arguments of a process that runs one rank: the call of gpu_run_ranks that started it, and its
  * files. */
-struct seat {
+struct rank_arguments {
   bool taken;
   int rank, size;
   unsigned call;
@@ -24,7 +24,7 @@ struct seat {
   int areas[MOST_AREAS];
   size_t area_count;
 };
-extern struct seat gpu_rank_process;
+extern struct rank_arguments gpu_rank_process;
 
 /* Reads from the command line which rank this process is; false if that makes no sense. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group);
@@ -32,7 +32,7 @@ bool gpu_parse_rank(const char *rank, const char *size, const char *group);
 /* The test that runs, and the program. */
 struct running {
   const char *program, *test;
-  unsigned calls; /* of gpu_run_ranks, so far */
+  unsigned calls; /* the number of calls of gpu_run_ranks so far */
 };
 extern struct running gpu_running;
 

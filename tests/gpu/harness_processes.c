@@ -42,12 +42,13 @@ extern char **environ;
 
 struct rank_process {
   pid_t pid;
-  FILE *words; /* its output, shown when it fails */
+  FILE *words; /* the output of the rank, printed if the rank fails */
   bool ended;
   int status;
 };
 
-/* CALL:PIPE,PIPE,...:AREA,AREA,... Numbers of files, which are inherited. */
+/* Writes the value of --group, CALL:PIPE,PIPE,...:AREA,AREA,... Pipes and areas are numbers of
+ * inherited files. */
 static void write_group(char *text, size_t room, int rank, int size, const int *read_ends,
                         const int *write_ends) {
   size_t at = (size_t)snprintf(text, room, "%u:", gpu_running.calls);
@@ -71,7 +72,7 @@ static size_t read_numbers(const char **text, int *numbers, size_t most) {
   return count;
 }
 
-/* A rank must end with the test that waits for it. */
+/* Also makes the rank end with the test that waits for it. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)
@@ -83,7 +84,7 @@ bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   const char *at = rest + (*rest == ':');
   int first = gpu_rank_process.rank == 0
                   ? 1
-                  : 0; /* rank r's pipe of rank 0 is pipes[r], of itself pipes[0] */
+                  : 0; /* rank 0's pipe to rank r is pipes[r]; a rank's own is pipes[0] */
   read_numbers(&at, gpu_rank_process.pipes + first, MOST_RANKS - 1);
   at += *at == ':';
   gpu_rank_process.area_count = read_numbers(&at, gpu_rank_process.areas, MOST_AREAS);
@@ -91,7 +92,7 @@ bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   return gpu_size_is_usable(gpu_rank_process.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
-/* Runs the rank's part, in the process that is this rank. */
+/* Runs the body in the process that is this rank. */
 static void run_as_rank(gpu_rank_body *body, void *context) {
   struct gpu_rank self = {gpu_rank_process.rank, gpu_rank_process.size, NULL,
                           gpu_rank_process.pipes[0], gpu_rank_process.pipes};
@@ -102,8 +103,9 @@ static void run_as_rank(gpu_rank_body *body, void *context) {
   exit(failure_count() ? 1 : skip_reason() ? SKIPPED : 0);
 }
 
-/* The environment of one rank: alone on its host, over sockets. */
-static char **rank_environment(int rank) {
+/* Returns the environment of one rank, in which NCCL takes it for alone on its host and uses
+ * sockets. */
+static char **make_rank_environment(int rank) {
   static char host[32];
   static char *given[] = {host, "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_NET=Socket"};
   size_t count = sizeof given / sizeof given[0];
@@ -120,7 +122,7 @@ static char **rank_environment(int rank) {
   return environment;
 }
 
-/* To duplicate a file onto itself lets the new process inherit it. */
+/* Adds the files that the new process inherits: duplicating a file onto itself has this effect. */
 static void add_inherited_files(posix_spawn_file_actions_t *actions, int rank, int size,
                                 const int *read_ends, const int *write_ends, int words) {
   posix_spawn_file_actions_adddup2(actions, words, STDOUT_FILENO);
@@ -158,7 +160,7 @@ static void start_process(struct rank_process *process, int rank, int size, cons
                        "--test",
                        (char *)gpu_running.test,
                        NULL};
-  char **environment = rank_environment(rank);
+  char **environment = make_rank_environment(rank);
   errno = posix_spawn(&process->pid, "/proc/self/exe", &actions, NULL, arguments, environment);
   if (errno)
     gpu_give_up("process");
@@ -179,7 +181,7 @@ static bool has_succeeded(const struct rank_process *process) {
          (WEXITSTATUS(process->status) == 0 || WEXITSTATUS(process->status) == SKIPPED);
 }
 
-/* Waits until all have ended; when one has failed, the others get a few seconds to notice. */
+/* Waits until all ranks have ended; when one has failed, the others get a few seconds to notice. */
 static void await_processes(struct rank_process *processes, int size) {
   long left = gpu_time_limit() * 100L;
   for (int running = size; running > 0 && left > 0; left--) {
@@ -235,7 +237,7 @@ bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
   if (gpu_rank_process.taken && gpu_running.calls == gpu_rank_process.call)
     run_as_rank(body, context);
   if (gpu_rank_process.taken)
-    return true; /* it is wanted further on */
+    return true; /* this process runs a later call of the test */
   if (!gpu_size_is_usable(size))
     return false;
   gpu_open_pipes(size, read_ends, write_ends);

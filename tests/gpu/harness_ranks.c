@@ -14,7 +14,7 @@
 
 #include "tests/gpu/harness_inside.h"
 
-struct seat gpu_rank_process;
+struct rank_arguments gpu_rank_process;
 struct running gpu_running;
 
 static struct {
@@ -25,7 +25,7 @@ static struct {
 static size_t area_count;
 
 static struct {
-  char root[32]; /* "": none is made yet */
+  char root[32]; /* empty until a directory is made */
   unsigned count;
 } directories;
 
@@ -153,7 +153,7 @@ void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]) {
   }
 }
 
-/* A thread that does not end can only be left behind with the whole program. */
+/* Joins a thread. If it does not end in time, the whole program ends. */
 static void join_thread(const struct rank_thread *thread, const struct timespec *until) {
   if (pthread_timedjoin_np(thread->thread, NULL, until) == 0)
     return;
@@ -190,7 +190,7 @@ bool gpu_size_is_usable(int size) {
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context) {
   onebit_comm_t comms[MOST_RANKS];
   if (gpu_rank_process.taken)
-    return true; /* this process is wanted further on */
+    return true; /* this process runs a later call of the test */
   if (!gpu_size_is_usable(size) ||
       !CHECK_STATUS(onebit_comm_create_loopback(size, comms), ONEBIT_OK))
     return false;

@@ -9,9 +9,9 @@
 #include "compression/numerics.h"
 #include "tests/codec_cases.h"
 
-/* --- Memory, here or there */
+/* --- Memory of the host or of a device */
 
-/* A pattern that no element has, so that places where nothing was stored show. */
+/* A pattern that no element has: it shows the places where nothing was stored. */
 enum { UNTOUCHED = 0x5a };
 
 static void *allocate_buffer(bool device, size_t bytes) {
@@ -36,7 +36,7 @@ static void *allocate_pinned(size_t bytes) {
   return memory;
 }
 
-/* In place the shorter buffer is this rank's part of the longer one. */
+/* Places the buffers; in place, the shorter one is this rank's part of the longer one. */
 static void place_buffers(struct part *part) {
   const size_t element = ob_dtype_size(part->what.options.dtype);
   const size_t offset = part->what.offset * element;
@@ -173,7 +173,7 @@ cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream) {
   return runs;
 }
 
-/* --- Calls that are left behind */
+/* --- Traces of calls */
 
 uint64_t hash_bytes(const void *bytes, size_t count) {
   uint64_t number = OB_HASH_START, word = 0;

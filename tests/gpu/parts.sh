@@ -1,38 +1,38 @@
 # shellcheck shell=bash disable=SC2034,SC2154,SC2086,SC2046 # of tests/gpu/run; lists are split
-# What tests/gpu/run includes: its tables as text, JSON and Markdown in $output; and what it wants of
-# the machine, by which NVCC, nccl (a version, or none), sanitizer (a path, or nothing) and cuda (what
-# make is told) are set.
+# tests/gpu/run includes this file. It writes tables as text, JSON and Markdown to $output, and looks for
+# the tools of the machine: it sets NVCC, nccl (a version, or none), sanitizer (a path, or empty) and cuda
+# (the arguments of make).
 
-say() { printf '%s\n' "$*" | tee -a "$output/summary.txt"; }
+report_line() { printf '%s\n' "$*" | tee -a "$output/summary.txt"; }
 
-count() { # PASSED FAILED SKIPPED
+add_results() { # PASSED FAILED SKIPPED
   passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
 }
 
 leave_out() { # WHAT WHY
-  say "not run: $1: $2"
+  report_line "not run: $1: $2"
   printf '%s: %s\n' "$1" "$2" >>"$output/left-out.txt"
 }
 
-# "name: value" lines as one JSON object.
+# Prints lines of "name: value" as one JSON object.
 facts_as_json() {
   sed 's/\\/&&/g; s/"/\\"/g' | awk -F ': ' '
     { printf "%s\"%s\":\"%s\"", NR == 1 ? "{" : ",", $1, substr($0, length($1) + 3) }
     END { print "}" }'
 }
 
-# The lines of gpu_tests as JSON, one object a test.
+# Prints the lines of gpu_tests as JSON, an object for each test.
 tests_as_json() {
   sed -nE 's/^(passed|FAILED|skipped) +([^ ].*[^ ]) +([0-9.]+) s( .*)?$/\1 \3 \2/p' |
     sed -E 's/^([^ ]+) ([^ ]+) (.*)$/{"test":"\3","outcome":"\1","seconds":\2}/'
 }
 
-# The number before these words in the last summary of gpu_tests; nothing where there is none.
-figure() { # FILE WORDS
+# Prints the number before WORDS in the last summary of gpu_tests, or nothing if it is not there.
+read_count() { # FILE WORDS
   sed -nE '/^[0-9]+ passed, [0-9]+ failed/s/^(.*, )?([0-9]+) '"$2"'.*/\2/p' "$1" | tail -n 1
 }
 
-# Flat JSON objects, one a line, as columns as wide as what is in them.
+# Prints flat JSON objects, one on each line, as a table whose columns are as wide as their values.
 json_as_table() {
   awk '
     { line = $0; gsub(/^[{]|[}]$/, "", line); n[NR] = split(line, fields, /,"/)
@@ -52,24 +52,24 @@ json_as_table() {
         before = head; print row } }'
 }
 
-# JSON objects, one a line, as the elements of an array.
-joined() { paste -sd, "$@" 2>/dev/null; }
+# Joins JSON objects, one on each line, with commas.
+join_objects() { paste -sd, "$@" 2>/dev/null; }
 
-# Verdicts, one a line, by a pattern with \1 target, \2 measured, \3 wanted and \4 verdict.
-verdicts_as() { # PATTERN FILE
+# Prints verdicts by a pattern in which \1 is the target, \2 measured, \3 wanted and \4 the verdict.
+format_verdicts() { # PATTERN FILE
   sed -nE 's/^\{"target":"(.*)","measured":"(.*)","wanted":"(.*)","verdict":"(.*)"\}$/'"$1"'/p' "$2"
 }
 
-# Verdicts of the lines of a file, which a card's count as tests.
-judge() { # FILE [TARGET]
+# Prints the verdicts on the results in a file; verdicts ok and missed count as a test passed or failed.
+judge_results() { # FILE [TARGET]
   local line
   awk -v emulated="$emulated" -v target="${2:-}" -f tests/gpu/verdicts.awk "$1" \
     >"$output/verdicts.new"
   cat "$output/verdicts.new" >>"$output/verdicts.json"
   while IFS= read -r line; do
-    say "$line"
-  done < <(verdicts_as '\1: \2 (\3 wanted): \4' "$output/verdicts.new")
-  count "$(grep -c '"verdict":"ok"' "$output/verdicts.new")" \
+    report_line "$line"
+  done < <(format_verdicts '\1: \2 (\3 wanted): \4' "$output/verdicts.new")
+  add_results "$(grep -c '"verdict":"ok"' "$output/verdicts.new")" \
     "$(grep -c '"verdict":"missed"' "$output/verdicts.new")" 0
   rm "$output/verdicts.new"
 }
@@ -95,12 +95,12 @@ describe_machine() {
 write_summary() {
   touch "$output/verdicts.json" "$output/left-out.txt"
   printf '{"machine":%s,"verdicts":[%s],"not_run":[%s],"passed":%d,"failed":%d,"skipped":%d}\n' \
-    "$(cat "$output/machine.json")" "$(joined "$output/verdicts.json")" \
-    "$(sed 's/\\/&&/g; s/"/\\"/g; s/.*/"&"/' "$output/left-out.txt" | joined)" \
+    "$(cat "$output/machine.json")" "$(join_objects "$output/verdicts.json")" \
+    "$(sed 's/\\/&&/g; s/"/\\"/g; s/.*/"&"/' "$output/left-out.txt" | join_objects)" \
     $passed $failed $skipped >"$output/summary.json"
 }
 
-# As a page for docs/measured.
+# Writes a page for docs/measured.
 write_page() {
   local table
   {
@@ -109,7 +109,7 @@ write_page() {
     echo
     sed 's/^/- /' "$output/machine.txt"
     printf '\n## Verdicts\n\n| target | measured | wanted | verdict |\n|---|---|---|---|\n'
-    verdicts_as '| \1 | \2 | \3 | \4 |' "$output/verdicts.json"
+    format_verdicts '| \1 | \2 | \3 | \4 |' "$output/verdicts.json"
     printf '\n## Summary\n\n'
     sed 's/^/    /' "$output/summary.txt"
     for table in "$output"/bench-*.txt; do
@@ -122,19 +122,19 @@ write_page() {
 
 # --- The machine
 
-want() { # COMMAND WHAT-TO-DO
+require_command() { # COMMAND WHAT-TO-DO
   command -v "$1" >/dev/null && return
-  complain "$1 is missing: $2"
+  print_error "$1 is missing: $2"
   missing=1
 }
 
-# pip's packages of NVIDIA: a folder a line.
-pip_folders() {
+# Prints the folders of the NVIDIA packages that pip has installed, one on each line.
+list_pip_folders() {
   python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null
 }
 
-# The first of these that is a file.
-first_of() {
+# Prints the first argument that is a file.
+find_first_file() {
   local path
   for path in "$@"; do
     [ -f "$path" ] && echo "$path" && return
@@ -143,9 +143,9 @@ first_of() {
 }
 
 find_nvcc() {
-  local usual=/usr/local/cuda/bin/nvcc # where its installer puts it, and no PATH leads to
+  local usual=/usr/local/cuda/bin/nvcc # the installer's place, which is in no PATH
   [ -n "${NVCC:-}" ] || NVCC=$(command -v nvcc || { [ -x $usual ] && echo $usual; } || echo nvcc)
-  want "$NVCC" "install the CUDA toolkit, or say NVCC=/where/it/is/bin/nvcc"
+  require_command "$NVCC" "install the CUDA toolkit, or say NVCC=/where/it/is/bin/nvcc"
 }
 
 nccl_version() { # [OPTION...]
@@ -153,7 +153,7 @@ nccl_version() { # [OPTION...]
     "$NVCC" -E "$@" -x c++ - 2>/dev/null | sed -n 's/^ *nccl //p' | tr -d ' '
 }
 
-# NCCL_HOME as given; else what the compiler finds by itself; else pip's.
+# Looks for NCCL in NCCL_HOME if that is given, else where the compiler finds it, else in pip's packages.
 find_nccl() {
   local folder=${NCCL_HOME:-}
   nccl=none
@@ -161,29 +161,29 @@ find_nccl() {
   if [ -z "$folder" ]; then
     nccl=$(nccl_version)
     [ -z "$nccl" ] || { cuda+=(NCCL=1) && return 0; }
-    folder=$(first_of $(pip_folders | sed 's|$|/nccl/include/nccl.h|'))
+    folder=$(find_first_file $(list_pip_folders | sed 's|$|/nccl/include/nccl.h|'))
     folder=${folder%/include/nccl.h}
   fi
   nccl=$([ ! -f "$folder/include/nccl.h" ] || nccl_version -I "$folder/include")
   cuda+=(NCCL=1 NCCL_HOME="$folder")
   [ -n "$nccl" ] || {
-    complain "NCCL is missing (nccl.h): install libnccl-dev or pip's nvidia-nccl-cu13, say" \
+    print_error "NCCL is missing (nccl.h): install libnccl-dev or pip's nvidia-nccl-cu13, say" \
       "NCCL_HOME=/where/its/include/and/lib/are, or NCCL=0 to go without"
     missing=1
   }
 }
 
-# Of the toolkit, or pip's nvidia-cuda-sanitizer-api.
+# Looks for compute-sanitizer in the toolkit, and in pip's nvidia-cuda-sanitizer-api.
 find_sanitizer() {
   local bin
   bin=$(dirname "$(command -v "$NVCC")")
   sanitizer=$(PATH=$PATH:$bin command -v compute-sanitizer) ||
-    sanitizer=$(first_of "$bin"/../compute-sanitizer/compute-sanitizer \
-      $(pip_folders | sed 's|$|/cu13/compute-sanitizer/compute-sanitizer|')) || sanitizer=
+    sanitizer=$(find_first_file "$bin"/../compute-sanitizer/compute-sanitizer \
+      $(list_pip_folders | sed 's|$|/cu13/compute-sanitizer/compute-sanitizer|')) || sanitizer=
   [ -z "$sanitizer" ] || [ -x "$sanitizer" ] || sanitizer=
 }
 
-# What this GPU runs, and nothing else: half of the compiler's work.
+# Limits the build to this GPU's architecture, which halves the compiler's work.
 find_archs() {
   local arch
   [ -z "${CUDA_ARCHS:-}" ] || return 0
@@ -193,12 +193,12 @@ find_archs() {
 }
 
 find_tools() {
-  want "${MAKE%% *}" "install it, for example with apt-get install make"
-  want "$CC" "install a C compiler, for example with apt-get install gcc, or say CC=..."
+  require_command "${MAKE%% *}" "install it, for example with apt-get install make"
+  require_command "$CC" "install a C compiler, for example with apt-get install gcc, or say CC=..."
   if [ "$emulated" = 1 ]; then
     cuda=(CUDA=emulated NCCL="${NCCL:-1}") nccl=emulated sanitizer=
     [ "${NCCL:-1}" != 0 ] || nccl=none
-    want "$CXX" "install a C++ compiler, for example with apt-get install g++, or say CXX=..."
+    require_command "$CXX" "install a C++ compiler, for example with apt-get install g++, or say CXX=..."
     [ $missing = 0 ]
     return
   fi

@@ -52,7 +52,7 @@ static const struct kind {
      ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 2},
 };
 static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
-/* Longer than the levels that a warp keeps in shared memory. */
+/* A block longer than the number of levels that a warp keeps in shared memory. */
 #define LONG_BLOCK 4640
 static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
 static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
@@ -104,13 +104,13 @@ struct plan_case plan_case_at(size_t index) {
   options->profile = kind->profile;
   options->wire = kind->wire;
   options->bits = kind->bits;
-  if (kind->bits > 1) { /* one scale for all, and the mean magnitude, are for one bit */
+  if (kind->bits > 1) { /* only one bit can have one scale for all, or the mean magnitude */
     if (options->block_size == ONEBIT_BLOCK_BUFFER)
       options->block_size = LONG_BLOCK;
     if (options->scale == ONEBIT_SCALE_MEAN_ABSOLUTE)
       options->scale = ONEBIT_SCALE_LARGEST;
   }
-  if (kind->profile == ONEBIT_PROFILE_DEEPSPEED) { /* which fixes the two */
+  if (kind->profile == ONEBIT_PROFILE_DEEPSPEED) { /* the profile fixes both options */
     options->block_size = 0;
     options->scale = ONEBIT_SCALE_RMS;
   }
@@ -255,7 +255,7 @@ void run_ranks_both(int size, gpu_rank_body *run, void *context) {
 #endif
 }
 
-/* --- Ranks on hosts that they are told of */
+/* --- Ranks on given hosts */
 
 const struct hosts_split hosts_splits[HOSTS_SPLITS] = {{2, 2, false}, {2, 3, false}, {2, 3, true},
                                                        {3, 2, false}, {4, 1, false}, {1, 3, false}};

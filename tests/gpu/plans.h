@@ -27,15 +27,15 @@ struct part {
   onebit_plan_t plan;
   int rank, size;
   bool device;
-  void *in, *out;        /* the buffers, where the plan is */
-  void *sent, *received; /* copies of them on the host, in pinned memory */
+  void *in, *out;        /* the buffers, in the plan's memory space */
+  void *sent, *received; /* copies of the buffers on the host, in pinned memory */
   size_t sent_bytes, received_bytes;
-  void *memory[2]; /* what the buffers lie in */
+  void *memory[2]; /* the allocations that contain the buffers */
   onebit_plan_info_t info;
 };
 
-/* Makes plan and buffers, and gives them back. On a device: the one that is current. False: it
- * cannot, which is noted. */
+/* Create and destroy the plan and its buffers; those of a device are on the current one.
+ * part_create returns false, after noting a failure, if it cannot. */
 bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device);
 void part_destroy(struct part *part);
 
@@ -55,7 +55,7 @@ onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_enqueue(struct part *part, cudaStream_t stream);
 onebit_status_t part_enqueue_and_wait(struct part *part, cudaStream_t stream);
-/* The operation in a graph, which the caller destroys. */
+/* Returns the operation as a graph, which the caller destroys. */
 cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream);
 
 /* The effects of a call, as numbers to compare: bits of result and input, and residuals. */
@@ -65,7 +65,7 @@ struct traces {
 struct traces part_hash_traces(struct part *part);
 bool traces_equal(const struct traces *a, const struct traces *b);
 
-/* Gives the plan `factor` times its residuals. */
+/* Multiplies the residuals of the plan by `factor`. */
 void part_scale_errors(struct part *part, float factor);
 
 /* Returns a number for the fields of the info that are equal in two plans of the same case. */
@@ -81,8 +81,8 @@ uint64_t hash_bytes(const void *bytes, size_t count);
  * walks the steps, and over NCCL, where the device does.
  */
 
-/* The product of all options, and case `index` of it. */
-/* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
+/* The cases are the product of all options. sample_plan_cases returns those to run, one of
+ * `thinner`, whose rows the caller frees; plan_case_at returns case number `index`. */
 struct sample sample_plan_cases(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
@@ -92,7 +92,8 @@ const char *describe_plan_case(const struct plan_case *what, char *text, size_t 
 /* A case with the default options. */
 struct plan_case default_plan_case(onebit_operation_t operation, size_t count);
 
-/* Ranks in groups, each with self->comm: over loopback; over NCCL; a single one with itself. */
+/* Functions that run the body on ranks, each with its self->comm: over loopback, over NCCL, or a
+ * single rank by itself. */
 typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
 plan_ranks run_ranks_nccl, run_ranks_self;
 
@@ -109,8 +110,8 @@ void run_ranks_both(int size, gpu_rank_body *body, void *context);
 #ifdef ONEBIT_HAVE_NCCL
 #include <nccl.h>
 
-/* Returns this rank's NCCL communicator, in run_ranks_nccl; the other function records that it was
- * aborted, and is gone. */
+/* Returns this rank's NCCL communicator, in run_ranks_nccl; forget_nccl_comm records that it was
+ * aborted. */
 ncclComm_t rank_nccl_comm(void);
 void forget_nccl_comm(void);
 #endif
@@ -118,8 +119,8 @@ void forget_nccl_comm(void);
 /*
  * ---- Hosts (plans.c) ----
  *
- * Ranks on hosts that they are told of: over loopback on the processor, and then over NCCL on
- * devices, which would find all ranks of a machine on one.
+ * Ranks on given hosts: over loopback on the processor, and then over NCCL on devices. Without the
+ * given hosts the library would find all ranks on one, this machine.
  */
 
 enum { HOSTS_MOST_RANKS = 6 };
@@ -129,7 +130,8 @@ struct hosts_split {
   bool in_turns; /* ranks go to the hosts in turns; else a host's ranks follow each other */
 };
 
-/* Two hosts of two and three, in order and in turns, three of two; a rank each; all on one. */
+/* Two hosts of two and of three ranks, in order and in turns; three hosts of two ranks; one rank on
+ * each host; all ranks on one host. */
 #define HOSTS_SPLITS 6
 extern const struct hosts_split hosts_splits[HOSTS_SPLITS];
 

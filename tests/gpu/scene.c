@@ -1,4 +1,4 @@
-/* A scene's plan, on both sides. */
+/* The plan of a scene, on the host and on the device. */
 #include "tests/gpu/scene.h"
 
 #include <stdio.h>
@@ -113,7 +113,7 @@ static void cut_into_chunks(struct scene *scene) {
   for (size_t share = 0; share < plan->geometry.segments; share++) {
     size_t first = find_first_word(scene, share), end = find_first_word(scene, share + 1);
     for (size_t i = 0; i < plan->geometry.chunks; i++)
-      plan->geometry.bounds[share * plan->geometry.chunks + i] = ob_layout_block_from(
+      plan->geometry.bounds[share * plan->geometry.chunks + i] = ob_layout_first_block_from(
           &plan->geometry.layout, first + (end - first) * i / plan->geometry.chunks);
   }
   plan->geometry.bounds[plan->geometry.segments * plan->geometry.chunks] =

@@ -19,8 +19,8 @@
  * every byte: the arrays, and what lies between them, which is a pattern.
  */
 
-/* The content of an array. A NaN may be another one on the device: processors make different
- * ones. */
+/* The content of an array. A NaN may have other bits on the device: processors make different
+ * NaNs. */
 enum twin_content { TWIN_BYTES, TWIN_FLOAT32, TWIN_BFLOAT16, TWIN_FLOAT16, TWIN_FLOAT64 };
 
 struct twin_array {
@@ -32,20 +32,21 @@ struct twin_array {
 #define TWIN_ARRAYS 320
 
 struct twin {
-  unsigned char *host, *device, *back; /* back: the device's memory as it was fetched */
+  unsigned char *host, *device, *back; /* back: a copy of the device's memory */
   size_t room, used;
   struct twin_array arrays[TWIN_ARRAYS];
   size_t count;
 };
 
-/* False, after reporting it, when the device does not have enough memory. */
+/* Returns false, after reporting it, if the device does not have enough memory. */
 bool twin_create(struct twin *twin, size_t room);
 void twin_destroy(struct twin *twin);
 
-/* Gives all arrays back. */
+/* Frees all arrays. */
 void twin_clear(struct twin *twin);
 
-/* An array on the host, full of the pattern. It begins `skew` bytes after a multiple of 256. */
+/* Allocates an array on the host, filled with the pattern. It begins `skew` bytes after a multiple
+ * of 256. */
 void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                     size_t skew);
 
@@ -57,7 +58,7 @@ void *twin_in_copy(const struct twin *twin, const void *host);
 bool twin_copy_to_device(struct twin *twin);
 bool twin_copy_back(struct twin *twin); /* after all that was launched */
 
-/* Compares; the failure tells the array and the place. */
+/* Compares both memories; a failure names the array and the place. */
 bool twin_check(const struct twin *twin, const char *file, int line);
 #define CHECK_TWIN(twin) twin_check((twin), __FILE__, __LINE__)
 
@@ -71,14 +72,14 @@ bool twin_check(const struct twin *twin, const char *file, int line);
  * in the kernels' structs.
  */
 
-/* Who serves what, in the library's words. */
+/* The schedule of the scene's plan. A share is the part of a buffer that one member reduces. */
 enum scene_mode {
-  SCENE_EXCHANGE, /* an allreduce in which each member serves a share */
-  SCENE_SHIFTED,  /* the same for a part of the shares, as in a hierarchical plan */
-  SCENE_PADDED,   /* a share a piece, the last ones padding: profile deepspeed */
-  SCENE_SCATTER,  /* reduce-scatter: a share a piece */
-  SCENE_WHOLE,    /* an allreduce by everyone's message to everyone */
-  SCENE_ROTATED,  /* the same, results as rounds of passing on leave them */
+  SCENE_EXCHANGE, /* an allreduce in which each member reduces a share */
+  SCENE_SHIFTED,  /* the same for some of the shares, as in a hierarchical plan */
+  SCENE_PADDED,   /* one share for each piece, the last ones padding: profile deepspeed */
+  SCENE_SCATTER,  /* reduce-scatter: one share for each piece */
+  SCENE_WHOLE,    /* an allreduce in which each member sends a message to all */
+  SCENE_ROTATED,  /* the same, with results in the order in which rounds pass them on */
   SCENE_GATHERED, /* an allgather */
   SCENE_GATHERED_ROTATED,
   SCENE_MODES
@@ -98,8 +99,8 @@ struct scene_case {
   bool each;        /* pieces are not adjacent, and some have no input */
   bool from_values; /* the input is float32, as messages have it */
   bool float32;     /* inputs are float32, whatever the plan's type */
-  bool weighed;     /* of compress: with scalings and reciprocals */
-  bool moments;     /* likewise: with moments of the gradients */
+  bool weighed;     /* compress gets scalings and reciprocals */
+  bool moments;     /* compress gets moments of the gradients */
   bool counted;     /* only the device knows the moments' bias correction */
   bool lion;        /* the server keeps Lion's momentum */
   uint32_t now, stop;
@@ -109,11 +110,11 @@ struct scene {
   const struct scene_case *what;
   struct twin *twin;
   struct onebit_plan host;
-  struct ob_flight flight; /* of it */
+  struct ob_flight flight; /* the host plan's */
   struct ob_plan_state kept;
   struct ob_cuda_plan device;
-  struct ob_cuda_state *state; /* the host's */
-  /* The chunks that messages were made for: all, or where there are fewer slots, one. */
+  struct ob_cuda_state *state; /* the host's copy */
+  /* The range of chunks that have messages: all chunks, or one if there are fewer slots. */
   size_t first_chunk, end_chunk;
   struct ob_cuda_source source;
   struct ob_cuda_pieces outputs;
@@ -124,16 +125,16 @@ struct scene {
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 
-/* These fill the memory of a scene once its plan exists (scene_data.c). */
+/* Fill the memory of a scene once its plan exists (scene_data.c). */
 void scene_fill_plan(struct scene *scene);
 void scene_fill_buffers(struct scene *scene);
 
-/* The device's address of something of the host's. */
+/* The address on the device of an object on the host. */
 #define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))
 
 void scene_describe(const struct scene_case *what, char *words, size_t room);
 
-/* The host's step for a chunk, of the kind that the scene's plan has. */
+/* Run the host's step for a chunk. */
 void scene_compress(struct scene *scene, size_t chunk);
 void scene_reduce(struct scene *scene, size_t chunk);
 void scene_apply(struct scene *scene, size_t chunk);

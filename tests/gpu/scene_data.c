@@ -9,9 +9,9 @@
 #include "tests/gpu/harness.h"
 #include "tests/gpu/scene.h"
 
-/* --- Memory twice */
+/* --- Twins */
 
-/* The alignment of CUDA's own allocations; and the least pattern between arrays. */
+/* The alignment of CUDA's allocations, and the minimum length of the pattern between arrays. */
 #define TWIN_ALIGNMENT ((size_t)256)
 #define TWIN_GAP       ((size_t)256)
 
@@ -43,7 +43,7 @@ void twin_clear(struct twin *twin) {
   fill_pattern(twin->host, TWIN_GAP);
 }
 
-/* Both memories have only their allocators' alignment: what counts is the device's address. */
+/* Aligns the address on the device: both memories have only their allocators' alignment. */
 void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                     size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;
@@ -258,8 +258,8 @@ void scene_fill_plan(struct scene *scene) {
 
 /* --- The caller's buffers */
 
-/* The pieces of a buffer, `each` anywhere or one `step` after another. Empty ones are NULL where
- * they can be, and so are some inputs. */
+/* Allocates the pieces of a buffer, with `each` at any place, else `step` apart. Empty pieces are
+ * NULL where that is allowed, and so are some inputs. */
 static struct ob_cuda_pieces allocate_pieces(struct scene *scene, const char *name, void **host,
                                              size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;

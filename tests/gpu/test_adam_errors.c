@@ -14,7 +14,7 @@
 static const struct training_case plain = {
     .name = "errors", .optimizer = {ANY(adam, .freeze_step = 2)}, .form = ONE_STREAM};
 
-/* The calls of a rank, with a communicator of either transport. The last rank is at fault. */
+/* The calls of a rank, over either transport; the last rank makes the mistake. */
 typedef void scenario(onebit_comm_t comm, int rank, int size);
 
 struct play {
@@ -47,9 +47,10 @@ static bool error_contains(const char *part) {
                onebit_last_error(), part);
 }
 
-/* --- Arrays that are elsewhere */
+/* --- Arrays in the wrong memory */
 
-/* An optimizer of one tensor. The last rank's is at fault, and so no rank gets one. */
+/* Creates an optimizer of one tensor. The last rank's tensor is wrong, so no rank gets an
+ * optimizer. */
 static void check_refused(onebit_comm_t comm, int rank, int size, float *parameter, float *gradient,
                           onebit_device_t device, const char *part) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -195,7 +196,7 @@ static void check_steps_in_parts(struct learner *learner) {
   error_contains("no step is open");
 }
 
-/* The last rank's learning rate is one of these; the other ranks' is 0.5. */
+/* Learning rates of the last rank; the other ranks have 0.5. */
 static const struct {
   float rate;
   onebit_status_t guilty, others;
@@ -396,8 +397,8 @@ static void a_failed_launch_is_reported(void) {
   }
 }
 
-/* One of two ranks' launches fails: that rank gets an error, and the other rank's step ends, too.
- * Its status depends on how far the step had come. */
+/* The number of the launch that fails on one of two ranks: that rank gets an error, and the other
+ * rank's step ends, too. Its status depends on how far the step had come. */
 static long the_launch;
 static atomic_int ready;
 

@@ -197,8 +197,9 @@ static void residuals_are_reset(void) { run_ranks_nccl(RANKS, reset_residuals_of
 
 #define NUMBERS ((size_t)1 << 16)
 
-/* Factors whose products are exact; halfway between two numbers, also among subnormal ones; between
- * them; on both sides of the largest number; too small. A factor of 1 would skip the product. */
+/* Factors with products that are exact, that lie halfway between two numbers (also subnormal ones)
+ * or elsewhere between them, on both sides of the largest number, and too small. A factor of 1
+ * would skip the product. */
 static const float factors[] = {-1,      1.5f,  0.5f,  0x1.8p-3f, 0x1p-13f, 0.7f,
                                 1.0003f, 16384, 2.31f, 0x1p-30f,  1e-38f,   3e38f};
 
@@ -206,7 +207,7 @@ static float float_of_bits(onebit_dtype_t dtype, uint16_t bits) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(bits) : ob_from_float16(bits);
 }
 
-/* Whatever its payload, a NaN is one. */
+/* True if the result is right; any NaN is right for a NaN. */
 static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t got) {
   const float product = float_of_bits(dtype, from) * factor;
   uint16_t wanted;

@@ -1,8 +1,8 @@
 /*
  * The costs of a call besides its arithmetic: the kernels and copies that it launches; it
- * allocates nothing, and where the device does everything the host never waits. Messages are
- * beside kernels: the longest chain of a call's graph is its kernels, and where there are several
- * chunks no message is part of it. Only the emulated device counts.
+ * allocates nothing, and where the device does everything the host never waits. Messages run
+ * beside kernels: the longest chain in the graph of a call consists of kernels, and with several
+ * chunks it contains no message. Only the emulated device counts.
  */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -26,7 +26,7 @@ struct cost {
 
 static pthread_barrier_t barrier;
 
-static struct emulation_counters counted_call(struct part *part, bool waits) {
+static struct emulation_counters count_call(struct part *part, bool waits) {
   part_write_input(part, 0, false);
   part_load(part);
   CHECK_CUDA(cudaDeviceSynchronize());
@@ -47,7 +47,7 @@ static struct emulation_counters counted_call(struct part *part, bool waits) {
   return put;
 }
 
-static struct emulation_counters count_of(onebit_comm_t comm, size_t kind, size_t chunks) {
+static struct emulation_counters count_case(onebit_comm_t comm, size_t kind, size_t chunks) {
   struct emulation_counters counts = {0};
   struct plan_case what = plan_case_at(kind);
   struct part part;
@@ -56,12 +56,12 @@ static struct emulation_counters count_of(onebit_comm_t comm, size_t kind, size_
   what.options.block_size = 0;
   what.options.chunk_size = 2048;
   what.count = 2048 * chunks * (shares ? (size_t)onebit_comm_size(comm) : 1);
-  what.count -= 100; /* padding in profile deepspeed adds no message */
+  what.count -= 100; /* room for the padding of profile deepspeed: no further message */
   if (!part_create(&part, comm, &what, true))
     return counts;
   CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);
   pthread_barrier_wait(&barrier);
-  counts = counted_call(&part, part.info.transport[0] == 'l');
+  counts = count_call(&part, part.info.transport[0] == 'l');
   part_destroy(&part);
   return counts;
 }
@@ -73,8 +73,8 @@ static void check_costs(const struct gpu_rank *self, void *context) {
     struct plan_case what = plan_case_at(kind);
     const struct cost *wanted = &costs[kind];
     check_case("%s", describe_plan_case(&what, words, sizeof words));
-    const struct emulation_counters one = count_of(self->comm, kind, 1);
-    const struct emulation_counters many = count_of(self->comm, kind, CHUNKS);
+    const struct emulation_counters one = count_case(self->comm, kind, 1);
+    const struct emulation_counters many = count_case(self->comm, kind, CHUNKS);
     const struct cost got = {one.kernels / self->size, one.copies / self->size,
                              (many.kernels - one.kernels) / self->size / (CHUNKS - 1),
                              (many.copies - one.copies) / self->size / (CHUNKS - 1)};
@@ -91,7 +91,7 @@ static void check_costs(const struct gpu_rank *self, void *context) {
   }
 }
 
-static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
+static void compare_costs(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
   pthread_barrier_init(&barrier, NULL, (unsigned)size);
   ranks(size, check_costs, costs);
   pthread_barrier_destroy(&barrier);
@@ -104,23 +104,24 @@ static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 
-static void nccl(void) { count(3, run_ranks_nccl, on_a_stream); }
+static void costs_over_nccl(void) { compare_costs(3, run_ranks_nccl, on_a_stream); }
 
 /* The host waits only before it sends a message. */
-static void aware(void) { count(3, run_ranks_aware, on_a_stream); }
+static void costs_over_device_transport(void) { compare_costs(3, run_ranks_aware, on_a_stream); }
 
-/* Nobody's messages are to be opened, so that it is decided apart. */
-static void alone(void) {
+/* A rank alone has no messages to open: a kernel of its own decides whether results are applied. */
+static void costs_alone(void) {
   struct cost costs[KINDS] = {{5, 1, 3, 0}, {4, 1, 2, 0}, {9, 1, 5, 0}, {7, 1, 5, 0},
                               {6, 1, 4, 0}, {4, 1, 2, 0}, {4, 1, 2, 0}};
-  count(1, run_ranks_self, costs);
+  compare_costs(1, run_ranks_self, costs);
 }
 
-/* The host has the headers, and messages are copied: there and back, with the state behind each. */
-static void loopback(void) {
+/* The host reads the headers; each message is copied to the host and back, and the state after
+ * it. */
+static void costs_over_loopback(void) {
   struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
                               {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
-  count(3, gpu_run_loopback, costs);
+  compare_costs(3, gpu_run_loopback, costs);
 }
 
 /* --- Messages beside kernels */
@@ -128,7 +129,7 @@ static void loopback(void) {
 #ifdef ONEBIT_HAVE_NCCL
 enum { RANKS = 3, MESSAGES = 4, BLOCK = 32 };
 
-/* Nodes of the call's graph that are beside the longest chain. */
+/* Returns the number of nodes in the call's graph that are not in its longest chain. */
 static long count_beside(struct part *part) {
   cudaStream_t stream;
   cudaGraph_t graph = NULL;
@@ -146,7 +147,7 @@ static long count_beside(struct part *part) {
   return (long)nodes - chain;
 }
 
-static void count_kind(const struct gpu_rank *self, size_t kind, size_t chunks) {
+static void check_overlap(const struct gpu_rank *self, size_t kind, size_t chunks) {
   struct plan_case what = plan_case_at(kind);
   const onebit_plan_options_t *options = &what.options;
   const bool two_phases =
@@ -170,16 +171,16 @@ static void count_kind(const struct gpu_rank *self, size_t kind, size_t chunks) 
   part_destroy(&part);
 }
 
-static void count_kinds(const struct gpu_rank *self, void *context) {
+static void check_overlaps(const struct gpu_rank *self, void *context) {
   (void)context;
   for (size_t kind = 0; kind < KINDS; kind++) {
-    count_kind(self, kind, 1);
-    count_kind(self, kind, MESSAGES);
+    check_overlap(self, kind, 1);
+    check_overlap(self, kind, MESSAGES);
   }
 }
 
-/* An optimizer's dense window. */
-static void count_window(const struct gpu_rank *self, void *context) {
+/* Does the same for a dense plan whose buffer is a window, as optimizers create it. */
+static void check_window_overlap(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 2048 * MESSAGES * RANKS);
   onebit_plan_options_t options = what.options;
   struct ob_plan_shape shape;
@@ -204,31 +205,33 @@ static void count_window(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void windows(void) { run_ranks_nccl(RANKS, count_window, NULL); }
+static void overlap_in_window(void) { run_ranks_nccl(RANKS, check_window_overlap, NULL); }
 
-static void graphs(void) { run_ranks_nccl(RANKS, count_kinds, NULL); }
+static void overlap_in_graphs(void) { run_ranks_nccl(RANKS, check_overlaps, NULL); }
 #endif
 
 #else
 
-static void alone(void) { SKIP("a real device does not count"); }
+static void costs_alone(void) { SKIP("a real device does not count"); }
 
-#define nccl     alone
-#define aware    alone
-#define loopback alone
+#define costs_over_nccl             costs_alone
+#define costs_over_device_transport costs_alone
+#define costs_over_loopback         costs_alone
 #endif
 
 #if !defined ONEBIT_EMULATED_CUDA || !defined ONEBIT_HAVE_NCCL
-static void graphs(void) { SKIP("only an emulated device tells what a graph's nodes wait for"); }
-#define windows graphs
+static void overlap_in_graphs(void) {
+  SKIP("only an emulated device tells what a graph's nodes wait for");
+}
+#define overlap_in_window overlap_in_graphs
 #endif
 
 static const struct gpu_test tests[] = {
-    {"of a call alone", alone, false},
-    {"of a call over NCCL", nccl, false},
-    {"of a call over loopback", loopback, false},
-    {"of a call over a transport of device memory", aware, false},
-    {"beside the kernels in a graph over NCCL", graphs, false},
-    {"beside the kernels in the graph of a window", windows, false},
+    {"of a call alone", costs_alone, false},
+    {"of a call over NCCL", costs_over_nccl, false},
+    {"of a call over loopback", costs_over_loopback, false},
+    {"of a call over a transport of device memory", costs_over_device_transport, false},
+    {"beside the kernels in a graph over NCCL", overlap_in_graphs, false},
+    {"beside the kernels in the graph of a window", overlap_in_window, false},
 };
 GPU_SUITE("counts", tests)

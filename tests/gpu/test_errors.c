@@ -33,7 +33,7 @@ static int other_device(void) { return (current_device() + 1) % device_count(); 
 
 /* --- One rank's arguments are wrong */
 
-/* The memory from which a test makes wrong arguments. */
+/* Memory and a stream for wrong arguments. */
 struct foreign {
   float *host, *device; /* memory of the host; memory of another device, or NULL */
   cudaStream_t stream;  /* of another device, or NULL */
@@ -57,30 +57,30 @@ static void close_foreign(const struct foreign *foreign) {
     CHECK_CUDA(cudaStreamDestroy(foreign->stream));
 }
 
-/* Defines a wrong call. */
-#define CALLS(name, call)                                                                          \
+/* Defines a function that makes a wrong call. */
+#define WRONG_CALL(name, call)                                                                     \
   static onebit_status_t name(struct part *part, const struct foreign *foreign) {                  \
     (void)foreign;                                                                                 \
     return call;                                                                                   \
   }
 
-CALLS(host_sendbuf, onebit_allreduce(foreign->host, part->out, part->plan))
-CALLS(pinned_recvbuf, onebit_allreduce(part->in, part->received, part->plan))
-CALLS(another_devices, onebit_allreduce(foreign->device, part->out, part->plan))
-CALLS(no_sendbuf, onebit_allreduce(NULL, part->out, part->plan))
-CALLS(misaligned, onebit_allreduce((char *)part->in + 1, part->out, part->plan))
-CALLS(overlapping, onebit_allreduce(part->in, (float *)part->in + 1, part->plan))
-CALLS(wrong_operation, onebit_allgather(part->in, part->out, part->plan))
-CALLS(no_request, onebit_iallreduce(part->in, part->out, part->plan, NULL))
+WRONG_CALL(pass_host_sendbuf, onebit_allreduce(foreign->host, part->out, part->plan))
+WRONG_CALL(pass_pinned_recvbuf, onebit_allreduce(part->in, part->received, part->plan))
+WRONG_CALL(pass_memory_of_another_device, onebit_allreduce(foreign->device, part->out, part->plan))
+WRONG_CALL(pass_no_sendbuf, onebit_allreduce(NULL, part->out, part->plan))
+WRONG_CALL(pass_misaligned_sendbuf, onebit_allreduce((char *)part->in + 1, part->out, part->plan))
+WRONG_CALL(pass_overlapping_buffers, onebit_allreduce(part->in, (float *)part->in + 1, part->plan))
+WRONG_CALL(call_another_operation, onebit_allgather(part->in, part->out, part->plan))
+WRONG_CALL(pass_no_request, onebit_iallreduce(part->in, part->out, part->plan, NULL))
 
-static onebit_status_t no_recvbuf(struct part *part, const struct foreign *foreign) {
+static onebit_status_t pass_no_recvbuf(struct part *part, const struct foreign *foreign) {
   (void)foreign;
   onebit_status_t status = onebit_allreduce_stream(part->in, NULL, part->plan, NULL);
   onebit_plan_synchronize(part->plan);
   return status;
 }
 
-static onebit_status_t foreign_stream(struct part *part, const struct foreign *foreign) {
+static onebit_status_t pass_foreign_stream(struct part *part, const struct foreign *foreign) {
   onebit_status_t status =
       onebit_allreduce_stream(part->in, part->out, part->plan, foreign->stream);
   CHECK_STATUS(onebit_plan_synchronize(part->plan), status);
@@ -92,27 +92,28 @@ static const struct wrong {
   onebit_status_t (*call)(struct part *part, const struct foreign *foreign);
   bool several; /* needs several devices */
 } wrongs[] = {
-    {"sendbuf is 0x", host_sendbuf, false},
-    {"memory of the host", pinned_recvbuf, false},
-    {"not of device", another_devices, true},
-    {"sendbuf is NULL", no_sendbuf, false},
-    {"recvbuf is NULL", no_recvbuf, false},
-    {"not aligned to 4 bytes", misaligned, false},
-    {"overlap", overlapping, false},
-    {"plan is for allreduce, not for allgather", wrong_operation, false},
-    {"not a stream of CUDA device", foreign_stream, true},
-    {"request is NULL", no_request, false},
+    {"sendbuf is 0x", pass_host_sendbuf, false},
+    {"memory of the host", pass_pinned_recvbuf, false},
+    {"not of device", pass_memory_of_another_device, true},
+    {"sendbuf is NULL", pass_no_sendbuf, false},
+    {"recvbuf is NULL", pass_no_recvbuf, false},
+    {"not aligned to 4 bytes", pass_misaligned_sendbuf, false},
+    {"overlap", pass_overlapping_buffers, false},
+    {"plan is for allreduce, not for allgather", call_another_operation, false},
+    {"not a stream of CUDA device", pass_foreign_stream, true},
+    {"request is NULL", pass_no_request, false},
 };
 
-static void load(struct part *part, unsigned step) {
+static void load_input(struct part *part, unsigned step) {
   part_write_input(part, step, false);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
-/* Makes an error on the last rank, on a stream or not; the other ranks learn of it. */
-static void err(struct part *part, const struct wrong *wrong, const struct foreign *foreign,
-                bool on_stream) {
+/* Makes a wrong call on the last rank, on a stream or not; the other ranks get an error that names
+ * it. */
+static void make_wrong_call(struct part *part, const struct wrong *wrong,
+                            const struct foreign *foreign, bool on_stream) {
   char rank[32];
   snprintf(rank, sizeof rank, "rank %d", part->size - 1);
   if (part->rank == part->size - 1) {
@@ -125,7 +126,7 @@ static void err(struct part *part, const struct wrong *wrong, const struct forei
   CHECK(strstr(onebit_last_error(), rank), "not '%s' but: %s", rank, onebit_last_error());
 }
 
-static void errs(const struct gpu_rank *self, void *context) {
+static void make_wrong_calls(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   struct foreign foreign;
@@ -138,9 +139,9 @@ static void errs(const struct gpu_rank *self, void *context) {
     check_case("rank %d: %s", self->rank, wrong->words);
     if (wrong->several && device_count() == 1)
       continue;
-    load(&part, (unsigned)i);
+    load_input(&part, (unsigned)i);
     struct traces before = part_hash_traces(&part);
-    err(&part, wrong, &foreign, i % 2 == 1);
+    make_wrong_call(&part, wrong, &foreign, i % 2 == 1);
     struct traces after = part_hash_traces(&part);
     CHECK(traces_equal(&before, &after), "a call that failed has changed something");
     CHECK_STATUS(part_call(&part), ONEBIT_OK);
@@ -150,14 +151,14 @@ static void errs(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void arguments(void) { run_ranks_both(3, errs, NULL); }
+static void arguments_are_checked(void) { run_ranks_both(3, make_wrong_calls, NULL); }
 
-static void arguments_alone(void) { run_ranks_self(1, errs, NULL); }
+static void arguments_are_checked_alone(void) { run_ranks_self(1, make_wrong_calls, NULL); }
 
 /* --- A plan on the host */
 
 /* Rank 0's plan is on the host, and is given device memory; then it is called on a stream. */
-static void host_among_devices(const struct gpu_rank *self, void *context) {
+static void call_host_plan_among_devices(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   void *memory;
@@ -165,7 +166,7 @@ static void host_among_devices(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, !host))
     return;
-  load(&part, 0);
+  load_input(&part, 0);
   CHECK_CUDA(cudaMalloc(&memory, part.sent_bytes));
   CHECK_STATUS(host ? onebit_allreduce(memory, part.out, part.plan) : part_call(&part),
                host ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
@@ -178,11 +179,13 @@ static void host_among_devices(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void host_plan(void) { gpu_run_loopback(2, host_among_devices, NULL); }
+static void host_plan_works_among_devices(void) {
+  gpu_run_loopback(2, call_host_plan_among_devices, NULL);
+}
 
 /* --- Another device is current */
 
-static void from_elsewhere(const struct gpu_rank *self, void *context) {
+static void call_from_another_device(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part, twin;
   cudaStream_t stream;
@@ -191,8 +194,8 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
   if (!part_create(&part, self->comm, &what, true) || !part_create(&twin, self->comm, &what, true))
     return;
   CHECK_CUDA(cudaStreamCreate(&stream));
-  load(&part, 0);
-  load(&twin, 0);
+  load_input(&part, 0);
+  load_input(&twin, 0);
   CHECK_STATUS(part_call(&twin), ONEBIT_OK);
   CHECK_STATUS(part_call(&twin), ONEBIT_OK);
   CHECK_CUDA(cudaSetDevice(elsewhere));
@@ -211,16 +214,16 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
   part_destroy(&twin);
 }
 
-static void another_is_current(void) {
+static void another_device_may_be_current(void) {
   if (device_count() == 1)
     SKIP("there is one device");
-  run_ranks_both(2, from_elsewhere, NULL);
+  run_ranks_both(2, call_from_another_device, NULL);
 }
 
-/* A thread that has not used CUDA, and to which device 0 is current, works on a plan of another:
- * what it does leaves no context on device 0. */
+/* A thread that has not used CUDA works on a plan of device 1 while device 0 is current: device 0
+ * must not get a context. */
 #ifdef ONEBIT_EMULATED_CUDA
-static void *call_there(void *context) {
+static void *call_on_new_thread(void *context) {
   struct part *part = context;
   CHECK_STATUS(part_call(part), ONEBIT_OK);
   CHECK_STATUS(part_enqueue_and_wait(part, NULL), ONEBIT_OK);
@@ -230,7 +233,7 @@ static void *call_there(void *context) {
   return NULL;
 }
 
-static void from_new_thread(const struct gpu_rank *self, void *context) {
+static void run_new_thread(const struct gpu_rank *self, void *context) {
   struct part part;
   pthread_t thread;
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
@@ -238,23 +241,23 @@ static void from_new_thread(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(1));
   if (!part_create(&part, self->comm, &what, true))
     return;
-  load(&part, 0);
+  load_input(&part, 0);
   emulation_forget_contexts();
-  pthread_create(&thread, NULL, call_there, &part);
+  pthread_create(&thread, NULL, call_on_new_thread, &part);
   pthread_join(thread, NULL);
   CHECK(!emulation_has_context(0), "device 0 has a context");
   part_destroy(&part);
 }
 
-static void no_context(void) {
-  gpu_run_loopback(1, from_new_thread, NULL);
-  run_ranks_self(1, from_new_thread, NULL);
+static void unused_device_gets_no_context(void) {
+  gpu_run_loopback(1, run_new_thread, NULL);
+  run_ranks_self(1, run_new_thread, NULL);
 }
 #endif
 
 /* --- Ranks that do not agree */
 
-static void differ(const struct gpu_rank *self, void *context) {
+static void create_differing_plans(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -267,7 +270,7 @@ static void differ(const struct gpu_rank *self, void *context) {
                self->rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
 }
 
-static void disagreement(void) { run_ranks_both(3, differ, NULL); }
+static void disagreement_is_an_error(void) { run_ranks_both(3, create_differing_plans, NULL); }
 
 #ifdef ONEBIT_EMULATED_CUDA
 
@@ -282,7 +285,7 @@ static void refuse_device(const struct gpu_rank *self, void *context) {
         onebit_last_error());
 }
 
-static void no_device(void) {
+static void old_device_is_refused(void) {
   setenv("EMULATED_CAPABILITY", "7.5", 1);
   run_ranks_self(1, refuse_device, "compute capability 7");
   unsetenv("EMULATED_CAPABILITY");
@@ -293,21 +296,22 @@ static void no_device(void) {
 
 static pthread_barrier_t barrier;
 
-static bool first_of_all(void) {
+/* Waits for all ranks; returns true on one of them. */
+static bool wait_for_ranks(void) {
   return pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD;
 }
 
-static size_t memory_left(void) {
+static size_t measure_free_memory(void) {
   size_t left = 0, total;
-  first_of_all();
+  wait_for_ranks();
   CHECK_CUDA(cudaMemGetInfo(&left, &total));
-  first_of_all();
+  wait_for_ranks();
   return left;
 }
 
 /* Fails every allocation of a plan once, on one rank or the other: all ranks get an error, and all
  * memory is freed. */
-static void out_of_memory(const struct gpu_rank *self, void *context) {
+static void fail_allocations(const struct gpu_rank *self, void *context) {
   void (*const fail_at)(long) = *(void (**)(long))context;
   onebit_plan_t plan = NULL;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -315,15 +319,15 @@ static void out_of_memory(const struct gpu_rank *self, void *context) {
   options.block_size = 256;
   options.chunk_size = 256; /* two messages, or four of one rank */
   for (long n = 1; !plan && n < 1000; n++) {
-    const size_t left = memory_left();
+    const size_t left = measure_free_memory();
     check_case("rank %d, allocation %ld", self->rank, n);
-    if (first_of_all())
+    if (wait_for_ranks())
       fail_at(n);
-    first_of_all();
+    wait_for_ranks();
     onebit_status_t status = onebit_plan_create(self->comm, ELEMENTS, &options, &plan);
     if (!plan) {
       CHECK(status == ONEBIT_ERROR_MEMORY, "status %d: %s", status, onebit_last_error());
-      const size_t now = memory_left();
+      const size_t now = measure_free_memory();
       CHECK(now == left, "%zu bytes are left of %zu", now, left);
     }
   }
@@ -339,27 +343,27 @@ static onebit_status_t ends[2];
 /* Fails one rank's launch: that rank returns CUDA's message, and the other learns of the failure,
  * unless it had all messages already. False: the launch was not reached, and both ranks succeed. */
 static bool fail_launch(struct part *part, long n) {
-  load(part, (unsigned)n);
-  if (first_of_all())
+  load_input(part, (unsigned)n);
+  if (wait_for_ranks())
     emulation_fail_launch(n);
-  first_of_all();
+  wait_for_ranks();
   const onebit_status_t own = n % 2 ? part_enqueue_and_wait(part, NULL) : part_call(part);
   CHECK(own != ONEBIT_ERROR_DEVICE || strstr(onebit_last_error(), "too many resources"), "%s",
         onebit_last_error());
   ends[part->rank] = own;
-  first_of_all();
+  wait_for_ranks();
   emulation_fail_launch(0);
-  first_of_all();
+  wait_for_ranks();
   const onebit_status_t other = ends[part->size - 1 - part->rank];
   const bool hit = own == ONEBIT_ERROR_DEVICE || other == ONEBIT_ERROR_DEVICE;
   CHECK(own == ONEBIT_OK || (hit && (own == ONEBIT_ERROR_DEVICE || own == ONEBIT_ERROR_PEER)),
         "status %d here, %d on the other rank: %s", own, other, onebit_last_error());
   CHECK(n > 2 || part->size == 1 || own != ONEBIT_OK,
-        "status %d: the other's failure is unheard of", own);
+        "status %d: the other rank's failure was not reported", own);
   return hit;
 }
 
-static void launches(const struct gpu_rank *self, void *context) {
+static void fail_launches(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
@@ -369,48 +373,52 @@ static void launches(const struct gpu_rank *self, void *context) {
     return;
   for (long n = 1; fail_launch(&part, n) && n < 100; n++) {
     check_case("rank %d, launch %ld", self->rank, n);
-    load(&part, 0);
+    load_input(&part, 0);
     CHECK_STATUS(part_call(&part), ONEBIT_OK);
   }
   part_destroy(&part);
 }
 
-static void with_barrier(int size, plan_ranks *ranks, gpu_rank_body *body, void *context) {
+static void run_with_barrier(int size, plan_ranks *ranks, gpu_rank_body *body, void *context) {
   pthread_barrier_init(&barrier, NULL, (unsigned)size);
   ranks(size, body, context);
   pthread_barrier_destroy(&barrier);
 }
 
-static void memory(void) {
+static void failed_allocation_is_an_error(void) {
   static void (*const fails[])(long) = {emulation_fail_allocation, ob_memory_fail_at};
   for (int i = 0; i < 2; i++) {
-    with_barrier(2, gpu_run_loopback, out_of_memory, (void *)(uintptr_t)&fails[i]);
-    with_barrier(2, run_ranks_nccl, out_of_memory, (void *)(uintptr_t)&fails[i]);
-    with_barrier(1, run_ranks_self, out_of_memory, (void *)(uintptr_t)&fails[i]);
+    run_with_barrier(2, gpu_run_loopback, fail_allocations, (void *)(uintptr_t)&fails[i]);
+    run_with_barrier(2, run_ranks_nccl, fail_allocations, (void *)(uintptr_t)&fails[i]);
+    run_with_barrier(1, run_ranks_self, fail_allocations, (void *)(uintptr_t)&fails[i]);
   }
 }
 
-static void launch_loopback(void) { with_barrier(2, gpu_run_loopback, launches, NULL); }
+static void failed_launch_over_loopback(void) {
+  run_with_barrier(2, gpu_run_loopback, fail_launches, NULL);
+}
 
-static void launch_nccl(void) { with_barrier(2, run_ranks_nccl, launches, NULL); }
+static void failed_launch_over_nccl(void) {
+  run_with_barrier(2, run_ranks_nccl, fail_launches, NULL);
+}
 
-static void launch_alone(void) { with_barrier(1, run_ranks_self, launches, NULL); }
+static void failed_launch_alone(void) { run_with_barrier(1, run_ranks_self, fail_launches, NULL); }
 
 #endif
 
 static const struct gpu_test tests[] = {
-    {"one rank's arguments", arguments, false},
-    {"the only rank's arguments", arguments_alone, false},
-    {"a plan on the host among devices", host_plan, false},
-    {"another device is current", another_is_current, false},
-    {"ranks that do not agree", disagreement, false},
+    {"one rank's arguments", arguments_are_checked, false},
+    {"the only rank's arguments", arguments_are_checked_alone, false},
+    {"a plan on the host among devices", host_plan_works_among_devices, false},
+    {"another device is current", another_device_may_be_current, false},
+    {"ranks that do not agree", disagreement_is_an_error, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"no device is new enough", no_device, false},
-    {"a device that no plan uses gets no context", no_context, false},
-    {"out of memory", memory, false},
-    {"a launch over loopback", launch_loopback, false},
-    {"a launch over NCCL", launch_nccl, false},
-    {"a launch alone", launch_alone, false},
+    {"no device is new enough", old_device_is_refused, false},
+    {"a device that no plan uses gets no context", unused_device_gets_no_context, false},
+    {"out of memory", failed_allocation_is_an_error, false},
+    {"a launch over loopback", failed_launch_over_loopback, false},
+    {"a launch over NCCL", failed_launch_over_nccl, false},
+    {"a launch alone", failed_launch_alone, false},
 #endif
 };
 GPU_SUITE("errors", tests)

@@ -110,10 +110,12 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 
 /* --- Rates in memory of the device */
 
-static struct rates { float *now, *pinned; /* one; one an attempt */ } no_rates;
+static struct rates {
+  float *now, *pinned; /* the current rate; the rates of all attempts */
+} no_rates;
 
 /* Returns NaN where the rate is in device memory, since the argument is then ignored. */
-static float argument_of(const struct learner *learner) {
+static float rate_argument(const struct learner *learner) {
   return learner->what->traits & RATE_THERE ? NAN : RATE;
 }
 
@@ -159,7 +161,7 @@ static void check_refusal(struct learner *learner) {
     cudaGraphDestroy(graph);
 }
 
-/* Any step can be captured where there is no warm-up. */
+/* Makes the first steps; a method without a warm-up refuses no capture. */
 static void warm_up(struct learner *learner, const struct rates *rates) {
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
@@ -167,19 +169,19 @@ static void warm_up(struct learner *learner, const struct rates *rates) {
       check_refusal(learner);
     learner_send_gradients(learner, attempt, learner->streams[0]);
     send_rate(learner, rates, attempt);
-    CHECK_STATUS(
-        onebit_optimizer_step_stream(learner->optimizer, argument_of(learner), learner->streams[0]),
-        ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, rate_argument(learner),
+                                              learner->streams[0]),
+                 ONEBIT_OK);
   }
   if (refused)
     check_refusal(learner);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
 }
 
-static void put_step(struct learner *learner, cudaStream_t stream) {
+static void enqueue_step(struct learner *learner, cudaStream_t stream) {
   onebit_optimizer_t optimizer = learner->optimizer;
   const bool in_parts = learner->what->traits & IN_PARTS;
-  const float rate = argument_of(learner);
+  const float rate = rate_argument(learner);
   if (in_parts)
     CHECK_STATUS(onebit_optimizer_begin_stream(optimizer, rate, stream), ONEBIT_OK);
   for (size_t t = in_parts ? TRAINING_TENSORS : 0; t-- > 0;)
@@ -187,12 +189,12 @@ static void put_step(struct learner *learner, cudaStream_t stream) {
   CHECK_STATUS(onebit_optimizer_step_stream(optimizer, rate, stream), ONEBIT_OK);
 }
 
-static cudaGraphExec_t capture(struct learner *learner) {
+static cudaGraphExec_t capture_step(struct learner *learner) {
   cudaGraph_t graph = NULL;
   cudaGraphExec_t runs = NULL;
   cudaStream_t stream = learner->streams[0];
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  put_step(learner, stream);
+  enqueue_step(learner, stream);
   if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
     CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
   if (graph)
@@ -200,23 +202,23 @@ static cudaGraphExec_t capture(struct learner *learner) {
   return runs;
 }
 
-static void check_now(struct learner *learner, const float *wanted, int attempt) {
+static void check_parameters(struct learner *learner, const float *wanted, int attempt) {
   learner_fetch(learner, 0, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   training_check_parameters(learner, learner_fetched(learner, 0), wanted, attempt);
 }
 
-static void replay(struct learner *learner, const struct rates *rates, cudaGraphExec_t graph,
-                   const struct long_record *record) {
+static void replay_step(struct learner *learner, const struct rates *rates, cudaGraphExec_t graph,
+                        const struct long_record *record) {
   for (int attempt = WARMUP; attempt < ATTEMPTS; attempt++) {
     const int replays = attempt + 1 - WARMUP;
     learner_send_gradients(learner, attempt % TRAINING_ATTEMPTS, learner->streams[0]);
     send_rate(learner, rates, attempt);
     CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
     if (replays == 1)
-      check_now(learner, record->first, attempt);
+      check_parameters(learner, record->first, attempt);
     if (replays % SPAN == 0)
-      check_now(learner, record->parameters[replays / SPAN - 1], attempt);
+      check_parameters(learner, record->parameters[replays / SPAN - 1], attempt);
   }
 }
 
@@ -228,9 +230,9 @@ static void compare_case(const struct training_case *what, onebit_comm_t comm,
     return;
   const struct rates rates = open_rates(&learner);
   warm_up(&learner, &rates);
-  cudaGraphExec_t graph = capture(&learner);
+  cudaGraphExec_t graph = capture_step(&learner);
   if (CHECK(graph, "no graph")) {
-    replay(&learner, &rates, graph, record);
+    replay_step(&learner, &rates, graph, record);
     CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer),
                  what->poison ? ONEBIT_SKIPPED : ONEBIT_OK);
     training_check_info(learner.optimizer, &record->info[self->rank]);
@@ -250,7 +252,7 @@ static void replay_over_nccl(const struct gpu_rank *self, void *context) {
   training_nccl_close(&group);
 }
 
-static void over_nccl(void) {
+static void replays_over_nccl(void) {
   struct long_record *records = gpu_allocate_area(CASES * sizeof *records);
   for (int size = 1; size <= 3; size++)
     if (gpu_run_loopback(size, record_cases, records))
@@ -267,7 +269,7 @@ static void replay_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void alone(void) {
+static void replays_alone(void) {
   struct long_record *records = gpu_allocate(CASES, sizeof *records);
   if (gpu_run_loopback(1, record_cases, records))
     gpu_run_loopback(1, replay_alone, records);
@@ -296,14 +298,14 @@ static void compare_lengths(struct learner *learner, cudaGraphExec_t graph) {
   }
 }
 
-static void factor_changes(const struct gpu_rank *self, void *context) {
+static void check_changing_factor(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   struct learner learner;
   if (!CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK) ||
       !learner_open(&learner, context, comm, self->rank, self->size, true))
     return;
   warm_up(&learner, &no_rates);
-  cudaGraphExec_t graph = capture(&learner);
+  cudaGraphExec_t graph = capture_step(&learner);
   if (CHECK(graph, "no graph")) {
     compare_lengths(&learner, graph);
     CHECK_CUDA(cudaGraphExecDestroy(graph));
@@ -315,7 +317,7 @@ static void factor_changes(const struct gpu_rank *self, void *context) {
 /* The form of two streams is the one whose gradients stay the same. */
 static void the_factor_is_of_the_replay(void) {
   struct training_case what = ADAM("the factor", TWO_STREAMS, 0, FROZEN, .beta1 = 0.9);
-  gpu_run_loopback(1, factor_changes, &what);
+  gpu_run_loopback(1, check_changing_factor, &what);
 }
 
 /* --- Steps that no graph can have */
@@ -326,7 +328,7 @@ static const struct training_case refused[] = {
 };
 static const char *const words[] = {"zero_one_adam sends depends", "clip_norm is 1"};
 
-static void refuse(const struct gpu_rank *self, void *context) {
+static void check_refused_steps(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   (void)self, (void)context;
   CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
@@ -355,11 +357,11 @@ static void refuse(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void some_steps_are_refused(void) { gpu_run_loopback(1, refuse, NULL); }
+static void some_steps_are_refused(void) { gpu_run_loopback(1, check_refused_steps, NULL); }
 
 static const struct gpu_test tests[] = {
-    {"replayed over NCCL", over_nccl, false},
-    {"replayed alone", alone, false},
+    {"replayed over NCCL", replays_over_nccl, false},
+    {"replayed alone", replays_alone, false},
     {"some steps are refused", some_steps_are_refused, false},
     {"the factor is of the replay", the_factor_is_of_the_replay, false},
 };

@@ -1,7 +1,7 @@
 /*
- * Hierarchical plans on a device, staged over loopback and over NCCL, against those of processors:
- * the same hosts, the same inputs, and the same bits of every result and residual; and where a rank
- * is in trouble, the same end on all ranks, with nothing changed.
+ * Hierarchical plans on a device, staged over loopback and over NCCL, equal those on the host: with
+ * the same hosts and inputs every result and residual has the same bits. An error of one rank has
+ * the same outcome on all ranks, and changes nothing.
  */
 #define _DEFAULT_SOURCE /* for barriers */
 #include <math.h>
@@ -81,7 +81,7 @@ static void close_hosted(struct hosted *hosted) {
   CHECK_CUDA(cudaStreamDestroy(hosted->stream));
 }
 
-/* Captured once, and launched from then on. */
+/* Makes a call as a graph, which the first call captures. */
 static onebit_status_t call_in_graph(struct hosted *hosted) {
   cudaGraph_t graph = NULL;
   if (!hosted->graph) {
@@ -96,7 +96,7 @@ static onebit_status_t call_in_graph(struct hosted *hosted) {
   return onebit_plan_synchronize(hosted->part.plan);
 }
 
-static onebit_status_t call(struct hosted *hosted, int number) {
+static onebit_status_t make_call(struct hosted *hosted, int number) {
   struct part *part = &hosted->part;
   void *in = part->in;
   if (hosted->on_stream && number >= CAPTURED)
@@ -112,7 +112,7 @@ static onebit_status_t call(struct hosted *hosted, int number) {
 
 /* Checks that the error message names the rank with the error, on whichever host it is. Where
  * values are sent uncompressed, all ranks add them up and find it. */
-static void check_words(const struct part *part, int number) {
+static void check_message(const struct part *part, int number) {
   char wanted[64] = "";
   if (part->what.count && part->what.options.wire == ONEBIT_WIRE_BITS && number == SPOILT)
     snprintf(wanted, sizeof wanted, "a value on rank %d is not finite", part->size - 1);
@@ -136,9 +136,9 @@ static void make_calls(struct hosted *hosted, struct record *record) {
   struct part *part = &hosted->part;
   for (int number = 0; number < CALLS; number++) {
     make_input(part, number);
-    const onebit_status_t status = call(hosted, number);
+    const onebit_status_t status = make_call(hosted, number);
     if (hosted->on_stream)
-      check_words(part, number);
+      check_message(part, number);
     const struct traces traces = part_hash_traces(part);
     if (!part->device) {
       record->status[number] = status;
@@ -155,8 +155,8 @@ struct shared {
   struct record *records;
 };
 
-static void on_rank(const struct gpu_rank *self, const struct hosts_split *split,
-                    enum hosts_place place, void *context) {
+static void compare_on_rank(const struct gpu_rank *self, const struct hosts_split *split,
+                            enum hosts_place place, void *context) {
   const struct shared *shared = context;
   struct record *record = &shared->records[self->rank];
   struct hosted hosted;
@@ -178,17 +178,17 @@ static void has_the_bits_of_loopback(void) {
       sample_product("hierarchical", 1, (const size_t[]){HOSTS_SPLITS, CASES}, 2);
   for (size_t k = 0; k < sample.count; k++) {
     struct shared shared = {&cases[sample.rows[k] / HOSTS_SPLITS], records};
-    run_on_hosts(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], on_rank, &shared);
+    run_on_hosts(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], compare_on_rank, &shared);
   }
   free(sample.rows);
 }
 
 /* Errors must be as over loopback; here they are also checked to be errors. */
-static void check_ends(const struct gpu_rank *self, const struct hosts_split *split,
-                       enum hosts_place place, void *context) {
+static void check_outcomes(const struct gpu_rank *self, const struct hosts_split *split,
+                           enum hosts_place place, void *context) {
   const struct shared *shared = context;
   const struct record *record = &shared->records[self->rank];
-  on_rank(self, split, place, context);
+  compare_on_rank(self, split, place, context);
   CHECK(record->status[SPOILT] == ONEBIT_SKIPPED, "a skipped call ends with %d",
         (int)record->status[SPOILT]);
   CHECK(record->status[REFUSED] == (self->rank ? ONEBIT_ERROR_PEER : ONEBIT_ERROR_ARGUMENT),
@@ -201,10 +201,10 @@ static void check_ends(const struct gpu_rank *self, const struct hosts_split *sp
 static void trouble_reaches_all_hosts(void) {
   struct record *records = gpu_allocate_area(HOSTS_MOST_RANKS * sizeof *records);
   struct shared shared = {&cases[0], records};
-  run_on_hosts(&hosts_splits[2], check_ends, &shared);
+  run_on_hosts(&hosts_splits[2], check_outcomes, &shared);
 }
 
-/* A host sends 2 (H - 1) / H n bits of n elements, and scales and headers. */
+/* Checks that a host sends 2 (H - 1) / H bits for each element, besides scales and headers. */
 static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context) {
   const size_t count = 1 << 21;
@@ -232,7 +232,7 @@ static void few_bytes_leave_a_host(void) {
 #ifdef ONEBIT_EMULATED_CUDA
 static pthread_barrier_t together;
 
-/* Counts are of all ranks: they begin and end together. */
+/* Checks the counts of all ranks together, between barriers. */
 static void check_counts(struct hosted *hosted) {
   make_input(&hosted->part, 0);
   pthread_barrier_wait(&together);
@@ -305,7 +305,7 @@ static void no_host_waits(void) {
 #endif
 }
 
-/* Each allocation of a device's fails in its turn, on some rank: then no rank has a plan. */
+/* Fails each allocation of device memory in turn, on some rank: no rank may then have a plan. */
 #ifdef ONEBIT_EMULATED_CUDA
 static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
                                   enum hosts_place place, void *context) {

@@ -1,6 +1,6 @@
-/* The kernels against the codec: the same plan on both sides, and afterwards the same bytes. Every
- * kernel is held to a table of cases: the product of layouts, blocks and sizes of group, the other
- * options spread over it. */
+/* The kernels against the codec: the same plan on both sides, and afterwards the same bytes. Each
+ * kernel has a table of cases: the product of layouts, block sizes and group sizes, over which the
+ * other options are spread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 /* The properties of a kernel's cases. */
 struct kernel_cases {
-  unsigned modes; /* a bit a scene_mode */
+  unsigned modes; /* a bit for each scene_mode */
   bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed, served;
 };
 
@@ -57,8 +57,8 @@ static const size_t chunks[] = {1, 1, 2, 3, 5};
 #define ROUNDS        3 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
-/* The cases to walk. The caller frees the rows. */
-static struct sample kernel_cases_sample(const struct kernel_cases *of) {
+/* Returns the cases to run. The caller frees the rows. */
+static struct sample sample_kernel_cases(const struct kernel_cases *of) {
   const size_t sizes[] = {COUNT(layouts), COUNT(blocks), COUNT(members), ROUNDS};
   char name[32];
   snprintf(name, sizeof name, "kernels-%x", of->modes);
@@ -66,41 +66,41 @@ static struct sample kernel_cases_sample(const struct kernel_cases *of) {
 }
 
 /* A number below `limit`, the same in every run (Knuth's multiplicative hash). */
-static size_t drawn(size_t number, size_t what, size_t limit) {
+static size_t draw_number(size_t number, size_t what, size_t limit) {
   return scramble((uint32_t)(number * 32 + what) * 2654435761u) % limit;
 }
 
-static enum scene_mode drawn_mode(const struct kernel_cases *of, size_t number) {
+static enum scene_mode draw_mode(const struct kernel_cases *of, size_t number) {
   enum scene_mode allowed[SCENE_MODES];
   size_t count = 0;
   for (int mode = 0; mode < SCENE_MODES; mode++)
     if (of->modes & MODE(mode))
       allowed[count++] = (enum scene_mode)mode;
-  return allowed[drawn(number, 0, count)];
+  return allowed[draw_number(number, 0, count)];
 }
 
 static void draw_options(const struct kernel_cases *of, size_t number, struct scene_case *what) {
-  what->place = drawn(number, 1, what->members);
-  what->chunks = chunks[drawn(number, 2, COUNT(chunks))];
-  what->slots = what->chunks > 2 && drawn(number, 3, 2) ? 2 : what->chunks;
-  what->skew = drawn(number, 4, 4);
-  what->values = (enum codec_values)drawn(number, 5, VALUES_KINDS);
-  what->dtype = (onebit_dtype_t)drawn(number, 6, 3);
-  what->rule = (onebit_scale_t)drawn(number, 7, 2);
-  what->momentum = of->momentum && drawn(number, 8, 2);
-  what->each = drawn(number, 9, 2);
-  what->from_values = of->from_values && drawn(number, 10, 4) == 0;
-  what->now = (uint32_t)drawn(number, 11, 2);
-  what->stop = of->stop && drawn(number, 12, 6) == 0;
+  what->place = draw_number(number, 1, what->members);
+  what->chunks = chunks[draw_number(number, 2, COUNT(chunks))];
+  what->slots = what->chunks > 2 && draw_number(number, 3, 2) ? 2 : what->chunks;
+  what->skew = draw_number(number, 4, 4);
+  what->values = (enum codec_values)draw_number(number, 5, VALUES_KINDS);
+  what->dtype = (onebit_dtype_t)draw_number(number, 6, 3);
+  what->rule = (onebit_scale_t)draw_number(number, 7, 2);
+  what->momentum = of->momentum && draw_number(number, 8, 2);
+  what->each = draw_number(number, 9, 2);
+  what->from_values = of->from_values && draw_number(number, 10, 4) == 0;
+  what->now = (uint32_t)draw_number(number, 11, 2);
+  what->stop = of->stop && draw_number(number, 12, 6) == 0;
   what->dense = of->dense;
-  what->weighed = of->weighed && drawn(number, 13, 3) == 0;
+  what->weighed = of->weighed && draw_number(number, 13, 3) == 0;
   what->moments = of->weighed && what->values != VALUES_NAN && what->values != VALUES_OVERFLOW &&
-                  drawn(number, 26, 2);
+                  draw_number(number, 26, 2);
   what->weighed &= !what->moments;
-  what->counted = drawn(number, 20, 2);
-  what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
-  what->float32 = drawn(number, 22, 4) == 0;
-  what->lion = of->served && drawn(number, 27, 2);
+  what->counted = draw_number(number, 20, 2);
+  what->output_dtype = (onebit_dtype_t)draw_number(number, 21, 3);
+  what->float32 = draw_number(number, 22, 4) == 0;
+  what->lion = of->served && draw_number(number, 27, 2);
 }
 
 /* Fits the case to the mode: a piece for each member, rounds that pass on single messages, a
@@ -124,10 +124,10 @@ static void fit_mode(struct scene_case *what) {
 }
 
 /* Returns case number `index`; false where the kernel has no such case. */
-static bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what) {
+static bool make_kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what) {
   size_t layout = index % COUNT(layouts), rest = index / COUNT(layouts);
   size_t block = rest % COUNT(blocks), group = rest / COUNT(blocks) % COUNT(members);
-  *what = (struct scene_case){.mode = drawn_mode(of, index),
+  *what = (struct scene_case){.mode = draw_mode(of, index),
                               .pieces = layouts[layout].pieces,
                               .block = blocks[block],
                               .one_scale = block == ONE_SCALE || of->only_one_scale,
@@ -138,7 +138,7 @@ static bool kernel_case(const struct kernel_cases *of, size_t index, struct scen
   return of->one_scale || of->only_one_scale || !what->one_scale;
 }
 
-/* --- Their walk */
+/* --- Running the cases */
 
 struct kernel_test {
   struct kernel_cases cases;
@@ -146,7 +146,7 @@ struct kernel_test {
   /* Processes a chunk as the library does, in the scene's host memory; and as the device does. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);
-  /* Makes both alike where they may differ; or NULL. */
+  /* Removes differences that are allowed; or NULL. */
   void (*even_out)(struct scene *scene);
 };
 
@@ -180,16 +180,16 @@ static void run_case(const struct kernel_test *test, struct twin *twin,
 }
 
 /* Walks the kernel's cases, and checks that both memories are the same after each. */
-static void kernel_walk(const struct kernel_test *test) {
+static void check_kernel(const struct kernel_test *test) {
   struct twin twin;
   size_t walked = 0;
   if (!twin_create(&twin, CAPACITY))
     return;
-  const struct sample sample = kernel_cases_sample(&test->cases);
+  const struct sample sample = sample_kernel_cases(&test->cases);
   for (size_t i = 0; i < sample.count; i++) {
     struct scene_case what;
     char words[240];
-    if (!kernel_case(&test->cases, sample.rows[i], &what))
+    if (!make_kernel_case(&test->cases, sample.rows[i], &what))
       continue;
     scene_describe(&what, words, sizeof words);
     check_case("case %zu: %s", sample.rows[i], words);
@@ -211,7 +211,7 @@ static void kernel_walk(const struct kernel_test *test) {
   static void kernel(void) {                                                                       \
     static const struct kernel_test test = {                                                       \
         .host = on_host, .device = launch_##kernel, __VA_ARGS__};                                  \
-    kernel_walk(&test);                                                                            \
+    check_kernel(&test);                                                                           \
   }
 
 /* --- Compress */
@@ -244,7 +244,8 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
 /* Clears bits that are not defined. Where the new residual of an element is NaN, its bit is that
  * NaN's sign: infinity times 0 is negative on x86 and positive on a GPU. The message is not
  * applied. */
-static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
+static void clear_undefined_bits(struct scene *scene, unsigned char *message, size_t share,
+                                 size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
   const struct ob_residual *residual = &plan->state->worker;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
@@ -263,10 +264,10 @@ static void even_out_compress(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++) {
     if (plan->geometry.whole)
-      forget_bits(scene, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk);
+      clear_undefined_bits(scene, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk);
     for (size_t m = 0; !plan->geometry.whole && m < plan->geometry.members; m++)
-      forget_bits(scene, ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk),
-                  ob_segment_of(&plan->geometry, m), chunk);
+      clear_undefined_bits(scene, ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk),
+                           ob_segment_of(&plan->geometry, m), chunk);
   }
 }
 

@@ -20,18 +20,18 @@ enum { ELEMENTS = 1000 };
 
 /* --- Plans and communicators that NCCL refuses */
 
-static void refuse_host(const struct gpu_rank *self, void *context) {
+static void create_host_plan(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
   CHECK_STATUS(onebit_plan_create(self->comm, ELEMENTS, NULL, &plan), ONEBIT_ERROR_UNSUPPORTED);
   CHECK(!plan && strstr(onebit_last_error(), "ONEBIT_DEVICE_HOST"), "%s", onebit_last_error());
 }
 
-static void host_plan(void) { run_ranks_nccl(2, refuse_host, NULL); }
+static void host_plans_are_refused(void) { run_ranks_nccl(2, create_host_plan, NULL); }
 
 /* Rank 1 creates objects of a communicator while its device is not current; the other ranks learn
  * of the error. */
-static void elsewhere(const struct gpu_rank *self, void *context) {
+static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
   onebit_comm_t comm;
@@ -54,41 +54,41 @@ static void elsewhere(const struct gpu_rank *self, void *context) {
 }
 
 /* Ranks that are processes may all share a single device. */
-static void another_device(void) {
+static void another_device_is_refused(void) {
 #ifdef ONEBIT_EMULATED_CUDA
-  run_ranks_nccl(3, elsewhere, NULL);
+  run_ranks_nccl(3, create_on_wrong_device, NULL);
 #else
   int devices = 0;
   CHECK_CUDA(cudaGetDeviceCount(&devices));
   if (devices < 3)
     SKIP("there are %d devices: each of three ranks wants one of its own", devices);
-  run_ranks_nccl(3, elsewhere, NULL);
+  run_ranks_nccl(3, create_on_wrong_device, NULL);
 #endif
 }
 
 /* --- NCCL fails */
 
-/* Ranks that are threads share the failure of one of them: it must not happen while others are in
- * an earlier call. */
+/* On the emulated device ranks are threads, and one rank's failure reaches all of them: a barrier
+ * delays it until no rank is in an earlier call. */
 #ifdef ONEBIT_EMULATED_CUDA
 static pthread_barrier_t barrier;
 
-static void meet(void) { pthread_barrier_wait(&barrier); }
+static void wait_for_ranks(void) { pthread_barrier_wait(&barrier); }
 
-static void with_barrier(int size, gpu_rank_body *body, void *context) {
+static void run_with_barrier(int size, gpu_rank_body *body, void *context) {
   pthread_barrier_init(&barrier, NULL, (unsigned)size);
   run_ranks_nccl(size, body, context);
   pthread_barrier_destroy(&barrier);
 }
 #else
-static void meet(void) {}
+static void wait_for_ranks(void) {}
 
-static void with_barrier(int size, gpu_rank_body *body, void *context) {
+static void run_with_barrier(int size, gpu_rank_body *body, void *context) {
   run_ranks_nccl(size, body, context);
 }
 #endif
 
-static bool create(struct part *part, const struct gpu_rank *self) {
+static bool create_part(struct part *part, const struct gpu_rank *self) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(part, self->comm, &what, true))
     return false;
@@ -110,14 +110,15 @@ static void check_broken(struct part *part) {
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* Breaks the link either in a call that waits, or in one on a stream that the test waits for. */
+/* Breaks rank 0's link during a blocking call, or during a call on a stream, for which the test
+ * waits afterwards. */
 static void break_link(const struct gpu_rank *self, void *context) {
   const bool *on_stream = context;
   struct part part;
-  if (!create(&part, self))
+  if (!create_part(&part, self))
     return;
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
-  meet();
+  wait_for_ranks();
   if (self->rank == 0)
     emulation_nccl_break(rank_nccl_comm());
   if (*on_stream) {
@@ -134,10 +135,10 @@ static void break_link(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void broken_link(void) {
+static void broken_link_is_an_error(void) {
   bool on_stream[] = {false, true};
   for (int i = 0; i < 2; i++)
-    with_barrier(3, break_link, &on_stream[i]);
+    run_with_barrier(3, break_link, &on_stream[i]);
 }
 
 #endif
@@ -152,7 +153,7 @@ enum { LARGE = 3 * 2048 * 33 };
 
 static void *results; /* of all ranks, from the call before */
 
-static void call_large(const struct gpu_rank *self, void *context) {
+static void compare_with_older_nccl(const struct gpu_rank *self, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, LARGE);
   struct part part;
   const bool *older = context;
@@ -169,19 +170,19 @@ static void call_large(const struct gpu_rank *self, void *context) {
   if (*older)
     memcpy(before, part.received, part.received_bytes);
   CHECK(!memcmp(before, part.received, part.received_bytes), "other bits than with NCCL 2.18");
-  meet();
+  wait_for_ranks();
   CHECK(emulation_nccl_counts().windows == (*older ? 0 : 3), "%ld windows",
         emulation_nccl_counts().windows);
-  meet();
+  wait_for_ranks();
   part_destroy(&part);
 }
 
-static void newer(void) {
+static void windows_keep_results(void) {
   bool older[] = {true, false};
   results = gpu_allocate(3 * (size_t)LARGE, sizeof(float));
   for (int k = 0; k < 2; k++) {
     setenv("EMULATED_NCCL_VERSION", older[k] ? "21800" : "22809", 1);
-    with_barrier(3, call_large, &older[k]);
+    run_with_barrier(3, compare_with_older_nccl, &older[k]);
     CHECK(emulation_nccl_counts().windows == 0, "a window is left");
   }
   unsetenv("EMULATED_NCCL_VERSION");
@@ -190,7 +191,7 @@ static void newer(void) {
 
 #endif
 
-/* --- Somebody gives up */
+/* --- A rank aborts, or does not call */
 
 static void *abort_soon(void *context) {
   onebit_comm_t comm = context;
@@ -200,14 +201,14 @@ static void *abort_soon(void *context) {
 }
 
 /* Rank 1 never calls; the other ranks wait in a call until another thread of theirs aborts. */
-static void give_up(const struct gpu_rank *self, void *context) {
+static void abort_during_call(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   pthread_t thread;
-  if (!create(&part, self))
+  if (!create_part(&part, self))
     return;
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
-  meet();
+  wait_for_ranks();
   forget_nccl_comm();
   if (self->rank == 1) {
     abort_soon(self->comm);
@@ -222,19 +223,19 @@ static void give_up(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void abort_while_waiting(void) { with_barrier(3, give_up, NULL); }
+static void abort_ends_waiting_calls(void) { run_with_barrier(3, abort_during_call, NULL); }
 
 /* Rank 1 never calls: ranks that wait for it get an error and free everything, while NCCL waits for
  * the end of a graph. */
-static void leave_graph(const struct gpu_rank *self, void *context) {
+static void destroy_captured_plan(const struct gpu_rank *self, void *context) {
   struct part part;
   cudaStream_t stream;
   (void)context;
-  if (!create(&part, self))
+  if (!create_part(&part, self))
     return;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaGraphExec_t graph = part_capture(&part, stream);
-  meet();
+  wait_for_ranks();
   forget_nccl_comm();
   if (self->rank == 1)
     usleep(1500 * 1000);
@@ -247,15 +248,15 @@ static void leave_graph(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-static void graph_left(void) {
+static void abort_while_graph_exists(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  with_barrier(2, leave_graph, NULL);
+  run_with_barrier(2, destroy_captured_plan, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
 /* Rank 1 never calls: host messages of the other ranks are queued behind earlier ones, but do not
  * wait in the driver, and time out. */
-static void send_alone(const struct gpu_rank *self, void *context) {
+static void send_without_peer(const struct gpu_rank *self, void *context) {
   const struct ob_transport *transport = self->comm->transport;
   struct ob_batch *batches[2] = {NULL, NULL};
   unsigned char bytes[2] = {0, 0};
@@ -277,20 +278,20 @@ static void send_alone(const struct gpu_rank *self, void *context) {
     ob_batch_destroy(batches[k]);
 }
 
-static void alone(void) {
+static void messages_without_peer_time_out(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  run_ranks_nccl(2, send_alone, NULL);
+  run_ranks_nccl(2, send_without_peer, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
 /* Rank 1 never calls, and the others give up by themselves: their objects can be destroyed, though
  * calls are still on streams. */
-static void leave_calls(const struct gpu_rank *self, void *context) {
+static void destroy_plans_with_calls(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[2];
-  if (!create(&parts[0], self) || !create(&parts[1], self))
+  if (!create_part(&parts[0], self) || !create_part(&parts[1], self))
     return;
-  meet();
+  wait_for_ranks();
   for (int k = 0; k < 2 && self->rank != 1; k++)
     CHECK_STATUS(part_enqueue(&parts[k], NULL), ONEBIT_OK);
   forget_nccl_comm();
@@ -300,14 +301,14 @@ static void leave_calls(const struct gpu_rank *self, void *context) {
     part_destroy(&parts[k]);
 }
 
-static void left_behind(void) {
+static void plans_with_calls_are_destroyed(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  with_barrier(3, leave_calls, NULL);
+  run_with_barrier(3, destroy_plans_with_calls, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
 /* Everything is freed while a step that rank 1 never makes is on the stream. */
-static void step_alone(const struct gpu_rank *self, void *context) {
+static void destroy_optimizer_with_step(const struct gpu_rank *self, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   float zeros[ELEMENTS] = {0}, *memory;
@@ -329,49 +330,49 @@ static void step_alone(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaFree(memory));
 }
 
-static void step(void) {
+static void optimizer_with_step_is_destroyed(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  run_ranks_nccl(2, step_alone, NULL);
+  run_ranks_nccl(2, destroy_optimizer_with_step, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
-/* One thread asks without end whether NCCL is well, while another aborts, which frees what the
- * first one reads. */
-static void *ask(void *context) {
+/* Asks for NCCL's health without pause, while another thread aborts the communicator, which frees
+ * what this thread reads. */
+static void *poll_health(void *context) {
   while (ob_comm_health(context) == ONEBIT_OK)
     continue;
   return NULL;
 }
 
-static void abort_beside(const struct gpu_rank *self, void *context) {
+static void abort_while_polled(const struct gpu_rank *self, void *context) {
   (void)context;
   pthread_t thread;
-  meet();
-  pthread_create(&thread, NULL, ask, self->comm);
+  wait_for_ranks();
+  pthread_create(&thread, NULL, poll_health, self->comm);
   usleep(20 * 1000);
   CHECK_STATUS(onebit_comm_abort(self->comm), ONEBIT_OK);
   forget_nccl_comm();
   pthread_join(thread, NULL);
 }
 
-static void asked_meanwhile(void) {
+static void health_is_polled_during_abort(void) {
   for (int k = 0; k < 10; k++)
-    with_barrier(2, abort_beside, NULL);
+    run_with_barrier(2, abort_while_polled, NULL);
 }
 
 static const struct gpu_test tests[] = {
-    {"no plans on the host", host_plan, false},
-    {"another device is current", another_device, false},
+    {"no plans on the host", host_plans_are_refused, false},
+    {"another device is current", another_device_is_refused, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"a link breaks", broken_link, false},
-    {"windows", newer, false},
+    {"a link breaks", broken_link_is_an_error, false},
+    {"windows", windows_keep_results, false},
 #endif
-    {"a communicator is aborted while others wait", abort_while_waiting, false},
-    {"messages of the host without a rank", alone, false},
-    {"calls are in flight at the end", left_behind, false},
-    {"a communicator is aborted while a graph uses it", graph_left, false},
-    {"a step without a rank", step, false},
-    {"its error is read while another thread aborts it", asked_meanwhile, false},
+    {"a communicator is aborted while others wait", abort_ends_waiting_calls, false},
+    {"messages of the host without a rank", messages_without_peer_time_out, false},
+    {"calls are in flight at the end", plans_with_calls_are_destroyed, false},
+    {"a communicator is aborted while a graph uses it", abort_while_graph_exists, false},
+    {"a step without a rank", optimizer_with_step_is_destroyed, false},
+    {"its error is read while another thread aborts it", health_is_polled_during_abort, false},
 };
 GPU_SUITE("nccl", tests)
 

@@ -280,7 +280,7 @@ static void train_on_hosts(const struct gpu_rank *self, const struct hosts_split
     training_compare_case(hosted->what, self->comm, self->rank, self->size, hosted->record);
 }
 
-static void on_several_hosts(void) {
+static void adam_on_several_hosts(void) {
   struct hosted hosted = {.record = gpu_allocate_area(sizeof *hosted.record)};
   const struct sample sample =
       sample_product("hierarchical_adam", 1,
@@ -293,7 +293,7 @@ static void on_several_hosts(void) {
 }
 
 /* Without an exchange the device reports nothing, and steps still count. */
-static void without_tensors(void) {
+static void adam_without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {
     onebit_adam_options_t options = {
@@ -327,7 +327,7 @@ static const struct gpu_test tests[] = {
     ROWS("parts", parts),
     ROWS("others", others),
     ROWS("warm-ups", warmups),
-    {"adam on several hosts", on_several_hosts, false},
-    {"adam without tensors", without_tensors, false},
+    {"adam on several hosts", adam_on_several_hosts, false},
+    {"adam without tensors", adam_without_tensors, false},
 };
 GPU_SUITE("optimizers", tests)

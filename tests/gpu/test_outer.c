@@ -78,7 +78,7 @@ struct trained {
   char *parameters, *memory; /* on the host; and on the device, where they are not aligned to 16 */
 };
 
-static size_t bytes_of(const struct outer_case *what) {
+static size_t parameter_bytes(const struct outer_case *what) {
   return ELEMENTS * ob_dtype_size(what->options.parameter_dtype);
 }
 
@@ -86,14 +86,14 @@ static char *place_of(const struct trained *learner) {
   return learner->device ? learner->memory + SKEW : learner->parameters;
 }
 
-static void send(const struct trained *learner) {
+static void send_parameters(const struct trained *learner) {
   if (learner->device)
-    gpu_copy(place_of(learner), learner->parameters, bytes_of(learner->what));
+    gpu_copy(place_of(learner), learner->parameters, parameter_bytes(learner->what));
 }
 
-static void fetch(const struct trained *learner) {
+static void fetch_parameters(const struct trained *learner) {
   if (learner->device)
-    gpu_copy(learner->parameters, place_of(learner), bytes_of(learner->what));
+    gpu_copy(learner->parameters, place_of(learner), parameter_bytes(learner->what));
 }
 
 static bool make_outer(struct trained *learner, onebit_comm_t comm) {
@@ -117,10 +117,10 @@ static bool make_outer(struct trained *learner, onebit_comm_t comm) {
 static bool open_trained(struct trained *learner, const struct outer_case *what, onebit_comm_t comm,
                          int rank, int size, bool device) {
   *learner = (struct trained){.what = what, .rank = rank, .size = size, .device = device};
-  learner->parameters = gpu_allocate(1, bytes_of(what));
-  if (device && !CHECK_CUDA(cudaMalloc((void **)&learner->memory, bytes_of(what) + SKEW)))
+  learner->parameters = gpu_allocate(1, parameter_bytes(what));
+  if (device && !CHECK_CUDA(cudaMalloc((void **)&learner->memory, parameter_bytes(what) + SKEW)))
     return false;
-  send(learner);
+  send_parameters(learner);
   return make_outer(learner, comm);
 }
 
@@ -132,42 +132,43 @@ static void close_trained(struct trained *learner) {
 }
 
 /* From -1 to 1. */
-static float noise(uint64_t n) {
+static float draw_noise(uint64_t n) {
   n = (n + 1) * UINT64_C(0x9e3779b97f4a7c15);
   n = (n ^ n >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
   return (float)(n >> 40) / 8388608.0f - 1;
 }
 
-static onebit_status_t train(struct trained *learner, int step) {
+static onebit_status_t make_training_step(struct trained *learner, int step) {
   const onebit_dtype_t dtype = learner->what->options.parameter_dtype;
-  fetch(learner);
+  fetch_parameters(learner);
   for (size_t i = 0; i < ELEMENTS; i++) {
     const float p = ob_load(learner->parameters, i, dtype);
-    const float target = noise(i) + noise(i + 7919 * (uint64_t)(learner->rank + 1 + 8 * step));
+    const float target =
+        draw_noise(i) + draw_noise(i + 7919 * (uint64_t)(learner->rank + 1 + 8 * step));
     ob_store(learner->parameters, i, dtype, p - 0.1f * (p - target));
   }
   if (learner->what->traits & WRONG && step == 6 && learner->rank == learner->size - 1)
     ob_store(learner->parameters, 399, dtype, NAN);
-  send(learner);
+  send_parameters(learner);
   const onebit_status_t status = onebit_outer_step(learner->outer, 1 + learner->rank + step % 2);
-  fetch(learner);
+  fetch_parameters(learner);
   return status;
 }
 
 /* Goes on with another outer step, of other parameters. */
-static bool replace(struct trained *learner, onebit_comm_t comm, const char *directory) {
+static bool replace_outer(struct trained *learner, onebit_comm_t comm, const char *directory) {
   if (!CHECK_STATUS(onebit_outer_save_files(learner->outer, directory), ONEBIT_OK))
     return false;
   onebit_outer_destroy(learner->outer);
-  memset(learner->parameters, 0, bytes_of(learner->what));
-  send(learner);
+  memset(learner->parameters, 0, parameter_bytes(learner->what));
+  send_parameters(learner);
   return make_outer(learner, comm) &&
          CHECK_STATUS(onebit_outer_load_files(learner->outer, directory), ONEBIT_OK);
 }
 
 /* --- Recorded, and compared --------------------------------------------------------------------*/
 
-static onebit_outer_info_t info_of(const struct trained *learner) {
+static onebit_outer_info_t read_info(const struct trained *learner) {
   onebit_outer_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_outer_get_info(learner->outer, &info), ONEBIT_OK);
   return info;
@@ -179,11 +180,12 @@ static void read_consensus(const struct trained *learner, float values[ELEMENTS]
     CHECK_STATUS(onebit_outer_get_consensus(learner->outer, t, values + first), ONEBIT_OK);
 }
 
-static void note(const struct trained *learner, int step, onebit_status_t status,
-                 struct record *record) {
+static void record_step(const struct trained *learner, int step, onebit_status_t status,
+                        struct record *record) {
   record->status[learner->rank][step] = status;
-  record->info[learner->rank][step] = info_of(learner);
-  memcpy(record->parameters[learner->rank][step], learner->parameters, bytes_of(learner->what));
+  record->info[learner->rank][step] = read_info(learner);
+  memcpy(record->parameters[learner->rank][step], learner->parameters,
+         parameter_bytes(learner->what));
 }
 
 #define CHECK_FACT(name, format, type)                                                             \
@@ -191,7 +193,7 @@ static void note(const struct trained *learner, int step, onebit_status_t status
         step, (type)info.name, (type)wanted->name)
 
 static void check_info(const struct trained *learner, int step, const onebit_outer_info_t *wanted) {
-  const onebit_outer_info_t info = info_of(learner);
+  const onebit_outer_info_t info = read_info(learner);
   CHECK_FACT(steps, "%llu", unsigned long long);
   CHECK_FACT(exchanges, "%llu", unsigned long long);
   CHECK_FACT(skipped, "%llu", unsigned long long);
@@ -202,8 +204,8 @@ static void check_info(const struct trained *learner, int step, const onebit_out
   CHECK_FACT(in_flight, "%d", int);
 }
 
-static void compare(const struct trained *learner, int step, onebit_status_t status,
-                    struct record *record) {
+static void compare_step(const struct trained *learner, int step, onebit_status_t status,
+                         struct record *record) {
   const onebit_dtype_t dtype = learner->what->options.parameter_dtype;
   const unsigned char *wanted = record->parameters[learner->rank][step];
   const size_t size = ob_dtype_size(dtype);
@@ -228,15 +230,15 @@ static bool make_steps(struct trained *learner, onebit_comm_t comm, struct recor
   const unsigned traits = learner->what->traits;
   for (int step = 0; step < STEPS - 1; step++) {
     if (step == 9 && learner->device && traits & SAVED &&
-        !replace(learner, comm, record->directory))
+        !replace_outer(learner, comm, record->directory))
       return false;
     if (step == 5 && traits & MOVED &&
         !CHECK_STATUS(onebit_outer_move(learner->outer, comm), ONEBIT_OK))
       return false;
-    after(learner, step, train(learner, step), record);
+    after(learner, step, make_training_step(learner, step), record);
   }
   const onebit_status_t status = onebit_outer_synchronize(learner->outer);
-  fetch(learner);
+  fetch_parameters(learner);
   after(learner, STEPS - 1, status, record);
   return true;
 }
@@ -258,7 +260,7 @@ static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct
   if (what->traits & MOVED)
     CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
   if (open_trained(&learner, what, alone ? alone : comm, self->rank, self->size, device) &&
-      make_steps(&learner, comm, record, device ? compare : note)) {
+      make_steps(&learner, comm, record, device ? compare_step : record_step)) {
     read_consensus(&learner, consensus);
     if (!device)
       memcpy(record->consensus[self->rank], consensus, sizeof consensus);
@@ -268,7 +270,7 @@ static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct
   onebit_comm_destroy(alone);
 }
 
-static bool saves(const void *all, size_t k) {
+static bool saves_case(const void *all, size_t k) {
   return ((const struct outer_case *)all)[k].traits & SAVED;
 }
 
@@ -281,18 +283,18 @@ static void check_own(const void *all, size_t k, int rank, const void *own, cons
 }
 
 static const struct training_table table = {
-    cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves, check_own};
+    cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves_case, check_own};
 
-static void over_loopback(void) { training_run_over_loopback(&table); }
-static void over_device_transport(void) { training_run_over_device_transport(&table); }
-static void in_one_job(void) { training_run_mixed(&table); }
-static void over_nccl(void) { training_run_over_nccl(&table); }
-static void alone(void) { training_run_alone(&table); }
+static void steps_over_loopback(void) { training_run_over_loopback(&table); }
+static void steps_over_device_transport(void) { training_run_over_device_transport(&table); }
+static void steps_in_mixed_job(void) { training_run_mixed(&table); }
+static void steps_over_nccl(void) { training_run_over_nccl(&table); }
+static void steps_alone(void) { training_run_alone(&table); }
 
 /* --- Wrong calls -------------------------------------------------------------------------------*/
 
-static void try_to_make(onebit_comm_t comm, void *parameter, onebit_outer_options_t options,
-                        onebit_status_t wanted, const char *words) {
+static void try_create(onebit_comm_t comm, void *parameter, onebit_outer_options_t options,
+                       onebit_status_t wanted, const char *words) {
   const onebit_tensor_t tensor = {.parameter = parameter, .count = 100};
   onebit_outer_t outer;
   options.device = ONEBIT_DEVICE_CUDA;
@@ -302,7 +304,7 @@ static void try_to_make(onebit_comm_t comm, void *parameter, onebit_outer_option
   onebit_outer_destroy(outer);
 }
 
-static void refuse(const struct gpu_rank *self, void *context) {
+static void check_refusals(const struct gpu_rank *self, void *context) {
   onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT, sparse = ONEBIT_OUTER_OPTIONS_INIT;
   float *here = gpu_allocate(100, sizeof *here), *there;
   (void)context;
@@ -310,19 +312,19 @@ static void refuse(const struct gpu_rank *self, void *context) {
   if (!CHECK_CUDA(cudaMalloc((void **)&there, 100 * sizeof *there)))
     return;
   gpu_copy(there, here, 100 * sizeof *here);
-  try_to_make(self->comm, here, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter is ");
-  try_to_make(self->comm, there, sparse, ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_OUTER_SPARSE");
+  try_create(self->comm, here, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter is ");
+  try_create(self->comm, there, sparse, ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_OUTER_SPARSE");
   here[71] = INFINITY;
   gpu_copy(there, here, 100 * sizeof *here);
-  try_to_make(self->comm, there, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter[71] is inf");
+  try_create(self->comm, there, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter[71] is inf");
   here[71] = (float)self->rank;
   gpu_copy(there, here, 100 * sizeof *here);
-  try_to_make(self->comm, there, options, ONEBIT_ERROR_MISMATCH, "the parameters of all tensors");
+  try_create(self->comm, there, options, ONEBIT_ERROR_MISMATCH, "the parameters of all tensors");
   CHECK_CUDA(cudaFree(there));
   free(here);
 }
 
-static void refuses_what_is_wrong(void) { gpu_run_loopback(3, refuse, NULL); }
+static void refuses_what_is_wrong(void) { gpu_run_loopback(3, check_refusals, NULL); }
 
 /* One bit of a rank's consensus is flipped: all ranks get an error, and none applies anything. */
 static void check_differing_consensus(const struct gpu_rank *self, void *context) {
@@ -335,7 +337,7 @@ static void check_differing_consensus(const struct gpu_rank *self, void *context
     if (self->rank == 1)
       gpu_copy(it.outer->fragments[0].consensus + 400, &wrong, sizeof wrong);
     read_consensus(&it, before);
-    CHECK_STATUS(train(&it, 0), ONEBIT_ERROR_MISMATCH);
+    CHECK_STATUS(make_training_step(&it, 0), ONEBIT_ERROR_MISMATCH);
     CHECK(strstr(onebit_last_error(), "the consensus (its checksum) differs") != NULL, "\"%s\"",
           onebit_last_error());
     read_consensus(&it, after);
@@ -352,11 +354,11 @@ static void finds_ranks_that_differ(void) {
 }
 
 static const struct gpu_test tests[] = {
-    {"over loopback", over_loopback, false},
-    {"over a transport of device memory", over_device_transport, false},
-    {"host and device in one job", in_one_job, false},
-    {"over NCCL", over_nccl, false},
-    {"alone", alone, false},
+    {"over loopback", steps_over_loopback, false},
+    {"over a transport of device memory", steps_over_device_transport, false},
+    {"host and device in one job", steps_in_mixed_job, false},
+    {"over NCCL", steps_over_nccl, false},
+    {"alone", steps_alone, false},
     {"refuses what is wrong", refuses_what_is_wrong, false},
     {"finds ranks that differ", finds_ranks_that_differ, false},
 };

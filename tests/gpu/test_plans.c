@@ -1,9 +1,9 @@
 /*
- * Plans on a device: results, residuals and the plan's account of itself equal those of plans on
- * the host over loopback, in every bit, whatever the options and however the calls are made.
+ * Plans on a device: results, residuals and the plan's info equal those of plans on the host over
+ * loopback, in every bit, whatever the options and however the calls are made.
  *
- * Of the product of all options one case of 29 is walked (one of 307 on the emulated device), or a
- * share of them, so that every pair of options meets.
+ * One case in 29 of the product of all options runs (one in 307 on the emulated device), or a share
+ * of these cases; every pair of options occurs.
  */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -19,7 +19,7 @@ enum { CALLS = 5, MOST_SIZE = 5 };
 #define THINNER 29
 #endif
 
-/* The result of a case on one rank: the plan's account, and the traces of each call. */
+/* The result of a case on one rank: the hash of the plan's info, and the traces of each call. */
 struct record {
   uint64_t account;
   struct traces calls[CALLS];
@@ -31,7 +31,7 @@ struct walk {
 };
 
 /* Makes a call on a stream, blocking, or as a request, by its number. */
-static onebit_status_t call(struct part *part, unsigned number, cudaStream_t stream) {
+static onebit_status_t make_call(struct part *part, unsigned number, cudaStream_t stream) {
   onebit_request_t request;
   if (number % 3 == 0 && part->device)
     return part_enqueue_and_wait(part, stream);
@@ -60,13 +60,13 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
       CHECK_STATUS(onebit_plan_reset_residual(part.plan), ONEBIT_OK);
     if (device)
       CHECK_CUDA(cudaStreamSynchronize(NULL));
-    CHECK_STATUS(call(&part, number, stream), ONEBIT_OK);
+    CHECK_STATUS(make_call(&part, number, stream), ONEBIT_OK);
     record->calls[number] = part_hash_traces(&part);
   }
   part_destroy(&part);
 }
 
-static void compare(const struct record *got, const struct record *wanted) {
+static void compare_records(const struct record *got, const struct record *wanted) {
   CHECK(got->account == wanted->account, "the plan's account of itself differs from the host's");
   for (unsigned i = 0; i < CALLS; i++) {
     const struct traces *a = &got->calls[i], *b = &wanted->calls[i];
@@ -77,8 +77,8 @@ static void compare(const struct record *got, const struct record *wanted) {
   }
 }
 
-static void walk_cases(const struct gpu_rank *self, const struct walk *walk, bool device,
-                       bool expect) {
+static void run_cases(const struct gpu_rank *self, const struct walk *walk, bool device,
+                      bool expect) {
   cudaStream_t stream;
   char words[160];
   CHECK_CUDA(cudaStreamCreate(&stream));
@@ -90,47 +90,47 @@ static void walk_cases(const struct gpu_rank *self, const struct walk *walk, boo
                describe_plan_case(&what, words, sizeof words));
     run_case(self->comm, &what, device, stream, expect ? expected : &got);
     if (!expect)
-      compare(&got, expected);
+      compare_records(&got, expected);
   }
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-static void on_host(const struct gpu_rank *self, void *context) {
-  walk_cases(self, context, false, true);
+static void run_on_host(const struct gpu_rank *self, void *context) {
+  run_cases(self, context, false, true);
 }
 
-static void on_device(const struct gpu_rank *self, void *context) {
-  walk_cases(self, context, true, false);
+static void run_on_device(const struct gpu_rank *self, void *context) {
+  run_cases(self, context, true, false);
 }
 
-static void on_some(const struct gpu_rank *self, void *context) {
-  walk_cases(self, context, self->rank % 2 == 1, false);
+static void run_odd_ranks_on_device(const struct gpu_rank *self, void *context) {
+  run_cases(self, context, self->rank % 2 == 1, false);
 }
 
-/* The groups walk different cases. */
-static void walk_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
+/* Runs cases on the host, and compares them on other ranks; each size has other cases. */
+static void run_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
   char name[16];
   snprintf(name, sizeof name, "plans-%d", size);
   struct walk walk = {.sample = sample_plan_cases(name, THINNER)};
   walk.records = gpu_allocate_area(walk.sample.count * MOST_SIZE * sizeof *walk.records);
-  gpu_run_loopback(size, on_host, &walk);
+  gpu_run_loopback(size, run_on_host, &walk);
   ranks(size, body, &walk);
   free(walk.sample.rows);
 }
 
-static void loopback(void) {
+static void plans_over_loopback(void) {
   for (int size = 1; size <= MOST_SIZE; size++)
-    walk_group(size, gpu_run_loopback, on_device);
+    run_group(size, gpu_run_loopback, run_on_device);
 }
 
-static void mixed(void) {
+static void plans_on_hosts_and_devices(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, gpu_run_loopback, on_some);
+    run_group(size, gpu_run_loopback, run_odd_ranks_on_device);
 }
 
-/* A plan on the host has two messages where one on a device would have one: mixed, both have
- * two. */
-static void create_unnamed(const struct gpu_rank *self, void *context) {
+/* A device's plan of this size would have one message, the host's has two; in a job with both, both
+ * have two. */
+static void create_mixed_plans(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 200000);
   struct part part;
   (void)context;
@@ -143,26 +143,26 @@ static void create_unnamed(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void unnamed(void) { gpu_run_loopback(2, create_unnamed, NULL); }
+static void mixed_plans_have_equal_chunks(void) { gpu_run_loopback(2, create_mixed_plans, NULL); }
 
-static void alone(void) { walk_group(1, run_ranks_self, on_device); }
+static void plans_alone(void) { run_group(1, run_ranks_self, run_on_device); }
 
 #ifdef ONEBIT_HAVE_NCCL
-static void nccl(void) {
+static void plans_over_nccl(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, run_ranks_nccl, on_device);
+    run_group(size, run_ranks_nccl, run_on_device);
 }
 #endif
 
 #ifdef ONEBIT_EMULATED_CUDA
-static void aware(void) {
+static void plans_over_device_transport(void) {
   for (int size = 1; size <= MOST_SIZE; size++)
-    walk_group(size, run_ranks_aware, on_device);
+    run_group(size, run_ranks_aware, run_on_device);
 }
 
-static void aware_and_not(void) {
+static void plans_over_both_transports(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
-    walk_group(size, run_ranks_aware, on_some);
+    run_group(size, run_ranks_aware, run_odd_ranks_on_device);
 }
 
 /* Tests rows that are too far apart for one strided copy (2 GiB on today's devices): they are
@@ -188,7 +188,7 @@ static void call_far_apart(const struct gpu_rank *self, const struct hosts_split
   }
 }
 
-static void far_apart(void) {
+static void rows_far_apart(void) {
   setenv("EMULATED_PITCH", "64", 1);
   run_on_hosts(&hosts_splits[0], call_far_apart, NULL);
   unsetenv("EMULATED_PITCH");
@@ -196,17 +196,17 @@ static void far_apart(void) {
 #endif
 
 static const struct gpu_test tests[] = {
-    {"over loopback as on the host", loopback, false},
+    {"over loopback as on the host", plans_over_loopback, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"over a transport of device memory", aware, false},
-    {"hosts and such devices in one job", aware_and_not, false},
-    {"rows far apart", far_apart, false},
+    {"over a transport of device memory", plans_over_device_transport, false},
+    {"hosts and such devices in one job", plans_over_both_transports, false},
+    {"rows far apart", rows_far_apart, false},
 #endif
-    {"hosts and devices in one job", mixed, false},
-    {"such a job cuts its messages as hosts do", unnamed, false},
-    {"a rank alone as on the host", alone, false},
+    {"hosts and devices in one job", plans_on_hosts_and_devices, false},
+    {"such a job cuts its messages as hosts do", mixed_plans_have_equal_chunks, false},
+    {"a rank alone as on the host", plans_alone, false},
 #ifdef ONEBIT_HAVE_NCCL
-    {"over NCCL as on the host", nccl, false},
+    {"over NCCL as on the host", plans_over_nccl, false},
 #endif
 };
 GPU_SUITE("plans", tests)

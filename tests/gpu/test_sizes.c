@@ -42,12 +42,12 @@ struct row {
   size_t chunks[SIZES];
 };
 
-static bool take(struct own *own, size_t count) {
+static bool allocate_memory(struct own *own, size_t count) {
   return CHECK_CUDA(cudaMalloc((void **)&own->memory[0], count * sizeof(float))) &&
          CHECK_CUDA(cudaMalloc((void **)&own->memory[1], count * sizeof(float)));
 }
 
-static void give_back(const struct own *own) {
+static void free_memory(const struct own *own) {
   CHECK_CUDA(cudaFree(own->memory[0]));
   CHECK_CUDA(cudaFree(own->memory[1]));
 }
@@ -57,7 +57,7 @@ static bool create_plan(onebit_comm_t comm, size_t count, onebit_profile_t profi
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.device = ONEBIT_DEVICE_CUDA;
   options.profile = profile;
-  return take(own, count) &&
+  return allocate_memory(own, count) &&
          CHECK_STATUS(onebit_plan_create(comm, count, &options, &own->plan), ONEBIT_OK);
 }
 
@@ -76,10 +76,10 @@ static onebit_status_t call_plan(const struct own *own) {
 static void destroy_plan(const struct own *own) {
   CHECK_STATUS(onebit_plan_synchronize(own->plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_destroy(own->plan), ONEBIT_OK);
-  give_back(own);
+  free_memory(own);
 }
 
-static onebit_tensor_t tensor_of(const struct own *own, size_t count) {
+static onebit_tensor_t make_tensor(const struct own *own, size_t count) {
   return (onebit_tensor_t){.parameter = own->memory[0], .gradient = own->memory[1], .count = count};
 }
 
@@ -87,9 +87,9 @@ static bool create_adam(onebit_comm_t comm, size_t count, struct own *own) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   options.common.device = ONEBIT_DEVICE_CUDA;
   options.freeze_step = 1000;
-  if (!take(own, count))
+  if (!allocate_memory(own, count))
     return false;
-  const onebit_tensor_t tensor = tensor_of(own, count);
+  const onebit_tensor_t tensor = make_tensor(own, count);
   return CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &own->optimizer), ONEBIT_OK);
 }
 
@@ -97,9 +97,9 @@ static bool create_efficient(onebit_comm_t comm, size_t count, struct own *own) 
   onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   options.common.device = ONEBIT_DEVICE_CUDA;
   options.warmup_steps = ONEBIT_WARMUP_NONE;
-  if (!take(own, count))
+  if (!allocate_memory(own, count))
     return false;
-  const onebit_tensor_t tensor = tensor_of(own, count);
+  const onebit_tensor_t tensor = make_tensor(own, count);
   return CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &own->optimizer),
                       ONEBIT_OK);
 }
@@ -111,7 +111,7 @@ static onebit_status_t call_step(const struct own *own) {
 static void destroy_optimizer(const struct own *own) {
   CHECK_STATUS(onebit_optimizer_synchronize(own->optimizer), ONEBIT_OK);
   onebit_optimizer_destroy(own->optimizer);
-  give_back(own);
+  free_memory(own);
 }
 
 #define PLAN(create)      create, call_plan, destroy_plan
@@ -150,8 +150,8 @@ static bool is_short(const struct row *row, size_t k, long ranks) {
   return elements / 32 + elements / 2048 <= 8 * 1024;
 }
 
-static void compare(const struct row *row, size_t k, long ranks,
-                    const struct emulation_counters *counts) {
+static void compare_counts(const struct row *row, size_t k, long ranks,
+                           const struct emulation_counters *counts) {
   const long chunks = ranks > 1 ? (long)row->chunks[k] : 1;
   const long more = is_short(row, k, ranks) ? row->short_kernels : row->more_kernels;
   const long kernels = ranks > 1 ? row->kernels + chunks * more : row->alone;
@@ -166,7 +166,7 @@ static void compare(const struct row *row, size_t k, long ranks,
 }
 
 /* Checks a plan's explanation of its messages. */
-static void check_words(const struct row *row, size_t k, int ranks, onebit_plan_t plan) {
+static void check_explanation(const struct row *row, size_t k, int ranks, onebit_plan_t plan) {
   const size_t chunks = ranks > 1 ? row->chunks[k] : 1;
   onebit_plan_info_t info = {.size = sizeof info};
   char words[80];
@@ -185,11 +185,11 @@ static void count_row(const struct gpu_rank *self, const struct row *row, size_t
   if (!row->create(self->comm, sizes[k], &own))
     return;
   if (own.plan)
-    check_words(row, k, self->size, own.plan);
+    check_explanation(row, k, self->size, own.plan);
   for (int call = 0; call < CALLS; call++) /* the first call may differ from the later ones */
     counts = count_call(row, &own);
   if (self->rank == 0) {
-    compare(row, k, self->size, &counts);
+    compare_counts(row, k, self->size, &counts);
     printf("| %s | %d | %zu Mi | %ld | %ld | %ld | %ld | %ld |\n", row->name, self->size,
            sizes[k] / MI, counts.kernels / self->size, counts.groups / self->size,
            counts.copies / self->size, counts.events / self->size,

@@ -4,10 +4,11 @@
 
 #include "tests/gpu/plans.h"
 
-/* From four ranks on, messages of each rank to all are passed on in rounds. */
+/* Four is the least number of ranks whose messages to all are passed on in rounds. */
 enum { CALLS = 6, KINDS = 7, SIZE = 4 };
 
-/* The last: squares of float32 overflow. The middle one is beyond what a sum is safe of. */
+/* Magnitudes of the input: a usual one, one above the limit for safe sums, and one whose squares
+ * overflow in float32. */
 static const float magnitudes[] = {1, 1e12f, 3e19f};
 enum { MAGNITUDES = sizeof magnitudes / sizeof magnitudes[0] };
 
@@ -20,7 +21,7 @@ struct table {
   struct record records[KINDS][MAGNITUDES][SIZE];
 };
 
-static bool same_but_input(const struct traces *a, const struct traces *b) {
+static bool equal_except_input(const struct traces *a, const struct traces *b) {
   return a->result == b->result && a->worker == b->worker && a->server == b->server;
 }
 
@@ -41,14 +42,14 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
     if (i % 2 == 1) {
       CHECK(record->status[i] == ONEBIT_SKIPPED, "call %d: status %d: %s", i, record->status[i],
             onebit_last_error());
-      CHECK(same_but_input(&record->traces[i], &record->traces[i - 1]), "call %d changed something",
-            i);
+      CHECK(equal_except_input(&record->traces[i], &record->traces[i - 1]),
+            "call %d changed something", i);
     }
   }
   part_destroy(&part);
 }
 
-static void walk(const struct gpu_rank *self, struct table *table, bool device) {
+static void run_cases(const struct gpu_rank *self, struct table *table, bool device) {
   cudaStream_t stream;
   char words[160];
   CHECK_CUDA(cudaStreamCreate(&stream));
@@ -65,29 +66,33 @@ static void walk(const struct gpu_rank *self, struct table *table, bool device) 
       for (int i = 0; device && i < CALLS; i++) {
         CHECK(got.status[i] == expected->status[i], "call %d: status %d, on the host %d", i,
               got.status[i], expected->status[i]);
-        CHECK(same_but_input(&got.traces[i], &expected->traces[i]), "call %d: other bits", i);
+        CHECK(equal_except_input(&got.traces[i], &expected->traces[i]), "call %d: other bits", i);
       }
     }
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-static void on_host(const struct gpu_rank *self, void *context) { walk(self, context, false); }
-
-static void on_device(const struct gpu_rank *self, void *context) { walk(self, context, true); }
-
-static void as_on_host(int size, plan_ranks *ranks) {
-  struct table *table = gpu_allocate_area(sizeof *table);
-  gpu_run_loopback(size, on_host, table);
-  ranks(size, on_device, table);
+static void run_on_host(const struct gpu_rank *self, void *context) {
+  run_cases(self, context, false);
 }
 
-static void loopback(void) { as_on_host(SIZE, gpu_run_loopback); }
+static void run_on_device(const struct gpu_rank *self, void *context) {
+  run_cases(self, context, true);
+}
 
-static void alone(void) { as_on_host(1, run_ranks_self); }
+static void compare_with_host(int size, plan_ranks *ranks) {
+  struct table *table = gpu_allocate_area(sizeof *table);
+  gpu_run_loopback(size, run_on_host, table);
+  ranks(size, run_on_device, table);
+}
 
-/* --- Several calls before somebody asks */
+static void skips_over_loopback(void) { compare_with_host(SIZE, gpu_run_loopback); }
 
-static void put_spoilt(struct part *part, unsigned step) {
+static void skips_alone(void) { compare_with_host(1, run_ranks_self); }
+
+/* --- Several calls before their status is read */
+
+static void enqueue_nonfinite(struct part *part, unsigned step) {
   part_write_input(part, step, part->rank == 0);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
@@ -96,21 +101,21 @@ static void put_spoilt(struct part *part, unsigned step) {
 
 /* Two skips and an error of rank 0: the error is returned; the other ranks' message names rank 0.
  * Later calls succeed. */
-static void error_after_skips(const struct gpu_rank *self, void *context) {
+static void check_error_after_skips(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 1000);
   if (!part_create(&part, self->comm, &what, true))
     return;
-  put_spoilt(&part, 0);
-  put_spoilt(&part, 1);
+  enqueue_nonfinite(&part, 0);
+  enqueue_nonfinite(&part, 1);
   CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_SKIPPED);
-  put_spoilt(&part, 2);
+  enqueue_nonfinite(&part, 2);
   void *out = part.out;
   part.out = self->rank == 0 ? NULL : out;
   CHECK_STATUS(part_enqueue(&part, NULL), self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
   part.out = out;
-  put_spoilt(&part, 3);
+  enqueue_nonfinite(&part, 3);
   CHECK_STATUS(onebit_plan_synchronize(part.plan),
                self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   if (self->rank != 0)
@@ -122,31 +127,35 @@ static void error_after_skips(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void told_once_alone(void) { run_ranks_self(1, error_after_skips, NULL); }
+static void error_outranks_skips_alone(void) { run_ranks_self(1, check_error_after_skips, NULL); }
 
 #ifdef ONEBIT_HAVE_NCCL
-static void nccl(void) { as_on_host(SIZE, run_ranks_nccl); }
+static void skips_over_nccl(void) { compare_with_host(SIZE, run_ranks_nccl); }
 
-static void told_once(void) { run_ranks_nccl(3, error_after_skips, NULL); }
+static void error_outranks_skips_over_nccl(void) {
+  run_ranks_nccl(3, check_error_after_skips, NULL);
+}
 #endif
 
 #ifdef ONEBIT_EMULATED_CUDA
-static void aware(void) { as_on_host(SIZE, run_ranks_aware); }
+static void skips_over_device_transport(void) { compare_with_host(SIZE, run_ranks_aware); }
 
-static void told_once_aware(void) { run_ranks_aware(3, error_after_skips, NULL); }
+static void error_outranks_skips_over_device_transport(void) {
+  run_ranks_aware(3, check_error_after_skips, NULL);
+}
 #endif
 
 static const struct gpu_test tests[] = {
-    {"over loopback as on the host", loopback, false},
+    {"over loopback as on the host", skips_over_loopback, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"over a transport of device memory", aware, false},
-    {"an error counts more, over that", told_once_aware, false},
+    {"over a transport of device memory", skips_over_device_transport, false},
+    {"an error counts more, over that", error_outranks_skips_over_device_transport, false},
 #endif
-    {"a rank alone as on the host", alone, false},
-    {"an error counts more, a rank alone", told_once_alone, false},
+    {"a rank alone as on the host", skips_alone, false},
+    {"an error counts more, a rank alone", error_outranks_skips_alone, false},
 #ifdef ONEBIT_HAVE_NCCL
-    {"over NCCL as on the host", nccl, false},
-    {"an error counts more, over NCCL", told_once, false},
+    {"over NCCL as on the host", skips_over_nccl, false},
+    {"an error counts more, over NCCL", error_outranks_skips_over_nccl, false},
 #endif
 };
 GPU_SUITE("skips", tests)

@@ -34,7 +34,7 @@ struct costs {
 };
 
 /* Makes threads wait for each other, any number of times: `turn` counts them. */
-static void meet(struct costs *costs, int size, int *turn) {
+static void wait_for_threads(struct costs *costs, int size, int *turn) {
   atomic_fetch_add(&costs->arrived, 1);
   for (++*turn; atomic_load(&costs->arrived) < *turn * size;)
     sched_yield();
@@ -53,20 +53,20 @@ static void count_a_step(struct learner *learner, struct costs *costs) {
   int turn = 0;
   learner_send_gradients(learner, WARMUP, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   if (learner->rank == 0)
     emulation_reset_counts();
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   move_gradients(learner);
   CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
                ONEBIT_OK);
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   const struct emulation_counters called = emulation_counts();
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   const struct emulation_counters ran = emulation_counts();
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   CHECK(called.synchronisations == 0, "the host waited %ld times", called.synchronisations);
   CHECK(called.allocations == 0, "%ld allocations", called.allocations);
   CHECK(ran.copies == 2 * costs->buckets * learner->size, "%ld copies on %d ranks", ran.copies,
@@ -78,7 +78,7 @@ static void count_a_step(struct learner *learner, struct costs *costs) {
            ran.kernels / learner->size);
 }
 
-static void count_on(onebit_comm_t comm, const struct gpu_rank *self, struct costs *costs) {
+static void count_steps(onebit_comm_t comm, const struct gpu_rank *self, struct costs *costs) {
   struct learner learner;
   if (!learner_open(&learner, costs->what, comm, self->rank, self->size, true))
     return;
@@ -91,14 +91,14 @@ static void count_on(onebit_comm_t comm, const struct gpu_rank *self, struct cos
 static void count_over_nccl(const struct gpu_rank *self, void *context) {
   struct training_nccl group;
   if (training_nccl_open(&group, self))
-    count_on(group.comm, self, context);
+    count_steps(group.comm, self, context);
   training_nccl_close(&group);
 }
 
 static void count_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    count_on(comm, self, context);
+    count_steps(comm, self, context);
   onebit_comm_destroy(comm);
 }
 
@@ -134,9 +134,9 @@ static bool is_eager(void) {
 
 static void note_reached(void *reached) { atomic_store((atomic_int *)reached, 1); }
 
-/* After the tensors of the last buckets are ready, and before the others are: nothing but the
- * optimizer's own stream is waited for, and the exchanges of those buckets have run; while the work
- * that the caller's stream was given since then has not begun. */
+/* Checks the time between reporting the tensors of the last buckets as ready and reporting the
+ * others: when the optimizer's own stream has ended, the exchanges of those buckets have run, while
+ * later work on the caller's stream has not begun. */
 static void exchange_early(struct learner *learner, struct costs *costs) {
   const struct ob_bucket_device *device = learner->optimizer->buckets[0].device;
   cudaStream_t stream = learner->streams[0];
@@ -144,10 +144,10 @@ static void exchange_early(struct learner *learner, struct costs *costs) {
   int turn = 0;
   learner_send_gradients(learner, WARMUP, stream);
   CHECK_CUDA(cudaStreamSynchronize(stream));
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   if (learner->rank == 0)
     emulation_reset_counts();
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   CHECK_STATUS(onebit_optimizer_begin_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
   for (size_t t = TRAINING_TENSORS; t-- > 1;)
     CHECK_STATUS(onebit_optimizer_ready_stream(learner->optimizer, t, stream), ONEBIT_OK);
@@ -155,14 +155,14 @@ static void exchange_early(struct learner *learner, struct costs *costs) {
   const struct emulation_counters called = emulation_counts();
   CHECK(called.synchronisations == 0 && called.allocations == 0, "%ld waits, %ld allocations",
         called.synchronisations, called.allocations);
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   CHECK_CUDA(cudaStreamSynchronize(device->parts));
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   const struct emulation_counters ran = emulation_counts();
   CHECK(ran.kernels >= costs->kernels * learner->size, "%ld kernels on %d ranks, not %ld each",
         ran.kernels, learner->size, costs->kernels);
   CHECK(!atomic_load(&reached) || is_eager(), "the exchange has waited for later work");
-  meet(costs, learner->size, &turn);
+  wait_for_threads(costs, learner->size, &turn);
   CHECK_STATUS(onebit_optimizer_ready_stream(learner->optimizer, 0, stream), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);

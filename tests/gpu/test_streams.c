@@ -16,7 +16,8 @@ static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATH
                                                 ONEBIT_REDUCE_SCATTER};
 
 /* Computes the expected results: the calls are made one by one, and each is waited for. */
-static void expect(onebit_comm_t comm, const struct plan_case *what, uint64_t results[CALLS]) {
+static void compute_expected(onebit_comm_t comm, const struct plan_case *what,
+                             uint64_t results[CALLS]) {
   struct part part;
   if (!part_create(&part, comm, what, true))
     return;
@@ -51,9 +52,9 @@ static void close_lane(const struct lane *lane) {
   CHECK_CUDA(cudaFreeHost(lane->received));
 }
 
-/* Puts a call on the stream: it writes the input, calls, reads the result, and checks the ends of
- * both buffers. */
-static void put_all(struct part *part, const struct lane *lane, cudaStream_t stream) {
+/* Enqueues a call with the copies of its input and result, and then overwrites both buffers: a call
+ * that ran too late would have another result. */
+static void enqueue_lane(struct part *part, const struct lane *lane, cudaStream_t stream) {
   part->in = lane->in;
   part->out = lane->out;
   part->sent = lane->sent;
@@ -65,9 +66,9 @@ static void put_all(struct part *part, const struct lane *lane, cudaStream_t str
   CHECK_CUDA(cudaMemsetAsync(part->out, 0xff, part->received_bytes, stream));
 }
 
-/* The calls alternate between two streams, or are all on one. */
-static void put_on(onebit_comm_t comm, const struct plan_case *what, cudaStream_t one,
-                   cudaStream_t two, const uint64_t wanted[CALLS]) {
+/* Makes the calls on two streams in turn, or all on one, and compares their results. */
+static void compare_on_streams(onebit_comm_t comm, const struct plan_case *what, cudaStream_t one,
+                               cudaStream_t two, const uint64_t wanted[CALLS]) {
   struct part part;
   struct lane lanes[CALLS];
   if (!part_create(&part, comm, what, true))
@@ -76,7 +77,7 @@ static void put_on(onebit_comm_t comm, const struct plan_case *what, cudaStream_
   for (unsigned i = 0; i < CALLS; i++)
     open_lane(&lanes[i], &part, i);
   for (unsigned i = 0; i < CALLS; i++)
-    put_all(&part, &lanes[i], i % 2 ? two : one);
+    enqueue_lane(&part, &lanes[i], i % 2 ? two : one);
   CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
   CHECK_CUDA(cudaStreamSynchronize(one));
   CHECK_CUDA(cudaStreamSynchronize(two));
@@ -88,7 +89,7 @@ static void put_on(onebit_comm_t comm, const struct plan_case *what, cudaStream_
   part_destroy(&own);
 }
 
-static void in_order(const struct gpu_rank *self, void *context) {
+static void check_order(const struct gpu_rank *self, void *context) {
   (void)context;
   cudaStream_t blocking, other;
   CHECK_CUDA(cudaStreamCreate(&blocking));
@@ -97,10 +98,10 @@ static void in_order(const struct gpu_rank *self, void *context) {
     const struct plan_case what = default_plan_case(operations[i], ELEMENTS);
     uint64_t wanted[CALLS] = {0};
     check_case("rank %d of %d, operation %d", self->rank, self->size, (int)operations[i]);
-    expect(self->comm, &what, wanted);
-    put_on(self->comm, &what, other, other, wanted);
-    put_on(self->comm, &what, NULL, NULL, wanted);
-    put_on(self->comm, &what, blocking, other, wanted);
+    compute_expected(self->comm, &what, wanted);
+    compare_on_streams(self->comm, &what, other, other, wanted);
+    compare_on_streams(self->comm, &what, NULL, NULL, wanted);
+    compare_on_streams(self->comm, &what, blocking, other, wanted);
   }
   CHECK_CUDA(cudaStreamDestroy(blocking));
   CHECK_CUDA(cudaStreamDestroy(other));
@@ -108,13 +109,13 @@ static void in_order(const struct gpu_rank *self, void *context) {
 
 /* Starts requests on all plans, makes a call on one more plan, and ends the requests in reverse
  * order. */
-static void in_flight(const struct gpu_rank *self, void *context) {
+static void check_requests(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[PLANS + 1];
   uint64_t wanted[CALLS] = {0};
   onebit_request_t requests[PLANS];
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
-  expect(self->comm, &what, wanted);
+  compute_expected(self->comm, &what, wanted);
   for (int p = 0; p <= PLANS; p++)
     if (!part_create(&parts[p], self->comm, &what, true))
       return;
@@ -140,13 +141,13 @@ static void in_flight(const struct gpu_rank *self, void *context) {
     part_destroy(&parts[p]);
 }
 
-static void order(void) { run_ranks_both(3, in_order, NULL); }
+static void calls_keep_order(void) { run_ranks_both(3, check_order, NULL); }
 
-static void order_alone(void) { run_ranks_self(1, in_order, NULL); }
+static void calls_keep_order_alone(void) { run_ranks_self(1, check_order, NULL); }
 
-static void requests(void) { run_ranks_both(3, in_flight, NULL); }
+static void requests_end_in_any_order(void) { run_ranks_both(3, check_requests, NULL); }
 
-static void requests_alone(void) { run_ranks_self(1, in_flight, NULL); }
+static void requests_end_in_any_order_alone(void) { run_ranks_self(1, check_requests, NULL); }
 
 /* --- Graphs */
 
@@ -173,7 +174,7 @@ static void replay_once(struct part *part, struct part *other, cudaGraphExec_t g
 
 /* Calls in a graph, whose messages are sent beside kernels, together with calls of a plan with one
  * message: before, in between and after, and also without a graph. */
-static void replayed(const struct gpu_rank *self, void *context) {
+static void compare_replays(const struct gpu_rank *self, void *context) {
   const unsigned replays = *(const unsigned *)context;
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -210,7 +211,7 @@ static void replayed(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* A tenth where threads are run one by one. */
+/* Returns the number of replays: on the emulated device, which runs threads one by one, a tenth. */
 static unsigned replay_count(void) {
 #ifdef ONEBIT_EMULATED_CUDA
   enum { REPLAYS = 100 };
@@ -220,15 +221,15 @@ static unsigned replay_count(void) {
   return (unsigned)(REPLAYS / test_share()) + SPOILT + 2;
 }
 
-static void graphs_alone(void) {
+static void replays_equal_calls_alone(void) {
   unsigned replays = replay_count();
-  run_ranks_self(1, replayed, &replays);
+  run_ranks_self(1, compare_replays, &replays);
 }
 
 #ifdef ONEBIT_HAVE_NCCL
-static void graphs(void) {
+static void replays_equal_calls_over_nccl(void) {
   unsigned replays = replay_count();
-  run_ranks_nccl(3, replayed, &replays);
+  run_ranks_nccl(3, compare_replays, &replays);
 }
 #endif
 
@@ -249,7 +250,7 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
 
 /* The host takes part in such a call: the capture is refused and ends properly, and later calls
  * succeed. */
-static void captured_by_host(const struct gpu_rank *self, void *context) {
+static void check_refused_capture(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
@@ -264,11 +265,11 @@ static void captured_by_host(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void no_graph(void) { gpu_run_loopback(2, captured_by_host, NULL); }
+static void capture_by_host_is_refused(void) { gpu_run_loopback(2, check_refused_capture, NULL); }
 
 /* --- Another thread captures */
 
-/* Zeros, values that are no numbers, and what is written to. */
+/* Regions of memory: zeros, values that are not numbers, and the result. */
 enum { ZEROS, NANS, RESULT, REGIONS };
 
 struct beside {
@@ -320,7 +321,7 @@ static void *work_beside(void *context) {
 
 /* A global capture becomes invalid when any other thread calls certain functions of the driver,
  * unless the thread declares that they do not concern the capture. */
-static void beside_capture(const struct gpu_rank *self, void *context) {
+static void work_during_capture(const struct gpu_rank *self, void *context) {
   struct beside with = {.comm = self->comm};
   cudaStream_t stream;
   cudaGraph_t graph = NULL;
@@ -345,21 +346,21 @@ static void beside_capture(const struct gpu_rank *self, void *context) {
     CHECK_CUDA(cudaFree(with.memory[k]));
 }
 
-static void captures_elsewhere(void) {
-  run_ranks_both(1, beside_capture, NULL); /* other ranks would be beside it too */
-  run_ranks_self(1, beside_capture, NULL);
+static void work_during_capture_succeeds(void) {
+  run_ranks_both(1, work_during_capture, NULL); /* other ranks would be beside it too */
+  run_ranks_self(1, work_during_capture, NULL);
 }
 
 static const struct gpu_test tests[] = {
-    {"in order with other work", order, false},
-    {"in order, a rank alone", order_alone, false},
-    {"requests of several plans", requests, false},
-    {"requests, a rank alone", requests_alone, false},
-    {"replays equal calls, a rank alone", graphs_alone, false},
+    {"in order with other work", calls_keep_order, false},
+    {"in order, a rank alone", calls_keep_order_alone, false},
+    {"requests of several plans", requests_end_in_any_order, false},
+    {"requests, a rank alone", requests_end_in_any_order_alone, false},
+    {"replays equal calls, a rank alone", replays_equal_calls_alone, false},
 #ifdef ONEBIT_HAVE_NCCL
-    {"replays equal calls over NCCL", graphs, false},
+    {"replays equal calls over NCCL", replays_equal_calls_over_nccl, false},
 #endif
-    {"no graph where the host takes part", no_graph, false},
-    {"beside another thread's capture", captures_elsewhere, false},
+    {"no graph where the host takes part", capture_by_host_is_refused, false},
+    {"beside another thread's capture", work_during_capture_succeeds, false},
 };
 GPU_SUITE("streams", tests)

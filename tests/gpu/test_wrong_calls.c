@@ -10,7 +10,7 @@
 
 #define ARGUMENT ONEBIT_ERROR_ARGUMENT
 
-static void wrong_plan(onebit_plan_t plan, const char *part) {
+static void check_wrong_plan(onebit_plan_t plan, const char *part) {
   uint64_t made, skipped;
   float x = 0, y = 0;
   WRONG(onebit_allreduce_stream, (&x, &y, plan, NULL), ARGUMENT, part);
@@ -27,10 +27,10 @@ static void are_errors_with_a_message(void) {
     return;
   void *comm = scene.comm, *plan = scene.plan;
   float rate = 0.1F;
-  wrong_plan(NULL, "plan is NULL");
-  wrong_plan(scene.no_plan, "which is no plan (destroyed, or never made)");
-  wrong_plan(comm, "which is a communicator");
-  wrong_plan(scene.plan, "host");
+  check_wrong_plan(NULL, "plan is NULL");
+  check_wrong_plan(scene.no_plan, "which is no plan (destroyed, or never made)");
+  check_wrong_plan(comm, "which is a communicator");
+  check_wrong_plan(scene.plan, "host");
   WRONG(onebit_plan_get_calls, (plan, NULL, NULL), ARGUMENT, "made is NULL");
   WRONG(onebit_plan_synchronize, (NULL), ARGUMENT, "plan is NULL");
   WRONG(onebit_plan_synchronize, (scene.no_plan), ARGUMENT, "which is no plan");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch_cuda.py [RANKS]: onebit's plans and optimizers on tensors of torch on one card, a check a line.
+"""torch_cuda.py [RANKS]: checks onebit's plans and optimizers on tensors of torch on one card; prints a line for each check.
 
     PYTHONPATH=bindings/python ONEBIT_LIBRARY=build-gpu/libonebit.so tests/gpu/torch_cuda.py
 
@@ -25,19 +25,19 @@ BUSY = 200_000_000  # clock cycles of a kernel that only waits: 0.1 s
 CHECKS = []
 
 
-def check(function):
+def register_check(function):
     CHECKS.append(function)
     return function
 
 
-def exact(count, rank, dtype=torch.float32):
-    """Values of one magnitude whose signs are equal on all ranks: one bit represents them exactly."""
+def exact_values(count, rank, dtype=torch.float32):
+    """Returns values of one magnitude whose signs are equal on all ranks: one bit represents them exactly."""
     signs = torch.where(torch.arange(count, device="cuda") % 3 == 0, -1.0, 1.0)
     return (signs * (rank + 1)).to(dtype)
 
 
 def mean_of_exact(count, size):
-    return exact(count, 0) * (size + 1) / 2
+    return exact_values(count, 0) * (size + 1) / 2
 
 
 def equal_on_all_ranks(parameters):
@@ -47,14 +47,14 @@ def equal_on_all_ranks(parameters):
     return all(torch.equal(one, flat) for one in of_all)
 
 
-def network(width=512):
+def make_network(width=512):
     torch.manual_seed(0)
     layers = torch.nn.Linear(width, 2 * width), torch.nn.GELU(), torch.nn.Linear(2 * width, width)
     return torch.nn.Sequential(*layers).cuda()
 
 
 def train(model, optimizer, steps):
-    """Median host time of a step, and the last loss."""
+    """Returns the median host time of a step, and the last loss."""
     times = []
     for step in range(steps):
         torch.manual_seed(1000 * dist.get_rank() + step)
@@ -68,7 +68,7 @@ def train(model, optimizer, steps):
     return sorted(times)[steps // 2], loss.item()
 
 
-@check
+@register_check
 def allreduce_on_the_default_and_on_a_side_stream(comm):
     count = 1 << 22
     plan = onebit.Plan(comm, count, device="cuda")
@@ -76,13 +76,13 @@ def allreduce_on_the_default_and_on_a_side_stream(comm):
         with torch.cuda.stream(stream):
             torch.cuda._sleep(BUSY // 4)
             result = torch.empty(count, device="cuda")
-            plan.allreduce(exact(count, comm.rank), result)  # torch may reuse the input at once
+            plan.allreduce(exact_values(count, comm.rank), result)  # torch may reuse the input at once
             torch.full((count,), float("nan"), device="cuda")
             assert torch.equal(result, mean_of_exact(count, comm.size))
     assert plan.synchronize() == onebit.Status.OK
 
 
-@check
+@register_check
 def slices_at_odd_offsets(comm):
     count = 100_003
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -90,13 +90,13 @@ def slices_at_odd_offsets(comm):
         for shift in (1, 2, 3, 5):
             whole = torch.zeros(count + 8, device="cuda", dtype=dtype)
             part = whole[shift : shift + count]
-            part.copy_(exact(count, comm.rank, dtype))
+            part.copy_(exact_values(count, comm.rank, dtype))
             plan.allreduce(part, part)
             assert torch.equal(part.float(), mean_of_exact(count, comm.size)), (dtype, shift)
             assert not whole[:shift].any() and not whole[shift + count :].any(), (dtype, shift)
 
 
-@check
+@register_check
 def requests_begin_behind_the_current_stream(comm):
     count = 1 << 20
     plan = onebit.Plan(comm, count, device="cuda")
@@ -106,29 +106,29 @@ def requests_begin_behind_the_current_stream(comm):
         with torch.cuda.stream(stream):
             mine.zero_()
             torch.cuda._sleep(BUSY)
-            mine.copy_(exact(count, comm.rank))
+            mine.copy_(exact_values(count, comm.rank))
             plan.iallreduce(mine, result).wait()
             assert torch.equal(result, mean_of_exact(count, comm.size))
 
 
-@check
+@register_check
 def an_outer_step_behind_a_side_stream(comm):
     count = 1 << 16
     parameter = torch.zeros(count, device="cuda")
     outer = onebit.Outer(comm, [parameter], local_steps=1)
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(BUSY)
-        parameter.copy_(exact(count, comm.rank))
+        parameter.copy_(exact_values(count, comm.rank))
         outer.step()
         outer.synchronize()
         assert torch.allclose(parameter, mean_of_exact(count, comm.size), rtol=1e-3)
     outer.close()
 
 
-@check
+@register_check
 def a_graph_is_replayed(comm):
     count = 1 << 20
-    plan, mine = onebit.Plan(comm, count, device="cuda"), exact(count, comm.rank)
+    plan, mine = onebit.Plan(comm, count, device="cuda"), exact_values(count, comm.rank)
     result = torch.empty_like(mine)
     plan.allreduce(mine, result)
     torch.cuda.synchronize()
@@ -143,11 +143,11 @@ def a_graph_is_replayed(comm):
     assert plan.synchronize() == onebit.Status.OK
 
 
-@check
+@register_check
 def values_that_are_not_finite(comm):
     count = 1000
     plan = onebit.Plan(comm, count, device="cuda")
-    mine = exact(count, comm.rank)
+    mine = exact_values(count, comm.rank)
     if comm.rank == 0:
         mine[3] = float("inf")
     result = torch.full_like(mine, 7.0)
@@ -156,9 +156,9 @@ def values_that_are_not_finite(comm):
     assert result.isnan().all() and plan.synchronize() == onebit.Status.SKIPPED
 
 
-@check
+@register_check
 def efficient_adam_over_nccl_beside_the_backward_pass(comm):
-    model = DistributedDataParallel(network(), device_ids=[0])
+    model = DistributedDataParallel(make_network(), device_ids=[0])
     optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3, comm=comm)
     optimizer.attach(model)
     seconds, loss = train(model, optimizer, 30)
@@ -168,7 +168,7 @@ def efficient_adam_over_nccl_beside_the_backward_pass(comm):
 
 
 def train_compressed(stage):
-    model = DistributedDataParallel(network(), device_ids=[0])
+    model = DistributedDataParallel(make_network(), device_ids=[0])
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = onebit.torch.compress(model, adam, stage=stage, warmup_steps=10)
     seconds, loss = train(model, optimizer, 30)
@@ -178,7 +178,7 @@ def train_compressed(stage):
     return [one.detach().clone() for one in model.parameters()]
 
 
-@check
+@register_check
 def compress_over_sockets_by_kernels_and_on_the_host(comm):
     """Both have the same bits: the first has the library's kernels, the second its processor code."""
     torch.use_deterministic_algorithms(True)
@@ -187,7 +187,7 @@ def compress_over_sockets_by_kernels_and_on_the_host(comm):
     assert all(torch.equal(*both) for both in zip(by_kernels, on_host))
 
 
-@check
+@register_check
 def a_step_staged_on_the_host(comm):
     """Measures the cost of copies: 64 Mi parameters, no network, no model."""
     parameters = [torch.nn.Parameter(torch.randn(1 << 22, device="cuda")) for _ in range(16)]

@@ -108,7 +108,7 @@ static void report_ready_tensors(struct learner *learner, int attempt) {
   }
 }
 
-/* A rank may make its step in one go where others do not. */
+/* Makes a step in parts; a rank may also make it by a single call where others do not. */
 static void make_step_in_parts(struct learner *learner, int attempt) {
   const float rate = training_rate_of(attempt);
   if (!learner->device || !(learner->what->traits & IN_PARTS) || (attempt + learner->rank) % 5 == 3)
@@ -130,7 +130,7 @@ static onebit_status_t make_step(struct learner *learner, int attempt) {
                                             find_stream(learner, attempt));
 }
 
-/* Nobody waits for the copy: the caller looks when all is over. */
+/* Starts the copy of the parameters; the caller waits for it before it reads them. */
 static void fetch_parameters(struct learner *learner, int attempt) {
   const int last = training_attempts(learner->what) - 1;
   if (learner->what->form != TWO_STREAMS || !learner->device || attempt == last)

@@ -10,7 +10,7 @@
 
 #define TRAINING_TENSORS    6
 #define TRAINING_ELEMENTS   7090
-#define TRAINING_ATTEMPTS   14 /* at a step, unless the case says otherwise: some are skipped */
+#define TRAINING_ATTEMPTS   14 /* steps, unless the case says otherwise; some are skipped */
 #define TRAINING_MOST       30
 #define TRAINING_RANKS      4
 #define TRAINING_MOST_RANKS 6 /* on several hosts */
@@ -31,7 +31,7 @@ enum {
   PLAIN_TENSOR = 1,  /* the third tensor stays uncompressed */
   TABLES = 64,       /* all others are tables */
   NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
-  SAVED_ANEW = 4,    /* two thirds through all is saved, and another optimizer loads it */
+  SAVED_ANEW = 4,    /* after two thirds of the steps another optimizer loads the saved state */
   WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale */
   RATE_THERE = 32,   /* the learning rate is in memory of the device (test_graphs.c) */
   IN_PARTS = 16,     /* on a device most steps are opened, and gradients are reported as ready */
@@ -46,7 +46,7 @@ struct training_case {
   int attempts;
 };
 
-/* One of 1-bit Adam. */
+/* Defines a case of 1-bit Adam. */
 #define ADAM(is_named, in_form, is_poisoned, ...)                                                  \
   {                                                                                                \
     .name = (is_named), .optimizer = {ANY(adam, __VA_ARGS__)}, .form = (in_form),                  \
@@ -58,7 +58,7 @@ struct training_record {
   unsigned char parameters[TRAINING_MOST_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
   onebit_status_t status[TRAINING_MOST_RANKS][TRAINING_MOST];
   onebit_optimizer_info_t info[TRAINING_MOST_RANKS][TRAINING_MOST];
-  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
+  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* 1-bit LAMB's, at the end */
   char directory[GPU_PATH];                                 /* for checkpoints */
 };
 
@@ -70,7 +70,7 @@ struct learner {
   int rank, size;
   bool device;
   onebit_dtype_t gradient_dtype, parameter_dtype;
-  char *memory, *parameters, *gradients; /* the latter are parts */
+  char *memory, *parameters, *gradients; /* the latter two are parts of memory */
   char *sent, *fetched;                  /* pinned: gradients and parameters of each attempt */
   cudaStream_t streams[2];
   onebit_tensor_t tensors[TRAINING_TENSORS];
@@ -83,7 +83,8 @@ const onebit_optimizer_options_t *training_options(const struct training_case *w
 
 /* --- A learner (training_runs.c) */
 
-/* Collective: false, and noted, when the optimizer cannot be made. `device` false: on the host. */
+/* Creates the tensors and the optimizer, on the host if `device` is false. Collective; returns
+ * false, after noting a failure, if it cannot. */
 bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
                   int rank, int size, bool device);
 void learner_close(struct learner *learner);
@@ -116,17 +117,18 @@ void training_check_parameters(const struct learner *learner, const void *got, c
 /* Notes differences of the optimizer's info from `wanted`, except for bytes sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
-/* --- Tables of cases (training_runs.c): each is recorded on the host, on as many ranks as there
- * may be, and compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
+/* --- Tables of cases (training_runs.c). Each case is recorded on the host with each number of
+ * ranks, and compared: over loopback, with host and device in one job, over NCCL, and on one rank
+ * alone. */
 struct training_table {
   const void *cases;
   size_t count, record_bytes;
   /* Runs case k on one rank: on the host it is recorded, on a device compared. */
   void (*run)(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
               bool device, void *record);
-  /* True if all ranks of a device save in case k, which saving is collective for. */
+  /* True if the ranks on a device save in case k; saving is collective. */
   bool (*saves)(const void *cases, size_t k);
-  /* Notes where a rank on the host has other parameters among devices than without them. */
+  /* Notes a failure if a rank on the host has other parameters beside devices than without them. */
   void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
 

@@ -215,7 +215,7 @@ bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self
   if (self->rank == 0)
     CHECK(ncclGetUniqueId(&id) == ncclSuccess, "NCCL has no unique id");
 #ifdef ONEBIT_EMULATED_CUDA
-  if (self->rank == 0) /* every rank wants a device of its own there */
+  if (self->rank == 0) /* on the emulated device each rank needs its own */
     setenv("EMULATED_DEVICES", "4", 1);
 #endif
   gpu_broadcast(self, &id, sizeof id);
@@ -294,7 +294,7 @@ static void record_cases(const struct gpu_rank *self, void *context) {
   run_cases(context, self->comm, self, false);
 }
 
-/* Ranks of processes find the records in an area. */
+/* Allocates the records; ranks that are processes find them in an area. */
 static struct run make_run(const struct training_table *table, bool area) {
   size_t bytes = table->count * table->record_bytes;
   return (struct run){table, area ? gpu_allocate_area(bytes) : gpu_allocate(bytes, 1)};
@@ -304,7 +304,8 @@ static void compare_staged(const struct gpu_rank *self, void *context) {
   run_cases(context, self->comm, self, true);
 }
 
-/* Records the trainings of the host on so many ranks and more, and compares others with them. */
+/* For each size from `ranks` on, records the trainings on the host and runs `compare` with the
+ * records. */
 static void compare_on_threads(const struct training_table *table, int ranks,
                                gpu_rank_body *compare) {
   struct run run = make_run(table, false);

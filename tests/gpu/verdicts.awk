@@ -1,8 +1,8 @@
-# Rows of onebit-bench, each a flat JSON object a line, or lines of gpu_tests, to verdicts: a JSON
-# object a target with "target", "measured", "wanted" and "verdict", which is ok, missed or why
-# there is none.
+# Reads rows of onebit-bench (a flat JSON object on each line) or lines of gpu_tests, and prints
+# verdicts: a JSON object for each target with "target", "measured", "wanted" and "verdict", which
+# is ok, missed, or the reason why nothing was measured.
 
-function field(name, at, rest) {
+function read_field(name, at, rest) {
   at = index($0, "\"" name "\":")
   if (!at)
     return ""
@@ -10,7 +10,7 @@ function field(name, at, rest) {
   return rest ~ /^"/ ? substr(rest, 2, index(substr(rest, 2), "\"") - 1) : rest + 0
 }
 
-function verdict(target, measured, wanted, holds) {
+function print_verdict(target, measured, wanted, holds) {
   if (emulated)
     holds = "not measured: emulated"
   else if (holds == 0 || holds == 1)
@@ -19,28 +19,28 @@ function verdict(target, measured, wanted, holds) {
     target, emulated ? "-" : measured, wanted, holds
 }
 
-# What a kernel moves a second, beside the copy of the same rounds; a tenth may be lost, and
-# of compress a little less.
+# Judges the bytes that a kernel moves in a second against the copy of the same rounds: it may be
+# a tenth slower, compress a little less.
 function judge_kernel(name, wanted, size) {
-  name = field("row")
+  name = read_field("row")
   wanted = name == "compress" ? 0.91 : 0.9
-  size = field("bytes") / 1048576
+  size = read_field("bytes") / 1048576
   if (name == "compress")
     name = "compress float32"
-  verdict(name (field("members") ? " of " field("members") : "") ", " size " MB",
-    sprintf("%.2f TB/s, %.3f of the copy beside it", field("gbs") / 1000, field("of_copy")),
-    sprintf("%.2f", wanted), field("of_copy") >= wanted)
+  print_verdict(name (read_field("members") ? " of " read_field("members") : "") ", " size " MB",
+    sprintf("%.2f TB/s, %.3f of the copy beside it", read_field("gbs") / 1000, read_field("of_copy")),
+    sprintf("%.2f", wanted), read_field("of_copy") >= wanted)
 }
 
 /"benchmark":"codec"/ && !/"row":"cudaMemcpyAsync"/ { judge_kernel() }
 /"right":(true|false)/ { compared++; wrong += /"right":false/ }
 
 # gpu_tests: OUTCOME NAME SECONDS s
-/^(passed|FAILED|skipped|not run) +kernels/ { note("kernels") }
-/^(passed|FAILED|skipped|not run) .*over NCCL/ { note("nccl") }
-/^(passed|FAILED|skipped|not run) +graphs\/replayed/ { note("graphs") }
+/^(passed|FAILED|skipped|not run) +kernels/ { count_test("kernels") }
+/^(passed|FAILED|skipped|not run) .*over NCCL/ { count_test("nccl") }
+/^(passed|FAILED|skipped|not run) +graphs\/replayed/ { count_test("graphs") }
 
-function note(group) {
+function count_test(group) {
   tried[group]++
   good[group] += $1 == "passed"
   bad[group] += $1 == "FAILED"
@@ -48,13 +48,13 @@ function note(group) {
 
 function judge_tests(group, target) {
   if (tried[group])
-    verdict(target, good[group] " of " tried[group] " tests passed", "all",
+    print_verdict(target, good[group] " of " tried[group] " tests passed", "all",
       bad[group] || good[group] == tried[group] ? !bad[group] : "not measured: left out or skipped")
 }
 
 END {
   if (compared)
-    verdict(target, compared - wrong " of " compared " rows equal the host's", "all", !wrong)
+    print_verdict(target, compared - wrong " of " compared " rows equal the host's", "all", !wrong)
   judge_tests("kernels", "kernels equal the processor's codecs in every bit")
   judge_tests("nccl", "ranks over NCCL's sockets equal loopback in every bit")
   judge_tests("graphs", "a graph replayed 1,000 times equals the calls")

@@ -22,7 +22,7 @@ struct rank {
   char words[400];
 };
 
-static void note(struct rank *rank, onebit_status_t status) {
+static void note_status(struct rank *rank, onebit_status_t status) {
   rank->status = status;
   snprintf(rank->words, sizeof rank->words, "%s",
            status == ONEBIT_OK ? "no words" : onebit_last_error());
@@ -35,46 +35,46 @@ static void make_step(struct rank *rank) {
       onebit_adam_create(rank->comm, &rank->tensor, 1, &rank->options, &optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(optimizer, rank->rate);
-  note(rank, status);
+  note_status(rank, status);
   onebit_optimizer_destroy(optimizer);
 }
 
-static void other_counts(struct rank *rank) {
+static void pass_other_counts(struct rank *rank) {
   rank->tensor.count = rank->number ? COUNT - 1000 : COUNT;
   make_step(rank);
 }
 
-static void other_options(struct rank *rank) {
+static void pass_other_options(struct rank *rank) {
   rank->options.freeze_step = rank->number ? 200 : 100;
   make_step(rank);
 }
 
-static void no_options(struct rank *rank) {
+static void pass_no_options(struct rank *rank) {
   rank->options.size = 0;
   make_step(rank);
 }
 
-static void other_rates(struct rank *rank) {
+static void pass_other_rates(struct rank *rank) {
   rank->rate = rank->number ? 0.002F : 0.001F;
   make_step(rank);
 }
 
-static void not_a_number(struct rank *rank) {
+static void pass_not_a_number(struct rank *rank) {
   rank->gradient[17] = rank->number ? NAN : 0;
   make_step(rank);
 }
 
-static void overlap(struct rank *rank) {
+static void pass_overlapping_buffers(struct rank *rank) {
   onebit_plan_t plan = NULL;
   onebit_status_t status = onebit_plan_create(rank->comm, COUNT / 2, NULL, &plan);
   if (status == ONEBIT_OK)
     status =
         onebit_allreduce(rank->gradient, rank->number ? rank->gradient + 1 : rank->result, plan);
-  note(rank, status);
+  note_status(rank, status);
   onebit_plan_destroy(plan);
 }
 
-static void another_checkpoint(struct rank *rank) {
+static void load_another_checkpoint(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   static char part[RANKS][100000];
   const void *parts[] = {part[rank->number]};
@@ -89,12 +89,13 @@ static void another_checkpoint(struct rank *rank) {
     status = onebit_adam_create(rank->comm, &rank->tensor, 1, &rank->options, &optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_load(optimizer, parts, &bytes, 1);
-  note(rank, status);
+  note_status(rank, status);
   onebit_optimizer_destroy(optimizer);
 }
 
-/* Ends with a residual that outgrows the signal: one scale for elements of different size. */
-static void outgrown(struct rank *rank) {
+/* Makes steps in which the residual outgrows the signal: elements of very different size share one
+ * scale. */
+static void outgrow_residual(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   rank->options.freeze_step = 1;
   rank->options.beta2 = 0.5;
@@ -106,16 +107,16 @@ static void outgrown(struct rank *rank) {
       onebit_adam_create(rank->comm, &rank->tensor, 1, &rank->options, &optimizer);
   for (int step = 0; step < 40 && status == ONEBIT_OK; step++)
     status = onebit_optimizer_step(optimizer, 1e-3F);
-  note(rank, status == ONEBIT_OK ? onebit_optimizer_check(optimizer, NULL) : status);
+  note_status(rank, status == ONEBIT_OK ? onebit_optimizer_check(optimizer, NULL) : status);
   onebit_optimizer_destroy(optimizer);
 }
 
-static void (*const cases[])(struct rank *) = {other_counts,       other_options, no_options,
-                                               other_rates,        not_a_number,  overlap,
-                                               another_checkpoint, outgrown};
+static void (*const cases[])(struct rank *) = {
+    pass_other_counts, pass_other_options,       pass_no_options,         pass_other_rates,
+    pass_not_a_number, pass_overlapping_buffers, load_another_checkpoint, outgrow_residual};
 static size_t chosen;
 
-static void *run(void *argument) {
+static void *run_case(void *argument) {
   cases[chosen](argument);
   return NULL;
 }
@@ -132,7 +133,7 @@ int main(void) {
       ranks[k].options = (onebit_adam_options_t)ONEBIT_ADAM_OPTIONS_INIT;
       ranks[k].tensor = (onebit_tensor_t){
           .parameter = ranks[k].parameter, .gradient = ranks[k].gradient, .count = COUNT};
-      if (pthread_create(&threads[k], NULL, run, &ranks[k]))
+      if (pthread_create(&threads[k], NULL, run_case, &ranks[k]))
         return 1;
     }
     for (int k = 0; k < RANKS; k++) {

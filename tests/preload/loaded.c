@@ -2,7 +2,7 @@
  * A program that is linked neither to onebit nor to MPI, as Python is, for
  * tests/scripts/check-preload:
  *
- *   loaded LIBONEBIT                   a process without MPI is told so
+ *   loaded LIBONEBIT                   prints the error of a process without MPI
  *   loaded LIBONEBIT LIBMPI            both are loaded, for this program alone, used, and closed
  *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are libonebit-mpi.so's, which is closed too
  */
@@ -24,14 +24,14 @@ static void fail(const char *what, const char *why) {
   exit(3);
 }
 
-static void *opened(const char *path) {
+static void *open_library(const char *path) {
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     fail(path, dlerror());
   return library;
 }
 
-static void *address(void *library, const char *name) {
+static void *find_function(void *library, const char *name) {
   void *found = dlsym(library, name);
   if (!found)
     fail(name, "is not there");
@@ -39,33 +39,33 @@ static void *address(void *library, const char *name) {
 }
 
 /* Calls a function of a library with the type that the headers declare. */
-#define CALL(library, name) (*(__typeof__(name) **)&(void *){address(library, #name)})
+#define CALL(library, name) (*(__typeof__(name) **)&(void *){find_function(library, #name)})
 
-static MPI_Comm world(void) {
+static MPI_Comm find_world(void) {
 #ifdef OPEN_MPI
-  return address(mpi, "ompi_mpi_comm_world");
+  return find_function(mpi, "ompi_mpi_comm_world");
 #else
   return MPI_COMM_WORLD;
 #endif
 }
 
-static MPI_Datatype of_float(void) {
+static MPI_Datatype find_float_type(void) {
 #ifdef OPEN_MPI
-  return address(mpi, "ompi_mpi_float");
+  return find_function(mpi, "ompi_mpi_float");
 #else
   return MPI_FLOAT;
 #endif
 }
 
-static MPI_Op of_sum(void) {
+static MPI_Op find_sum_operation(void) {
 #ifdef OPEN_MPI
-  return address(mpi, "ompi_mpi_op_sum");
+  return find_function(mpi, "ompi_mpi_op_sum");
 #else
   return MPI_SUM;
 #endif
 }
 
-static void check(const float *values, float wanted) {
+static void check_values(const float *values, float wanted) {
   for (int i = 0; i < COUNT; i++)
     if (values[i] != (i % 3 ? wanted : -wanted))
       fail("a sum", NULL);
@@ -75,7 +75,7 @@ static void use_library(void) {
   static float values[COUNT];
   onebit_comm_t comm;
   onebit_plan_t plan;
-  if (CALL(onebit, onebit_comm_create_mpi)(world(), &comm) != ONEBIT_OK ||
+  if (CALL(onebit, onebit_comm_create_mpi)(find_world(), &comm) != ONEBIT_OK ||
       CALL(onebit, onebit_plan_create)(comm, COUNT, NULL, &plan) != ONEBIT_OK)
     fail("onebit", CALL(onebit, onebit_last_error)());
   for (int step = 0; step < STEPS; step++) {
@@ -83,7 +83,7 @@ static void use_library(void) {
       values[i] = i % 3 ? 0.5F : -0.5F;
     if (CALL(onebit, onebit_allreduce)(values, values, plan) != ONEBIT_OK)
       fail("onebit_allreduce", CALL(onebit, onebit_last_error)());
-    check(values, 0.5F);
+    check_values(values, 0.5F);
   }
   CALL(onebit, onebit_plan_destroy)(plan);
   CALL(onebit, onebit_comm_destroy)(comm);
@@ -96,11 +96,12 @@ static void use_preload(int size) {
     for (int i = 0; i < COUNT; i++)
       values[i] = i % 3 ? 0.5F : -0.5F;
     CALL(preload, MPI_Iallreduce)
-    (values, more, COUNT, of_float(), of_sum(), world(), &request);
+    (values, more, COUNT, find_float_type(), find_sum_operation(), find_world(), &request);
     CALL(mpi, MPI_Wait)(&request, MPI_STATUS_IGNORE);
-    CALL(preload, MPI_Allreduce)(values, sum, COUNT, of_float(), of_sum(), world());
-    check(sum, 0.5F * (float)size);
-    check(more, 0.5F * (float)size);
+    CALL(preload, MPI_Allreduce)
+    (values, sum, COUNT, find_float_type(), find_sum_operation(), find_world());
+    check_values(sum, 0.5F * (float)size);
+    check_values(more, 0.5F * (float)size);
   }
 }
 
@@ -108,7 +109,7 @@ int main(int argc, char **argv) {
   int size = 1;
   MPI_Comm none;
   memset(&none, 0, sizeof none);
-  onebit = opened(argv[1]);
+  onebit = open_library(argv[1]);
   if (argc == 2) {
     onebit_comm_t comm;
     if (CALL(onebit, onebit_comm_create_mpi)(none, &comm) != ONEBIT_ERROR_UNSUPPORTED)
@@ -116,10 +117,10 @@ int main(int argc, char **argv) {
     puts(CALL(onebit, onebit_last_error)());
     return 0;
   }
-  mpi = opened(argv[2]);
-  preload = argc > 3 ? opened(argv[3]) : mpi;
+  mpi = open_library(argv[2]);
+  preload = argc > 3 ? open_library(argv[3]) : mpi;
   CALL(preload, MPI_Init)(NULL, NULL);
-  CALL(mpi, MPI_Comm_size)(world(), &size);
+  CALL(mpi, MPI_Comm_size)(find_world(), &size);
   use_library();
   if (argc > 3)
     use_preload(size);

@@ -55,40 +55,38 @@ void *device_memory(size_t bytes) {
   return memory;
 }
 
-float exact(int step, int i) { return ((i * 7 + step * 3 + i / 5) % 3 ? 0.5F : -0.5F); }
+float exact_value(int step, int i) { return ((i * 7 + step * 3 + i / 5) % 3 ? 0.5F : -0.5F); }
 
-void load(void *to, size_t bytes) {
+void copy_to_device(void *to, size_t bytes) {
   CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream));
   CUDA(cudaStreamSynchronize(stream));
 }
 
-void fetch(const void *from, size_t bytes) {
+void copy_from_device(const void *from, size_t bytes) {
   CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream));
   CUDA(cudaStreamSynchronize(stream));
 }
 
-void fill(float *to, int count, int step, float times) {
+void fill_exact(float *to, int count, int step, float times) {
   for (int i = 0; i < count; i++)
-    host[i] = exact(step, i) * times;
-  load(to, (size_t)count * sizeof *to);
+    host[i] = exact_value(step, i) * times;
+  copy_to_device(to, (size_t)count * sizeof *to);
 }
 
-void check(const char *what, const float *from, int count, int step, float times) {
-  fetch(from, (size_t)count * sizeof *from);
+void check_values(const char *what, const float *from, int count, int step, float times) {
+  copy_from_device(from, (size_t)count * sizeof *from);
   for (int i = 0; i < count; i++)
-    if (host[i] != exact(step, i) * times)
-      fail(what, step, i, host[i], exact(step, i) * times);
+    if (host[i] != exact_value(step, i) * times)
+      fail(what, step, i, host[i], exact_value(step, i) * times);
 }
 
-void sum(const void *from, void *to, size_t count) {
+void sum_on_stream(const void *from, void *to, size_t count) {
   NCCL(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream));
 }
 
-void captured_begin(void) {
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-}
+void begin_capture(void) { CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)); }
 
-cudaGraphExec_t captured_end(void) {
+cudaGraphExec_t end_capture(void) {
   cudaGraph_t captured;
   cudaGraphExec_t ready;
   CUDA(cudaStreamEndCapture(stream, &captured));
@@ -102,29 +100,29 @@ cudaGraphExec_t captured_end(void) {
 static const struct {
   const char *name;
   void (*run)(void);
-} cases[] = {{"steady", steady},
-             {"queued", queued},
-             {"feedback", feedback},
-             {"types", types},
-             {"groups", groups},
-             {"crowd", crowd},
-             {"moves", moves},
-             {"another", another},
-             {"reuse", reuse},
-             {"not-a-number", not_a_number},
-             {"foreign", foreign},
+} cases[] = {{"steady", sum_steadily},
+             {"queued", sum_without_waiting},
+             {"feedback", sum_with_feedback},
+             {"types", average_types},
+             {"groups", sum_in_groups},
+             {"crowd", sum_in_large_group},
+             {"moves", sum_in_moved_buffers},
+             {"another", sum_another_tensor},
+             {"reuse", sum_in_reused_buffer},
+             {"not-a-number", sum_not_a_number},
+             {"foreign", make_other_calls},
              {"gather-and-scatter", gather_and_scatter},
-             {"order", order},
-             {"streams", streams},
-             {"graph", graph},
-             {"early-graph", early_graph},
-             {"graph-of-several", graph_of_several},
-             {"graph-feedback", graph_feedback},
-             {"communicators", communicators},
-             {"shrunk", shrunk},
-             {"nonblocking", nonblocking}};
+             {"order", change_order},
+             {"streams", alternate_streams},
+             {"graph", capture_sums},
+             {"early-graph", capture_early},
+             {"graph-of-several", capture_several_sums},
+             {"graph-feedback", sum_with_feedback_in_graph},
+             {"communicators", sum_on_communicators},
+             {"shrunk", sum_on_shrunk_communicator},
+             {"nonblocking", sum_on_nonblocking_communicator}};
 
-static void run(const char *name) {
+static void run_case(const char *name) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
     if (!strcmp(cases[i].name, name)) {
       cases[i].run();
@@ -140,7 +138,7 @@ static void run(const char *name) {
 static struct {
   ncclUniqueId id;
   volatile int ready;
-  int gave_up; /* ranks */
+  int gave_up; /* number of ranks that have given up */
 } * shared;
 
 static char **names;
@@ -153,14 +151,14 @@ static void break_link(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   ncclResult_t error = ncclSuccess;
   for (int step = 0; step < STEPS; step++)
-    sum(mine, all, COUNT);
+    sum_on_stream(mine, all, COUNT);
   CUDA(cudaStreamSynchronize(stream));
   if (rank == 0)
     emulation_nccl_break(comm);
   for (int call = 0; call < 2; call++) {
     ncclAllReduce(mine, all, COUNT, ncclFloat, ncclSum, comm, stream);
     do {
-      cudaStreamQuery(stream); /* moves it */
+      cudaStreamQuery(stream); /* lets it progress */
       NCCL(ncclCommGetAsyncError(comm, &error));
     } while (error == ncclSuccess);
   }
@@ -172,8 +170,8 @@ static void break_link(void) {
 static void break_link(void) {}
 #endif
 
-/* Leaves the last rank out: the others get an error when they have to agree with it. */
-static void miss_the_last(void) {
+/* Makes no call on the last rank: the others get an error when they have to agree with it. */
+static void leave_out_last_rank(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   ncclResult_t result = ncclSuccess;
   for (int step = 0; rank < size - 1 && step < STEPS && result == ncclSuccess; step++)
@@ -191,7 +189,7 @@ static void miss_the_last(void) {
 
 /* Runs the cases on one rank. `leave` exits without freeing anything; `abort`, `break` and `absent`
  * abort; after `revoke` the communicator is destroyed. */
-static void be_rank(int which) {
+static void run_rank(int which) {
   int devices;
   rank = which;
   CUDA(cudaGetDeviceCount(&devices));
@@ -217,7 +215,7 @@ static void be_rank(int which) {
       break_link();
       leave = 1;
     } else if (!strcmp(*name, "absent")) {
-      miss_the_last();
+      leave_out_last_rank();
       leave = 1;
     } else if (!strcmp(*name, "revoke")) {
       NCCL(ncclCommRevoke(comm, 0));
@@ -225,7 +223,7 @@ static void be_rank(int which) {
       NCCL(ncclCommAbort(comm));
       leave = 1;
     } else {
-      run(*name);
+      run_case(*name);
       done++;
     }
   if (rank == 0)
@@ -238,15 +236,15 @@ static void be_rank(int which) {
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-static void *thread(void *which) {
-  be_rank((int)(size_t)which);
+static void *run_thread(void *which) {
+  run_rank((int)(size_t)which);
   return NULL;
 }
 
-static int be_all(void) {
+static int run_all_ranks(void) {
   pthread_t threads[RANKS_MOST];
   for (int r = 0; r < size; r++)
-    pthread_create(&threads[r], NULL, thread, (void *)(size_t)r);
+    pthread_create(&threads[r], NULL, run_thread, (void *)(size_t)r);
   for (int r = 0; r < size; r++)
     pthread_join(threads[r], NULL);
   return 0;
@@ -254,7 +252,7 @@ static int be_all(void) {
 
 #else
 
-static int be_all(void) {
+static int run_all_ranks(void) {
   int worst = 0, status;
   for (int r = 0; r < size; r++) {
     char host_name[16];
@@ -264,7 +262,7 @@ static int be_all(void) {
       setenv("NCCL_SOCKET_IFNAME", "lo", 1);
       setenv("NCCL_IB_DISABLE", "1", 1);
       setenv("NCCL_NET", "Socket", 1);
-      be_rank(r);
+      run_rank(r);
       exit(0);
     }
   }
@@ -277,7 +275,7 @@ static int be_all(void) {
 #endif
 
 /* Runs all ranks on this thread. */
-static int be_one_thread(void) {
+static int run_ranks_on_one_thread(void) {
   ncclComm_t all[2];
   cudaStream_t two[2];
   float *mine[2];
@@ -294,7 +292,7 @@ static int be_one_thread(void) {
     for (int r = 0; r < 2; r++) {
       CUDA(cudaSetDevice(r));
       stream = two[r];
-      fill(mine[r], COUNT, step, 1);
+      fill_exact(mine[r], COUNT, step, 1);
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < 2; r++)
@@ -303,7 +301,7 @@ static int be_one_thread(void) {
     for (int r = 0; r < 2; r++) {
       CUDA(cudaSetDevice(r));
       stream = two[r];
-      check("one thread", mine[r], COUNT, step, 2);
+      check_values("one thread", mine[r], COUNT, step, 2);
     }
   }
   NCCL(ncclCommDestroy(all[0]));
@@ -318,9 +316,9 @@ int main(int count, char **words) {
   size = atoi(words[1]);
   names = words + 2;
   if (!strcmp(names[0], "one-thread"))
-    return be_one_thread();
+    return run_ranks_on_one_thread();
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED || size < 1 || size > RANKS_MOST)
     return 2;
-  return be_all();
+  return run_all_ranks();
 }

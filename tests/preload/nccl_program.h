@@ -27,28 +27,31 @@ void check_nccl(ncclResult_t result, const char *call);
 /* Returns zeroed memory of the device. */
 void *device_memory(size_t bytes);
 
-/* Copy between `host` and the device. Both wait: the host's memory is reused at once. */
-void load(void *to, size_t bytes);
-void fetch(const void *from, size_t bytes);
+/* Copy between `host` and the device, and wait: the host's memory is reused at once. */
+void copy_to_device(void *to, size_t bytes);
+void copy_from_device(const void *from, size_t bytes);
 
-/* exact returns the values; fill writes them, times a factor, to device memory, and check compares
- * them. */
-float exact(int step, int i);
-void fill(float *to, int count, int step, float times);
-void check(const char *what, const float *from, int count, int step, float times);
+/* exact_value returns the values; fill_exact writes them, times a factor, to device memory, and
+ * check_values compares them. */
+float exact_value(int step, int i);
+void fill_exact(float *to, int count, int step, float times);
+void check_values(const char *what, const float *from, int count, int step, float times);
 
-/* Sums on the rank's communicator and stream. captured_end returns a graph of the sums since
- * captured_begin, to be launched on the stream. */
-void sum(const void *from, void *to, size_t count);
-void captured_begin(void);
-cudaGraphExec_t captured_end(void);
+/* Sums on the rank's communicator and stream. end_capture returns a graph of the sums since
+ * begin_capture, to be launched on the stream. */
+void sum_on_stream(const void *from, void *to, size_t count);
+void begin_capture(void);
+cudaGraphExec_t end_capture(void);
 
 /* --- Cases: nccl_sums.c, nccl_others.c */
 
-void steady(void), queued(void), feedback(void), types(void), groups(void), crowd(void),
-    moves(void), another(void);
-void reuse(void), not_a_number(void), foreign(void), gather_and_scatter(void), order(void),
-    streams(void), graph(void), early_graph(void), graph_of_several(void), graph_feedback(void),
-    communicators(void), shrunk(void), nonblocking(void);
+void sum_steadily(void), sum_without_waiting(void), sum_with_feedback(void), average_types(void),
+    sum_in_groups(void), sum_in_large_group(void), sum_in_moved_buffers(void),
+    sum_another_tensor(void);
+void sum_in_reused_buffer(void), sum_not_a_number(void), make_other_calls(void),
+    gather_and_scatter(void), change_order(void), alternate_streams(void), capture_sums(void),
+    capture_early(void), capture_several_sums(void), sum_with_feedback_in_graph(void),
+    sum_on_communicators(void), sum_on_shrunk_communicator(void),
+    sum_on_nonblocking_communicator(void);
 
 #endif

@@ -6,37 +6,37 @@
 #include "tests/preload/nccl_program.h"
 
 /* Sums the same buffers in each step: two tensors, one in place, and a small sum. */
-void steady(void) {
+void sum_steadily(void) {
   float *mine = device_memory((COUNT + 1) * sizeof *mine),
         *all = device_memory(COUNT * sizeof *all);
   float *other = device_memory((COUNT + 1) * sizeof *other), *one = device_memory(sizeof *one);
   for (int step = 0; step < STEPS; step++) {
-    fill(mine, COUNT, step, 1);
-    fill(other, COUNT + 1, step + 1, 2);
-    fill(one, 1, step, 1);
-    sum(mine, all, COUNT);
-    sum(other, other, COUNT + 1);
-    sum(one, one, 1);
-    check("steady", all, COUNT, step, (float)size);
-    check("in place", other, COUNT + 1, step + 1, 2 * (float)size);
-    check("small", one, 1, step, (float)size);
+    fill_exact(mine, COUNT, step, 1);
+    fill_exact(other, COUNT + 1, step + 1, 2);
+    fill_exact(one, 1, step, 1);
+    sum_on_stream(mine, all, COUNT);
+    sum_on_stream(other, other, COUNT + 1);
+    sum_on_stream(one, one, 1);
+    check_values("steady", all, COUNT, step, (float)size);
+    check_values("in place", other, COUNT + 1, step + 1, 2 * (float)size);
+    check_values("small", one, 1, step, (float)size);
   }
   CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(other)), CUDA(cudaFree(one));
 }
 
 /* Does not wait between the steps; checks the results at the end. */
-void queued(void) {
+void sum_without_waiting(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
-  fill(mine, COUNT, 7, 1);
+  fill_exact(mine, COUNT, 7, 1);
   for (int step = 0; step < STEPS; step++)
-    sum(mine, all, COUNT);
-  check("queued", all, COUNT, 7, (float)size);
+    sum_on_stream(mine, all, COUNT);
+  check_values("queued", all, COUNT, 7, (float)size);
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
 /* Sums values that one bit does not hold: later sums deliver the error of one. From step
  * `captured_from` on it uses a graph, with other buffers. */
-static void feed_back(int captured_from) {
+static void check_feedback(int captured_from) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   float *there = device_memory(COUNT * sizeof *there);
   cudaGraphExec_t ready = NULL;
@@ -47,16 +47,16 @@ static void feed_back(int captured_from) {
       host[i] = (float)((i * 37 + 11) % 101 - 50) * (float)(rank + 1) +
                 (float)((i + step * 13 + rank) % 17 - 8);
     if (step == captured_from) {
-      captured_begin();
-      sum(there, all, COUNT);
-      ready = captured_end();
+      begin_capture();
+      sum_on_stream(there, all, COUNT);
+      ready = end_capture();
     }
-    load(ready ? there : mine, COUNT * sizeof *mine);
+    copy_to_device(ready ? there : mine, COUNT * sizeof *mine);
     if (ready)
       CUDA(cudaGraphLaunch(ready, stream));
     else
-      sum(mine, all, COUNT);
-    fetch(all, COUNT * sizeof *all);
+      sum_on_stream(mine, all, COUNT);
+    copy_from_device(all, COUNT * sizeof *all);
     for (int i = 0; i < COUNT; i++) {
       float whole = (float)((i * 37 + 11) % 101 - 50) * (float)(size * (size + 1) / 2);
       for (int r = 0; r < size; r++)
@@ -68,7 +68,7 @@ static void feed_back(int captured_from) {
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
   left = sqrt(left / COUNT), signal = sqrt(signal / COUNT / STEPS);
-  if (left > 4 * signal) /* without feedback it would be this much in each step */
+  if (left > 4 * signal) /* the error of each single step without feedback */
     fail("feedback", STEPS, 0, left, signal);
   free(drift);
   if (ready)
@@ -76,55 +76,55 @@ static void feed_back(int captured_from) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(there));
 }
 
-void feedback(void) { feed_back(STEPS); }
-void graph_feedback(void) { feed_back(STEPS / 2); }
+void sum_with_feedback(void) { check_feedback(STEPS); }
+void sum_with_feedback_in_graph(void) { check_feedback(STEPS / 2); }
 
 /* Averages values of a 16-bit type, in which `half` is 0.5. */
-static void average(const char *what, ncclDataType_t type, uint16_t *mine, int step,
-                    uint16_t half) {
+static void average_values(const char *what, ncclDataType_t type, uint16_t *mine, int step,
+                           uint16_t half) {
   uint16_t *words = (uint16_t *)(void *)host;
   for (int i = 0; i < COUNT; i++)
-    words[i] = exact(step, i) > 0 ? half : half | 0x8000;
-  load(mine, COUNT * sizeof *mine);
+    words[i] = exact_value(step, i) > 0 ? half : half | 0x8000;
+  copy_to_device(mine, COUNT * sizeof *mine);
   NCCL(ncclAllReduce(mine, mine, COUNT, type, ncclAvg, comm, stream));
-  fetch(mine, COUNT * sizeof *mine);
+  copy_from_device(mine, COUNT * sizeof *mine);
   for (int i = 0; i < COUNT; i++)
-    if (words[i] != (exact(step, i) > 0 ? half : half | 0x8000))
-      fail(what, step, i, words[i], exact(step, i));
+    if (words[i] != (exact_value(step, i) > 0 ? half : half | 0x8000))
+      fail(what, step, i, words[i], exact_value(step, i));
 }
 
-void types(void) {
+void average_types(void) {
   uint16_t *half = device_memory(COUNT * sizeof *half),
            *brain = device_memory(COUNT * sizeof *brain);
   for (int step = 0; step < STEPS; step++) {
-    average("half", ncclHalf, half, step, 0x3800);
-    average("bfloat16", ncclBfloat16, brain, step, 0x3f00);
+    average_values("half", ncclHalf, half, step, 0x3800);
+    average_values("bfloat16", ncclBfloat16, brain, step, 0x3f00);
   }
   CUDA(cudaFree(half)), CUDA(cudaFree(brain));
 }
 
 /* Makes several calls in a group, others in a nested group, and sends messages beside them. */
-void groups(void) {
+void sum_in_groups(void) {
   float *each[3], *to = device_memory(sizeof *to), *from = device_memory(sizeof *from);
   for (int k = 0; k < 3; k++)
     each[k] = device_memory((COUNT + 1) * sizeof **each);
   for (int step = 0; step < STEPS; step++) {
     for (int k = 0; k < 3; k++)
-      fill(each[k], COUNT + k % 2, step + k, (float)(k + 1));
+      fill_exact(each[k], COUNT + k % 2, step + k, (float)(k + 1));
     host[0] = (float)rank;
-    load(to, sizeof *to);
+    copy_to_device(to, sizeof *to);
     NCCL(ncclGroupStart());
-    sum(each[0], each[0], COUNT);
+    sum_on_stream(each[0], each[0], COUNT);
     NCCL(ncclGroupStart());
-    sum(each[1], each[1], COUNT + 1);
+    sum_on_stream(each[1], each[1], COUNT + 1);
     NCCL(ncclGroupEnd());
     NCCL(ncclSend(to, 1, ncclFloat, (rank + 1) % size, comm, stream));
     NCCL(ncclRecv(from, 1, ncclFloat, (rank + size - 1) % size, comm, stream));
-    sum(each[2], each[2], COUNT);
+    sum_on_stream(each[2], each[2], COUNT);
     NCCL(ncclGroupEnd());
     for (int k = 0; k < 3; k++)
-      check("group", each[k], COUNT + k % 2, step + k, (float)(k + 1) * (float)size);
-    fetch(from, sizeof *from);
+      check_values("group", each[k], COUNT + k % 2, step + k, (float)(k + 1) * (float)size);
+    copy_from_device(from, sizeof *from);
     if (host[0] != (float)((rank + size - 1) % size))
       fail("message", step, 0, host[0], (rank + size - 1) % size);
   }
@@ -134,20 +134,20 @@ void groups(void) {
 }
 
 /* Makes more calls in a group than usual. */
-void crowd(void) {
+void sum_in_large_group(void) {
   enum { CALLS = 40 };
   float *each[CALLS];
   for (int k = 0; k < CALLS; k++)
     each[k] = device_memory(COUNT * sizeof **each);
   for (int step = 0; step < STEPS / 2; step++) {
     for (int k = 0; k < CALLS; k++)
-      fill(each[k], COUNT, step + k, 1);
+      fill_exact(each[k], COUNT, step + k, 1);
     NCCL(ncclGroupStart());
     for (int k = 0; k < CALLS; k++)
-      sum(each[k], each[k], COUNT);
+      sum_on_stream(each[k], each[k], COUNT);
     NCCL(ncclGroupEnd());
     for (int k = 0; k < CALLS; k++)
-      check("crowd", each[k], COUNT, step + k, (float)size);
+      check_values("crowd", each[k], COUNT, step + k, (float)size);
   }
   for (int k = 0; k < CALLS; k++)
     CUDA(cudaFree(each[k]));
@@ -155,25 +155,25 @@ void crowd(void) {
 
 /* Changes the buffers from step to step, first on one rank, then on all, and then their contents
  * too. */
-void moves(void) {
+void sum_in_moved_buffers(void) {
   float *several[3];
   for (int k = 0; k < 3; k++)
     several[k] = device_memory(COUNT * sizeof **several);
   for (int step = 0; step < 3 * STEPS; step++) {
     int late = step > 3 * STEPS / 2, turn = step > STEPS / 2 && (rank == 0 || late) ? step % 3 : 0;
     float *mine = several[turn];
-    for (int i = 0; late && i < COUNT; i++) /* leaves an error that the next step must not get */
+    for (int i = 0; late && i < COUNT; i++) /* leaves a residual that the next step must not use */
       host[i] = (float)((i * 37 + rank) % 101 - 50);
     if (late) {
-      load(mine, COUNT * sizeof *mine);
-      sum(mine, mine, COUNT);
+      copy_to_device(mine, COUNT * sizeof *mine);
+      sum_on_stream(mine, mine, COUNT);
       mine = several[(turn + 1) % 3];
     }
-    fill(mine, COUNT, step, 1);
-    sum(mine, mine, COUNT);
+    fill_exact(mine, COUNT, step, 1);
+    sum_on_stream(mine, mine, COUNT);
     if (!late)
-      check("moves", mine, COUNT, step, (float)size);
-    fetch(mine, COUNT * sizeof *mine);
+      check_values("moves", mine, COUNT, step, (float)size);
+    copy_from_device(mine, COUNT * sizeof *mine);
     for (int i = 0; i < COUNT; i++)
       if (!isfinite(host[i]) || fabsf(host[i]) > 200.0F * (float)size)
         fail("moves", step, i, host[i], 0);
@@ -184,17 +184,17 @@ void moves(void) {
 
 /* A tensor's residual is not added to another tensor in another buffer: there exact values stay
  * exact. */
-void another(void) {
+void sum_another_tensor(void) {
   float *usual = device_memory(COUNT * sizeof *usual), *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++)
       host[i] = (float)((i * 37 + step + rank) % 101 - 50);
-    load(usual, COUNT * sizeof *usual);
-    sum(usual, usual, COUNT);
+    copy_to_device(usual, COUNT * sizeof *usual);
+    sum_on_stream(usual, usual, COUNT);
     if (step > STEPS / 2 && step % 10 == 0) {
-      fill(mine, COUNT, step, 1);
-      sum(mine, mine, COUNT);
-      check("another", mine, COUNT, step, (float)size);
+      fill_exact(mine, COUNT, step, 1);
+      sum_on_stream(mine, mine, COUNT);
+      check_values("another", mine, COUNT, step, (float)size);
     }
   }
   CUDA(cudaFree(usual)), CUDA(cudaFree(mine));

@@ -24,22 +24,22 @@ void fail(const char *what, int step, int i, double is, double wanted) {
   MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-float exact(int step, int i) { return ((i * 7 + step * 3 + i / 5) % 3 ? 0.5F : -0.5F); }
+float exact_value(int step, int i) { return ((i * 7 + step * 3 + i / 5) % 3 ? 0.5F : -0.5F); }
 
-void fill(float *values, int count, int step) {
+void fill_exact(float *values, int count, int step) {
   for (int i = 0; i < count; i++)
-    values[i] = exact(step, i);
+    values[i] = exact_value(step, i);
 }
 
 static float tolerance;
 
-void check(const char *what, const float *values, int count, int step, int ranks) {
+void check_sum(const char *what, const float *values, int count, int step, int ranks) {
   for (int i = 0; i < count; i++)
-    if (!(fabsf(values[i] - exact(step, i) * (float)ranks) <= tolerance))
-      fail(what, step, i, values[i], exact(step, i) * (float)ranks);
+    if (!(fabsf(values[i] - exact_value(step, i) * (float)ranks) <= tolerance))
+      fail(what, step, i, values[i], exact_value(step, i) * (float)ranks);
 }
 
-float *floats(size_t count) {
+float *allocate_floats(size_t count) {
   float *values = calloc(count, sizeof *values);
   if (!values)
     MPI_Abort(MPI_COMM_WORLD, 4);
@@ -47,34 +47,36 @@ float *floats(size_t count) {
 }
 
 /* Sums the same buffers in each step: two tensors, one of them in place, and a single element. */
-static void steady(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT), *other = floats(COUNT + 1);
+static void sum_steadily(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
+        *other = allocate_floats(COUNT + 1);
   for (int step = 0; step < STEPS; step++) {
     int one = 1, all = 0;
-    fill(mine, COUNT, step);
-    fill(other, COUNT + 1, step + 1);
+    fill_exact(mine, COUNT, step);
+    fill_exact(other, COUNT + 1, step + 1);
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, other, COUNT + 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    check("steady", sum, COUNT, step, size);
-    check("in place", other, COUNT + 1, step + 1, size);
+    check_sum("steady", sum, COUNT, step, size);
+    check_sum("in place", other, COUNT + 1, step + 1, size);
     if (all != size)
       fail("small", step, 0, all, size);
   }
   free(mine), free(sum), free(other);
 }
 
-/* Does the same with several bits, where a level times the scale is rounded. */
-static void near(void) {
+/* Does the same with several bits, where the product of level and scale is rounded. */
+static void sum_in_several_bits(void) {
   tolerance = 1e-5F;
-  steady();
+  sum_steadily();
   tolerance = 0;
 }
 
 /* Sums values that one bit does not hold: later sums deliver the error of one, so the total over
  * many steps differs from the true one only by the last residual. */
-static void feedback(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT), *drift = floats(COUNT);
+static void sum_with_feedback(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
+        *drift = allocate_floats(COUNT);
   double left = 0, signal = 0;
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++) {
@@ -92,41 +94,43 @@ static void feedback(void) {
   }
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
-  if (!(sqrt(left / signal) < 8)) /* in sums of one step; without feedback about STEPS */
+  if (!(sqrt(left / signal) <
+        8)) /* relative to the sum of one step; without feedback it would be about STEPS */
     fail("feedback", STEPS, 0, sqrt(left / signal), 8);
   free(mine), free(sum), free(drift);
 }
 
 /* Sums a tensor that needs more than one bit, on one rank, and one that a bit holds exactly. */
-static void climb(void) {
+static void sum_outlier(void) {
   enum { CALLS = 200 };
-  float *mine = floats(COUNT), *sum = floats(COUNT), *drift = floats(COUNT);
-  float *easy = floats(COUNT + 1);
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
+        *drift = allocate_floats(COUNT);
+  float *easy = allocate_floats(COUNT + 1);
   tolerance = 1e-5F;
   for (int step = 0; step < CALLS; step++) {
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     for (int i = 7; rank == 0 && i < COUNT; i += 2048)
       mine[i] = 1000;
     for (int i = 0; i < COUNT; i++)
-      drift[i] -=
-          i % 2048 == 7 ? 1000 + exact(step, i) * (float)(size - 1) : exact(step, i) * (float)size;
-    fill(easy, COUNT + 1, step);
+      drift[i] -= i % 2048 == 7 ? 1000 + exact_value(step, i) * (float)(size - 1)
+                                : exact_value(step, i) * (float)size;
+    fill_exact(easy, COUNT + 1, step);
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, easy, COUNT + 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check("easy", easy, COUNT + 1, step, size);
+    check_sum("easy", easy, COUNT + 1, step, size);
     for (int i = 0; i < COUNT; i++)
       drift[i] += sum[i];
   }
   for (int i = 0; i < COUNT;
-       i++) /* the outlier waits for some 45,000 with one bit, 30,000 with 2 */
+       i++) /* the residual of the outlier reaches some 45,000 with one bit, 30,000 with 2 */
     if (!(fabsf(drift[i]) < (getenv("ONEBIT_BUDGET") ? 100000 : 100)))
       fail("climb", CALLS, i, (double)drift[i], 0);
   free(mine), free(sum), free(drift), free(easy);
 }
 
 /* Sums whole numbers, which one bit does not hold: right only without compression. */
-static void uncompressed(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+static void sum_integers(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++)
       mine[i] = (float)((i * 31 + step) % 1000 + rank);
@@ -141,13 +145,13 @@ static void uncompressed(void) {
 }
 
 /* Frees the buffers and allocates them elsewhere in each step. */
-static void reuse(void) {
+static void sum_in_new_buffers(void) {
   void *spacer = NULL;
   for (int step = 0; step < STEPS; step++) {
-    float *mine = floats(COUNT), *sum = floats(COUNT);
-    fill(mine, COUNT, step);
+    float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+    fill_exact(mine, COUNT, step);
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check("reuse", sum, COUNT, step, size);
+    check_sum("reuse", sum, COUNT, step, size);
     free(spacer);
     spacer = malloc((size_t)((step + rank) % 5 + 1) * 33333);
     free(sum), free(mine);
@@ -156,30 +160,31 @@ static void reuse(void) {
 }
 
 /* Changes the buffer now and then, on one rank only. */
-static void moves(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT), *else_where = floats(COUNT);
+static void sum_in_moved_buffers(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
+        *else_where = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     float *from = rank == size - 1 && step >= 20 && step % 5 == 0 ? else_where : mine;
-    fill(from, COUNT, step);
+    fill_exact(from, COUNT, step);
     MPI_Allreduce(from, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check("moves", sum, COUNT, step, size);
+    check_sum("moves", sum, COUNT, step, size);
   }
   free(mine), free(sum), free(else_where);
 }
 
-static void counts(void) {
-  float *mine = floats(2 * COUNT), *sum = floats(2 * COUNT);
+static void sum_several_counts(void) {
+  float *mine = allocate_floats(2 * COUNT), *sum = allocate_floats(2 * COUNT);
   for (int step = 0; step < STEPS; step++) {
     int count = step < 25 ? COUNT : COUNT + step * 7;
-    fill(mine, count, step);
+    fill_exact(mine, count, step);
     MPI_Allreduce(mine, sum, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check("counts", sum, count, step, size);
+    check_sum("counts", sum, count, step, size);
   }
   free(mine), free(sum);
 }
 
-static void communicators(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+static void sum_on_communicators(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int round = 0; round < 4; round++) {
     MPI_Comm comm;
     int ranks;
@@ -189,16 +194,16 @@ static void communicators(void) {
       MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     MPI_Comm_size(comm, &ranks);
     for (int step = 0; step < STEPS / 2; step++) {
-      fill(mine, COUNT, step);
+      fill_exact(mine, COUNT, step);
       MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-      check("communicators", sum, COUNT, step, ranks);
+      check_sum("communicators", sum, COUNT, step, ranks);
     }
     MPI_Comm_free(&comm);
   }
   free(mine), free(sum);
 }
 
-static void largest(void *in, void *inout, int *length, MPI_Datatype *type) {
+static void reduce_largest(void *in, void *inout, int *length, MPI_Datatype *type) {
   const float *a = in;
   float *b = inout;
   (void)type;
@@ -207,12 +212,12 @@ static void largest(void *in, void *inout, int *length, MPI_Datatype *type) {
 }
 
 /* Sums doubles, which are sent as floats unless no float holds them. */
-static void doubles(void) {
+static void sum_doubles(void) {
   double *mine = calloc(COUNT, sizeof *mine), *sum = calloc(COUNT, sizeof *sum);
   for (int step = 0; step < STEPS; step++) {
     double scale = step == 20 ? 1e300 : step == 30 ? 1e-300 : 1;
     for (int i = 0; i < COUNT; i++)
-      mine[i] = scale * (double)exact(step, i);
+      mine[i] = scale * (double)exact_value(step, i);
     MPI_Allreduce(mine, sum, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     for (int i = 0; i < COUNT; i++)
       if (sum[i] != mine[i] * size)
@@ -225,12 +230,12 @@ static void doubles(void) {
 }
 
 /* Calls other than sums of floats: always exact. */
-static void foreign(void) {
-  float *mine = floats(COUNT), *result = floats(COUNT);
+static void make_other_calls(void) {
+  float *mine = allocate_floats(COUNT), *result = allocate_floats(COUNT);
   int *wide = calloc(2 * COUNT, sizeof *wide);
   MPI_Datatype pair;
   MPI_Op op;
-  MPI_Op_create(largest, 1, &op);
+  MPI_Op_create(reduce_largest, 1, &op);
   MPI_Type_contiguous(2, MPI_FLOAT, &pair);
   MPI_Type_commit(&pair);
   for (int step = 0; step < STEPS; step++) {
@@ -253,33 +258,33 @@ static void foreign(void) {
   free(mine), free(result), free(wide);
 }
 
-static void not_a_number(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+static void sum_not_a_number(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     int bad = step == 3 || step == 30;
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     if (bad && rank == size - 1)
       mine[77] = NAN;
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     if (bad && !isnan(sum[77]))
       fail("not a number", step, 77, sum[77], NAN);
-    sum[77] = bad ? exact(step, 77) * (float)size : sum[77];
-    check("beside it", sum, COUNT, step, size);
+    sum[77] = bad ? exact_value(step, 77) * (float)size : sum[77];
+    check_sum("beside it", sum, COUNT, step, size);
   }
   free(mine), free(sum);
 }
 
 static void gather_and_scatter(void) {
-  float *mine = floats((size_t)size * COUNT), *all = floats((size_t)size * COUNT);
+  float *mine = allocate_floats((size_t)size * COUNT), *all = allocate_floats((size_t)size * COUNT);
   for (int step = 0; step < STEPS; step++) {
-    fill(mine, size * COUNT, step);
+    fill_exact(mine, size * COUNT, step);
     MPI_Allgather(mine, COUNT, MPI_FLOAT, all, COUNT, MPI_FLOAT, MPI_COMM_WORLD);
     for (int r = 0; r < size; r++)
-      check("allgather", all + r * COUNT, COUNT, step, 1);
+      check_sum("allgather", all + r * COUNT, COUNT, step, 1);
     MPI_Reduce_scatter_block(mine, all, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     for (int i = 0; i < COUNT; i++)
-      if (all[i] != exact(step, rank * COUNT + i) * (float)size)
-        fail("reduce-scatter", step, i, all[i], exact(step, rank * COUNT + i) * (float)size);
+      if (all[i] != exact_value(step, rank * COUNT + i) * (float)size)
+        fail("reduce-scatter", step, i, all[i], exact_value(step, rank * COUNT + i) * (float)size);
   }
   free(mine), free(all);
 }
@@ -290,7 +295,7 @@ typedef int allreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, M
 typedef int iallreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm,
                          MPI_Request *);
 
-static void find(const char *name, void *call, size_t bytes) {
+static void find_function(const char *name, void *call, size_t bytes) {
   void *address = dlsym(RTLD_DEFAULT, name);
   if (!address) {
     fprintf(stderr, "there is no %s\n", name);
@@ -299,34 +304,34 @@ static void find(const char *name, void *call, size_t bytes) {
   memcpy(call, &address, bytes);
 }
 
-static void long_counts(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+static void sum_long_counts(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   allreduce_c *blocking;
   iallreduce_c *nonblocking_c;
-  find("MPI_Allreduce_c", &blocking, sizeof blocking);
-  find("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
+  find_function("MPI_Allreduce_c", &blocking, sizeof blocking);
+  find_function("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     blocking(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check("MPI_Allreduce_c", sum, COUNT, step, size);
+    check_sum("MPI_Allreduce_c", sum, COUNT, step, size);
     nonblocking_c(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
-    check("MPI_Iallreduce_c", sum, COUNT, step, size);
+    check_sum("MPI_Iallreduce_c", sum, COUNT, step, size);
   }
   free(mine), free(sum);
 }
 
 /* Calls an MPI library that only prints the count that it gets; or one without such calls. */
-static void beyond_int(void) {
+static void pass_count_beyond_int(void) {
   const MPI_Count count = (MPI_Count)3000000000;
   float nothing = 0;
   MPI_Request request = MPI_REQUEST_NULL;
   allreduce_c *blocking;
   iallreduce_c *nonblocking_c;
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  find("MPI_Allreduce_c", &blocking, sizeof blocking);
-  find("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
+  find_function("MPI_Allreduce_c", &blocking, sizeof blocking);
+  find_function("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
   int code[2] = {
       blocking(&nothing, &nothing, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
       nonblocking_c(&nothing, &nothing, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request)};
@@ -336,25 +341,25 @@ static void beyond_int(void) {
 
 /* ---- Threads ---- */
 
-static void *worker(void *state) {
+static void *run_thread(void *state) {
   MPI_Comm comm = *(MPI_Comm *)state;
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-    check("threads", sum, COUNT, step, size);
+    check_sum("threads", sum, COUNT, step, size);
   }
   free(mine), free(sum);
   return NULL;
 }
 
-static void threads(void) {
+static void sum_in_threads(void) {
   pthread_t thread[2];
   MPI_Comm comm[2];
   for (int t = 0; t < 2; t++)
     MPI_Comm_dup(MPI_COMM_WORLD, &comm[t]);
   for (int t = 0; t < 2; t++)
-    pthread_create(&thread[t], NULL, worker, &comm[t]);
+    pthread_create(&thread[t], NULL, run_thread, &comm[t]);
   for (int t = 0; t < 2; t++)
     pthread_join(thread[t], NULL);
   for (int t = 0; t < 2; t++)
@@ -362,7 +367,7 @@ static void threads(void) {
 }
 
 /* Sums the gradients of a layer that is not trained: blocks of zeros beside other blocks. */
-static void zeros(void) {
+static void sum_zeros(void) {
   enum { ZEROS = COUNT + 3 };
   static float values[ZEROS], sums[ZEROS];
   unsigned state = 5 + (unsigned)rank;
@@ -379,33 +384,33 @@ static void zeros(void) {
 static const struct {
   const char *name;
   void (*run)(void);
-} cases[] = {{"steady", steady},
-             {"near", near},
-             {"feedback", feedback},
-             {"climb", climb},
-             {"uncompressed", uncompressed},
-             {"reuse", reuse},
-             {"moves", moves},
-             {"counts", counts},
-             {"communicators", communicators},
-             {"doubles", doubles},
-             {"foreign", foreign},
-             {"not-a-number", not_a_number},
+} cases[] = {{"steady", sum_steadily},
+             {"near", sum_in_several_bits},
+             {"feedback", sum_with_feedback},
+             {"climb", sum_outlier},
+             {"uncompressed", sum_integers},
+             {"reuse", sum_in_new_buffers},
+             {"moves", sum_in_moved_buffers},
+             {"counts", sum_several_counts},
+             {"communicators", sum_on_communicators},
+             {"doubles", sum_doubles},
+             {"foreign", make_other_calls},
+             {"not-a-number", sum_not_a_number},
              {"gather-and-scatter", gather_and_scatter},
-             {"nonblocking", nonblocking},
-             {"unfinished", unfinished},
-             {"progress", progress},
-             {"mixture", mixture},
-             {"persistent", persistent},
-             {"quiet", quiet},
-             {"long-counts", long_counts},
-             {"beyond-int", beyond_int},
-             {"zeros", zeros},
-             {"attributes", attributes},
-             {"arguments", arguments},
-             {"forked", forked},
+             {"nonblocking", sum_nonblocking},
+             {"unfinished", leave_request_unfinished},
+             {"progress", check_progress},
+             {"mixture", mix_dense_and_compressed},
+             {"persistent", sum_persistent},
+             {"quiet", sum_small_after_large},
+             {"long-counts", sum_long_counts},
+             {"beyond-int", pass_count_beyond_int},
+             {"zeros", sum_zeros},
+             {"attributes", check_attributes},
+             {"arguments", check_wrong_arguments},
+             {"forked", check_forked_child},
              {"reduce-and-broadcast", reduce_and_broadcast},
-             {"threads", threads}};
+             {"threads", sum_in_threads}};
 
 static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;
 

@@ -11,23 +11,23 @@ extern int rank, size;
 /* Prints the wrong element and ends the job. */
 void fail(const char *what, int step, int i, double is, double wanted);
 
-/* Values of a step, the same on all ranks; check compares their sum over `ranks` ranks. */
-float exact(int step, int i);
-void fill(float *values, int count, int step);
-void check(const char *what, const float *values, int count, int step, int ranks);
+/* Values of a step, equal on all ranks; check_sum compares their sum over `ranks` ranks. */
+float exact_value(int step, int i);
+void fill_exact(float *values, int count, int step);
+void check_sum(const char *what, const float *values, int count, int step, int ranks);
 
-float *floats(size_t count);
+float *allocate_floats(size_t count);
 
 /* Cases. */
-void nonblocking(void);
-void unfinished(void);
-void progress(void);
-void mixture(void);
-void persistent(void);
-void quiet(void);
-void attributes(void);
-void arguments(void);
-void forked(void);
+void sum_nonblocking(void);
+void leave_request_unfinished(void);
+void check_progress(void);
+void mix_dense_and_compressed(void);
+void sum_persistent(void);
+void sum_small_after_large(void);
+void check_attributes(void);
+void check_wrong_arguments(void);
+void check_forked_child(void);
 void reduce_and_broadcast(void);
 
 #endif

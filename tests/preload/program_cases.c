@@ -21,7 +21,7 @@
 
 enum { TENSORS = 4 };
 
-static void wait_somehow(int how, MPI_Request request[TENSORS]) {
+static void wait_for_requests(int how, MPI_Request request[TENSORS]) {
   int done = 0, which, some[TENSORS], flag = 0;
   MPI_Status status, statuses[TENSORS];
   switch (how) {
@@ -51,60 +51,61 @@ static void wait_somehow(int how, MPI_Request request[TENSORS]) {
   }
 }
 
-void nonblocking(void) {
+void sum_nonblocking(void) {
   float *mine[TENSORS], *sum[TENSORS];
   MPI_Request request[TENSORS];
   for (int t = 0; t < TENSORS; t++)
-    mine[t] = floats(COUNT), sum[t] = floats(COUNT);
+    mine[t] = allocate_floats(COUNT), sum[t] = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     for (int t = 0; t < TENSORS; t++) {
-      fill(mine[t], COUNT, step + t);
+      fill_exact(mine[t], COUNT, step + t);
       MPI_Iallreduce(mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request[t]);
     }
-    wait_somehow((step + rank) % 6, request);
+    wait_for_requests((step + rank) % 6, request);
     for (int t = 0; t < TENSORS; t++)
-      check("nonblocking", sum[t], COUNT, step + t, size);
+      check_sum("nonblocking", sum[t], COUNT, step + t, size);
   }
   for (int t = 0; t < TENSORS; t++)
     free(mine[t]), free(sum[t]);
 }
 
-/* A last request that is never waited for, which MPI forbids, and some programs do. */
-void unfinished(void) {
+/* Never waits for its last request, which MPI forbids but some programs do. */
+void leave_request_unfinished(void) {
   static float values[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;
   for (int step = 0; step < STEPS; step++) {
     MPI_Wait(&request, MPI_STATUS_IGNORE);
-    fill(values, COUNT, step);
+    fill_exact(values, COUNT, step);
     MPI_Iallreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
   }
 }
 
-/* A nonblocking call makes progress also while its rank waits in another call. */
-void progress(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+/* Checks that a nonblocking call makes progress while its rank waits in another call. */
+void check_progress(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
     int token = step;
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
     if (rank == 0 && size > 1)
       MPI_Recv(&token, 1, MPI_INT, 1, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     if (rank == 1)
       MPI_Send(&token, 1, MPI_INT, 0, 5, MPI_COMM_WORLD);
-    check("progress", sum, COUNT, step, size);
+    check_sum("progress", sum, COUNT, step, size);
   }
   free(mine), free(sum);
 }
 
 /* Makes a blocking call dense, by a NaN, while others are in flight. */
-void mixture(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT), *more = floats(COUNT), *most = floats(COUNT);
+void mix_dense_and_compressed(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
+        *more = allocate_floats(COUNT), *most = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
-    fill(mine, COUNT, step);
-    fill(more, COUNT, step);
+    fill_exact(mine, COUNT, step);
+    fill_exact(more, COUNT, step);
     if (step == 25 && rank == 0)
       more[3] = INFINITY;
     MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
@@ -113,16 +114,17 @@ void mixture(void) {
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     if (step == 25 && isfinite(most[3]))
       fail("infinity", step, 3, most[3], INFINITY);
-    most[3] = step == 25 ? exact(step, 3) * (float)size : most[3];
-    check("in flight", sum, COUNT, step, size);
-    check("beside", most, COUNT, step, size);
+    most[3] = step == 25 ? exact_value(step, 3) * (float)size : most[3];
+    check_sum("in flight", sum, COUNT, step, size);
+    check_sum("beside", most, COUNT, step, size);
   }
   free(mine), free(sum), free(more), free(most);
 }
 
-void persistent(void) {
+void sum_persistent(void) {
 #ifdef PERSISTENT
-  float *mine[2] = {floats(COUNT), floats(COUNT)}, *sum[2] = {floats(COUNT), floats(COUNT)};
+  float *mine[2] = {allocate_floats(COUNT), allocate_floats(COUNT)},
+        *sum[2] = {allocate_floats(COUNT), allocate_floats(COUNT)};
   MPI_Request request[2];
   MPI_Status statuses[2];
   for (int t = 0; t < 2; t++)
@@ -130,14 +132,14 @@ void persistent(void) {
         (mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request[t]));
   for (int step = 0; step < STEPS; step++) {
     for (int t = 0; t < 2; t++)
-      fill(mine[t], COUNT, step + t);
+      fill_exact(mine[t], COUNT, step + t);
     if (step % 2)
       MPI_Startall(2, request);
     else
       MPI_Start(&request[0]), MPI_Start(&request[1]);
     MPI_Waitall(2, request, statuses);
     for (int t = 0; t < 2; t++)
-      check("persistent", sum[t], COUNT, step + t, size);
+      check_sum("persistent", sum[t], COUNT, step + t, size);
   }
   for (int t = 0; t < 2; t++) {
     MPI_Request_free(&request[t]);
@@ -147,8 +149,8 @@ void persistent(void) {
 }
 
 /* Makes every tenth sum much smaller than the one before, whose residual it must not contain. */
-void quiet(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+void sum_small_after_large(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
     float scale = step % 10 == 9 ? 0.001F : 1;
@@ -174,7 +176,7 @@ void quiet(void) {
 
 static int copied, deleted;
 
-static int copy(MPI_Comm from, int key, void *extra, void *in, void *out, int *flag) {
+static int copy_attribute(MPI_Comm from, int key, void *extra, void *in, void *out, int *flag) {
   (void)from, (void)key, (void)extra;
   copied++;
   *(void **)out = in;
@@ -182,29 +184,29 @@ static int copy(MPI_Comm from, int key, void *extra, void *in, void *out, int *f
   return MPI_SUCCESS;
 }
 
-static int drop(MPI_Comm from, int key, void *value, void *extra) {
+static int delete_attribute(MPI_Comm from, int key, void *value, void *extra) {
   (void)from, (void)key, (void)value, (void)extra;
   deleted++;
   return MPI_SUCCESS;
 }
 
-static void sum_often(MPI_Comm comm, float *mine, float *sum) {
+static void sum_repeatedly(MPI_Comm comm, float *mine, float *sum) {
   for (int step = 0; step < STEPS; step++) {
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-    check("often", sum, COUNT, step, size);
+    check_sum("often", sum, COUNT, step, size);
   }
 }
 
 /* MPI calls the program's callbacks for communicators that the program makes, and for no others. */
-void attributes(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+void check_attributes(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   MPI_Comm comm;
   int key;
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  MPI_Comm_create_keyval(copy, drop, &key, NULL);
+  MPI_Comm_create_keyval(copy_attribute, delete_attribute, &key, NULL);
   MPI_Comm_set_attr(comm, key, &key);
-  sum_often(comm, mine, sum);
+  sum_repeatedly(comm, mine, sum);
   MPI_Comm_free(&comm);
   MPI_Comm_free_keyval(&key);
   if (copied != 0 || deleted != 1)
@@ -213,10 +215,10 @@ void attributes(void) {
 }
 
 /* MPI reports wrong arguments, also of calls that would be compressed. */
-void arguments(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+void check_wrong_arguments(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   MPI_Request request = MPI_REQUEST_NULL;
-  sum_often(MPI_COMM_WORLD, mine, sum);
+  sum_repeatedly(MPI_COMM_WORLD, mine, sum);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   const int codes[] = {
       MPI_Allreduce(mine, mine, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
@@ -229,15 +231,15 @@ void arguments(void) {
     if (codes[i] == MPI_SUCCESS)
       fail("wrong arguments", i, 0, 0, 1);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
-  sum_often(MPI_COMM_WORLD, mine, sum);
+  sum_repeatedly(MPI_COMM_WORLD, mine, sum);
   free(mine), free(sum);
 }
 
 /* A child that exits normally has its own exit status and reports nothing. */
-void forked(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+void check_forked_child(void) {
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   int status = 0;
-  sum_often(MPI_COMM_WORLD, mine, sum);
+  sum_repeatedly(MPI_COMM_WORLD, mine, sum);
   pid_t child = fork();
   if (child == 0)
     exit(0);
@@ -249,12 +251,12 @@ void forked(void) {
 
 /* Calls that are never compressed, though they may be of gradients. */
 void reduce_and_broadcast(void) {
-  float *mine = floats(COUNT), *sum = floats(COUNT);
+  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
-    fill(mine, COUNT, step);
+    fill_exact(mine, COUNT, step);
     MPI_Reduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
     MPI_Bcast(sum, COUNT, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    check("reduce and broadcast", sum, COUNT, step, size);
+    check_sum("reduce and broadcast", sum, COUNT, step, size);
   }
   free(mine), free(sum);
 }

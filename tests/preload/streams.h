@@ -10,27 +10,27 @@ extern int rank, size;
 extern MPI_Comm comm; /* of the case */
 
 /* Random numbers, with the same seed in each case: this rank's own, or the same on all. */
-void seed(unsigned long long from);
-double uniform(void);
-float normal(void);
+void seed_random(unsigned long long from);
+double draw_uniform(void);
+float draw_normal(void);
 
-float *floats(size_t count);
+float *allocate_floats(size_t count);
 
 /* Sums over the ranks; the bits of the result are part of the program's output. */
-void reduce(const float *from, float *to, int count);
+void sum_over_ranks(const float *from, float *to, int count);
 
 /* Cases: programs that solve or stack something. */
-void gmres(void);
-void bicgstab(void);
-void stacking(void);
+void solve_with_gmres(void);
+void solve_with_bicgstab(void);
+void stack_signals(void);
 
 /* Trainings. */
-void sgd(void);
-void adam(void);
-void policy(void);
-void critic(void);
-void network(void);
-void wide(void);
-void whole(void);
+void train_with_sgd(void);
+void train_with_adam(void);
+void train_policy_and_critic(void);
+void sum_like_policy_and_critic(void);
+void train_on_new_samples(void);
+void train_with_double_sums(void);
+void train_on_same_samples(void);
 
 #endif

@@ -15,23 +15,24 @@ struct learner {
   int step;
 };
 
-static struct learner learner_of(unsigned number) {
-  struct learner learner = {floats(COUNT), floats(COUNT), floats(COUNT), floats(COUNT), 0};
-  seed(number);
+static struct learner make_learner(unsigned number) {
+  struct learner learner = {allocate_floats(COUNT), allocate_floats(COUNT), allocate_floats(COUNT),
+                            allocate_floats(COUNT), 0};
+  seed_random(number);
   for (int i = 0; i < COUNT; i++)
-    learner.truth[i] = normal();
-  seed((unsigned)rank + 1);
+    learner.truth[i] = draw_normal();
+  seed_random((unsigned)rank + 1);
   return learner;
 }
 
 /* Adds the gradient of a batch of this rank; returns its loss. */
-static float gradient_of(const struct learner *learner, float *gradient) {
+static float add_gradient(const struct learner *learner, float *gradient) {
   float x[WIDE], loss = 0;
   for (int sample = 0; sample < BATCH; sample++) {
     for (int k = 0; k < WIDE; k++)
-      x[k] = normal();
+      x[k] = draw_normal();
     for (int row = 0; row < HIGH; row++) {
-      float error = 0.5F * normal();
+      float error = 0.5F * draw_normal();
       for (int k = 0; k < WIDE; k++)
         error += (learner->weight[row * WIDE + k] - learner->truth[row * WIDE + k]) * x[k];
       loss += error * error / (BATCH * HIGH);
@@ -42,7 +43,7 @@ static float gradient_of(const struct learner *learner, float *gradient) {
   return loss;
 }
 
-static void update(struct learner *learner, const float *sum, int adam) {
+static void update_parameters(struct learner *learner, const float *sum, int adam) {
   learner->step++;
   for (int i = 0; i < COUNT; i++) {
     float g = sum[i] / (float)size;
@@ -54,11 +55,12 @@ static void update(struct learner *learner, const float *sum, int adam) {
 }
 
 static float train_step(struct learner *learner, int adam) {
-  float *gradient = floats(COUNT), *sum = floats(COUNT);
-  float loss = gradient_of(learner, gradient);
-  reduce(gradient, sum, COUNT);
-  update(learner, sum, adam);
-  float *spacer = malloc((size_t)(uniform() * 100000) + 1); /* buffers are elsewhere each time */
+  float *gradient = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  float loss = add_gradient(learner, gradient);
+  sum_over_ranks(gradient, sum, COUNT);
+  update_parameters(learner, sum, adam);
+  float *spacer =
+      malloc((size_t)(draw_uniform() * 100000) + 1); /* buffers are elsewhere each time */
   free(gradient), free(sum), free(spacer);
   return loss;
 }
@@ -70,20 +72,20 @@ static void print_loss(float loss) {
     printf("loss %.4f\n", (double)(mean / (float)size));
 }
 
-static void train(int adam) {
-  struct learner learner = learner_of(7);
+static void train_learner(int adam) {
+  struct learner learner = make_learner(7);
   float last = 0;
   for (int step = 0; step < 120; step++)
     last = train_step(&learner, adam);
   print_loss(last);
 }
-void sgd(void) { train(0); }
-void adam(void) { train(1); }
+void train_with_sgd(void) { train_learner(0); }
+void train_with_adam(void) { train_learner(1); }
 
 /* Trains two tensors of one size in turn, as a policy and its critic: each epoch makes another
  * number of steps with the first, and sums after each whether to go on. */
-void policy(void) {
-  struct learner one = learner_of(7), other = learner_of(8);
+void train_policy_and_critic(void) {
+  struct learner one = make_learner(7), other = make_learner(8);
   float last = 0, bias[HIGH] = {0}, sum[HIGH];
   for (int epoch = 0; epoch < 6; epoch++) {
     for (int step = 0; step < 40 + epoch * 13 % 9; step++) {
@@ -101,20 +103,20 @@ void policy(void) {
 
 /* Sums values of up to scale / 2, in newly allocated buffers, and returns the largest result. */
 static float largest_sum(float scale) {
-  float *values = floats(COUNT), *sum = floats(COUNT), largest = 0;
+  float *values = allocate_floats(COUNT), *sum = allocate_floats(COUNT), largest = 0;
   for (int i = 0; i < COUNT; i++)
-    values[i] = scale * (float)(uniform() - 0.5);
-  reduce(values, sum, COUNT);
+    values[i] = scale * (float)(draw_uniform() - 0.5);
+  sum_over_ranks(values, sum, COUNT);
   for (int i = 0; i < COUNT; i++)
     largest = fmaxf(largest, fabsf(sum[i]));
-  free(malloc((size_t)(uniform() * 100000) + 1));
+  free(malloc((size_t)(draw_uniform() * 100000) + 1));
   free(values), free(sum);
   return largest;
 }
 
 /* Sums for a policy and for a critic with gradients a thousand times as large. The critic's first
  * call looks like the policy's next one, whose residual must not contain the critic's error. */
-void critic(void) {
+void sum_like_policy_and_critic(void) {
   float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
   for (int epoch = 0; epoch < 4; epoch++) {
     for (int step = 0; step < 25 + epoch * 13 % 9; step++) {
@@ -138,13 +140,13 @@ struct network {
   float *first, *second, *gradients[2], *sums[2];
 };
 
-static struct network network_of(unsigned number, float scale) {
-  struct network net = {floats(COUNT), floats(COUNT), {NULL}, {NULL}};
+static struct network make_network(unsigned number, float scale) {
+  struct network net = {allocate_floats(COUNT), allocate_floats(COUNT), {NULL}, {NULL}};
   for (int layer = 0; layer < 2; layer++)
-    net.gradients[layer] = floats(COUNT), net.sums[layer] = floats(COUNT);
-  seed(number);
+    net.gradients[layer] = allocate_floats(COUNT), net.sums[layer] = allocate_floats(COUNT);
+  seed_random(number);
   for (int i = 0; i < COUNT; i++)
-    net.first[i] = scale * normal() / 14, net.second[i] = scale * normal() / 10;
+    net.first[i] = scale * draw_normal() / 14, net.second[i] = scale * draw_normal() / 10;
   return net;
 }
 
@@ -165,7 +167,7 @@ static void run_network(const struct network *net, const float *x, float *hidden
 static float learn_sample(struct network *net, const struct network *teacher) {
   float x[WIDE], hidden[HIGH], y[WIDE], wanted[WIDE], back[HIGH] = {0}, loss = 0;
   for (int k = 0; k < WIDE; k++)
-    x[k] = normal();
+    x[k] = draw_normal();
   run_network(teacher, x, hidden, wanted);
   run_network(net, x, hidden, y);
   for (int k = 0; k < WIDE; k++) {
@@ -187,7 +189,7 @@ static void sum_gradients(struct network *net, int as_doubles) {
   for (int layer = 1; layer >= 0; layer--) {
     float *gradient = net->gradients[layer], *sum = net->sums[layer];
     if (!as_doubles) {
-      reduce(gradient, sum, COUNT);
+      sum_over_ranks(gradient, sum, COUNT);
       continue;
     }
     for (int i = 0; i < COUNT; i++)
@@ -198,13 +200,13 @@ static void sum_gradients(struct network *net, int as_doubles) {
   }
 }
 
-static void learn(int as_doubles, int same_samples) {
-  struct network net = network_of(3, 0.3F), teacher = network_of(4, 1);
+static void train_network(int as_doubles, int same_samples) {
+  struct network net = make_network(3, 0.3F), teacher = make_network(4, 1);
   float loss = 0;
   for (int step = 0; step < 120; step++) {
     loss = 0;
     if (step == 0 || same_samples)
-      seed((unsigned)rank + 1);
+      seed_random((unsigned)rank + 1);
     for (int layer = 0; layer < 2; layer++)
       memset(net.gradients[layer], 0, COUNT * sizeof(float));
     for (int sample = 0; sample < BATCH; sample++)
@@ -217,6 +219,6 @@ static void learn(int as_doubles, int same_samples) {
   }
   print_loss(loss);
 }
-void network(void) { learn(0, 0); }
-void wide(void) { learn(1, 0); }
-void whole(void) { learn(0, 1); }
+void train_on_new_samples(void) { train_network(0, 0); }
+void train_with_double_sums(void) { train_network(1, 0); }
+void train_on_same_samples(void) { train_network(0, 1); }

@@ -1,5 +1,5 @@
-/* onebit-replay [--loopback] [--codec NAME] DIR...: a line for each case. Exit status: 0 all cases
- * are ok, 1 some are not, 2 a wrong command line. */
+/* onebit-replay [--loopback] [--codec NAME] DIR...: runs recorded cases, and prints a line for
+ * each. Exit status: 0 if all cases are ok, 1 if some are not, 2 for a wrong command line. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "tests/replay/replay.h"
 
-static bool replay(char *directory) {
+static bool run_case(char *directory) {
   struct replay_result result;
   for (size_t end = strlen(directory); end > 1 && directory[end - 1] == '/'; end--)
     directory[end - 1] = '\0';
@@ -28,13 +28,14 @@ int main(int argc, char **argv) {
   for (; first < argc && argv[first][0] == '-'; first++)
     if (strcmp(argv[first], "--codec") == 0 && first + 1 < argc)
       setenv("ONEBIT_CODEC", argv[++first], 1);
-    else if (strcmp(argv[first], "--loopback") != 0) /* its text describes every run */
+    else if (strcmp(argv[first], "--loopback") !=
+             0) /* accepted without an effect: every run is over loopback */
       first = argc;
   if (first >= argc) {
     fprintf(stderr, "usage: onebit-replay [--loopback] [--codec NAME] DIR...\n");
     return 2;
   }
   for (; first < argc; first++)
-    good &= replay(argv[first]);
+    good &= run_case(argv[first]);
   return good ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-/* A recorded case: it is read, and run on its ranks; each runs its part and compares, and all their
- * results together are judged. */
+/* Reads a recorded case and runs it on its ranks. Each rank compares its results with the record,
+ * and the results of all ranks together are judged. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 #include "onebit/onebit.h"
 #include "tests/replay/replay.h"
 
-/* ---- A case: its arrays, and its text, of which every key is checked ---- */
+/* ---- Reading a case: its arrays, and its text, whose keys are all checked ---- */
 
 #define REFUSE(file, format, ...)                                                                  \
   replay_fail(result, "%.300s/%s: " format, recorded->directory, file, __VA_ARGS__)
 
-/* A file in memory, with a zero byte behind it; NULL after saying why. */
+/* Reads a file, and appends a zero byte; returns NULL after noting the reason. */
 static char *read_file(const struct replay_case *recorded, const char *name, size_t *bytes,
                        struct replay_result *result) {
   char path[4096], *data = NULL;
@@ -45,7 +45,8 @@ static bool read_array(const struct replay_case *recorded, const char *name, siz
                                     bytes, wanted, rows, columns, recorded->count));
 }
 
-/* A line that cases of some kinds must have. low, high: of integers; high: how many reals. */
+/* A line that cases of these kinds must have. low and high limit an integer; for reals, high is
+ * their number. */
 struct key {
   const char *name;
   enum { INTEGER, REALS, SHAPES, TEXT } type;
@@ -54,7 +55,7 @@ struct key {
 };
 
 enum { ALLREDUCE = 1, ADAM = 2, LAMB = 4, ZERO_ONE = 8, OPTIMIZER = 14, ALL = 15 };
-enum { MAX_RANKS = 4096, MAX_COUNT = 1 << 24 /* products of these fit into a size_t */ };
+enum { MAX_RANKS = 4096, MAX_COUNT = 1 << 24 /* their products fit into a size_t */ };
 
 #define AT(field) offsetof(struct replay_case, field)
 
@@ -82,7 +83,7 @@ static const struct key keys[] = {
     {"dense_allreduce_before_step", TEXT, OPTIMIZER, AT(dense_steps), 0, 0},
 };
 
-/* The value of a key in the lines "key = value", which zero bytes end. */
+/* Returns the value of a key in the lines "key = value", each of which ends with a zero byte. */
 static char *find_value(const struct replay_case *recorded, size_t bytes, const char *key) {
   const size_t length = strlen(key);
   for (char *line = recorded->text; line < recorded->text + bytes; line += strlen(line) + 1) {
@@ -127,7 +128,7 @@ static bool read_shapes(const char *text, struct replay_case *recorded) {
 static bool read_value(struct replay_case *recorded, const struct key *key, const char *text) {
   void *field = (char *)recorded + key->at;
   double number;
-  if (key->type == TEXT) /* a digit a step */
+  if (key->type == TEXT) /* one digit for each step */
     return strlen(*(const char **)field = text) == recorded->steps;
   if (key->type == SHAPES)
     return read_shapes(text, recorded);
@@ -139,7 +140,7 @@ static bool read_value(struct replay_case *recorded, const struct key *key, cons
   return good;
 }
 
-static bool parse(struct replay_case *recorded, size_t bytes, struct replay_result *result) {
+static bool parse_case(struct replay_case *recorded, size_t bytes, struct replay_result *result) {
   static const char *const kinds[REPLAY_KINDS] = {"allreduce", "adam", "lamb", "zoadam"};
   for (char *at = recorded->text; (at = strchr(at, '\n')); at++)
     *at = '\0';
@@ -163,7 +164,7 @@ bool replay_case_open(struct replay_case *recorded, const char *directory,
   size_t bytes = 0;
   *recorded = (struct replay_case){.directory = directory, .params_ranks = 1};
   recorded->text = read_file(recorded, "case.txt", &bytes, result);
-  if (!recorded->text || !parse(recorded, bytes, result))
+  if (!recorded->text || !parse_case(recorded, bytes, result))
     return false;
   const bool reduces = recorded->kind == REPLAY_ALLREDUCE;
   return read_array(recorded, reduces ? "in.f32" : "grads.f32", recorded->steps, recorded->world,
@@ -186,9 +187,9 @@ struct run {
   pthread_t thread;
   const struct replay_case *recorded;
   onebit_comm_t comm;
-  size_t rank, steps; /* made */
+  size_t rank, steps; /* steps made so far */
   struct replay_result result;
-  float *gradient, *got, *before, *length; /* before: the parameters, until the step */
+  float *gradient, *got, *before, *length; /* before: the parameters before the step */
   onebit_tensor_t tensors[REPLAY_TENSORS];
 };
 
@@ -202,30 +203,31 @@ bool replay_fail(struct replay_result *result, const char *format, ...) {
   return false;
 }
 
-static bool passed(struct run *run, onebit_status_t status, const char *call) {
+static bool check_call(struct run *run, onebit_status_t status, const char *call) {
   if (status != ONEBIT_OK)
     replay_fail(&run->result, "%s after %zu steps: %s: %s", call, run->steps,
                 onebit_status_string(status), onebit_last_error());
   return status == ONEBIT_OK;
 }
 
-static double distance(double got, double recorded, double offset) {
+static double relative_difference(double got, double recorded, double offset) {
   if (got == recorded)
     return 0;
   double relative = fabs(got - recorded) / (fabs(recorded) + offset);
   return isnan(relative) ? INFINITY : relative;
 }
 
-/* A value is an exception when |difference| / (|recorded| + offset) is above 1e-5; the offset is
- * 0.1 of parameters, which have a row before them. Implementations add up a norm in other orders,
- * so a value within rounding of zero can get the other sign, which error feedback brings back: an
- * exception of an allreduce may differ in its sign, and a parameter by four of its longest updates,
- * where the shorter one of the recorded update and ours counts. */
-static void compare(struct run *run, const float *recorded, const float *recorded_before) {
+/* Compares values with the record. A value is an exception if |difference| / (|recorded| + offset)
+ * is above 1e-5; the offset is 0.1 for parameters (recorded_before is not NULL), else 0.
+ * Implementations add up a norm in different orders, so a value near zero can get the other sign,
+ * which error feedback corrects later: an exception of an allreduce may differ in its sign, and a
+ * parameter by four times its longest update, where an update is the shorter one of the recorded
+ * update and ours. */
+static void compare_values(struct run *run, const float *recorded, const float *recorded_before) {
   struct replay_result *result = &run->result;
   for (size_t i = 0; i < run->recorded->count; i++) {
     const double got = (double)run->got[i], wanted = (double)recorded[i];
-    const double far = distance(got, wanted, recorded_before ? 0.1 : 0);
+    const double far = relative_difference(got, wanted, recorded_before ? 0.1 : 0);
     if (recorded_before)
       run->length[i] = fmaxf(run->length[i], fminf(fabsf(recorded[i] - recorded_before[i]),
                                                    fabsf(run->got[i] - run->before[i])));
@@ -236,7 +238,7 @@ static void compare(struct run *run, const float *recorded, const float *recorde
       snprintf(result->error, REPLAY_ERROR, "step %zu, value %zu is %.9g, recorded %.9g",
                run->steps, i, got, wanted);
     const bool wild = recorded_before ? !(fabs(got - wanted) <= 4 * (double)run->length[i])
-                                      : distance(-got, wanted, 0) > 1e-5;
+                                      : relative_difference(-got, wanted, 0) > 1e-5;
     result->wild += wild;
   }
   result->values += run->recorded->count;
@@ -255,16 +257,16 @@ static void run_allreduce(struct run *run) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan = NULL;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
-  passed(run, onebit_plan_create(run->comm, recorded->count, &options, &plan),
-         "onebit_plan_create");
+  check_call(run, onebit_plan_create(run->comm, recorded->count, &options, &plan),
+             "onebit_plan_create");
   while (!run->result.failed && run->steps < recorded->steps)
-    if (passed(run, onebit_allreduce(own_input(run), run->got, plan), "onebit_allreduce"))
-      compare(run, recorded->output + run->steps * recorded->count, NULL);
+    if (check_call(run, onebit_allreduce(own_input(run), run->got, plan), "onebit_allreduce"))
+      compare_values(run, recorded->output + run->steps * recorded->count, NULL);
   onebit_plan_destroy(plan);
 }
 
-/* DeepSpeed treats a freeze at step 0 like one at step 1: there is one step of warm-up. In the
- * library 0 has another meaning. */
+/* Creates an optimizer. A freeze at step 0 becomes one at step 1, as in DeepSpeed, which has one
+ * step of warm-up then; in the library 0 has another meaning. */
 #define CREATE(kind, KIND, freeze, ...)                                                            \
   do {                                                                                             \
     onebit_##kind##_options_t options = ONEBIT_##KIND##_OPTIONS_INIT;                              \
@@ -274,7 +276,7 @@ static void run_allreduce(struct run *run) {
     options.epsilon = recorded->epsilon;                                                           \
     options.freeze = recorded->freeze_step ? recorded->freeze_step : 1;                            \
     __VA_ARGS__;                                                                                   \
-    return passed(                                                                                 \
+    return check_call(                                                                             \
         run,                                                                                       \
         onebit_##kind##_create(run->comm, run->tensors, recorded->tensors, &options, optimizer),   \
         "onebit_" #kind "_create");                                                                \
@@ -304,8 +306,8 @@ static bool make_step(struct run *run, onebit_optimizer_t optimizer) {
   onebit_optimizer_info_t before = {.size = sizeof before}, after = before;
   onebit_optimizer_get_info(optimizer, &before);
   memcpy(run->gradient, own_input(run), recorded->count * sizeof(float));
-  if (!passed(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
-              "onebit_optimizer_step"))
+  if (!check_call(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
+                  "onebit_optimizer_step"))
     return false;
   onebit_optimizer_get_info(optimizer, &after);
   const bool dense =
@@ -331,7 +333,7 @@ static void run_optimizer(struct run *run) {
   const float *before = recorded->start, *wanted = recorded->output + own;
   bool good = create_optimizer(run, &optimizer);
   while (good && run->steps < recorded->steps && (good = make_step(run, optimizer))) {
-    compare(run, wanted, before);
+    compare_values(run, wanted, before);
     before = wanted;
     wanted += recorded->params_ranks * count;
   }
@@ -352,7 +354,7 @@ static void *run_rank(void *argument) {
   return NULL;
 }
 
-/* separate: ranks have parameters of their own. */
+/* Adds the result of a rank; if `separate`, ranks have different parameters. */
 static void add_result(struct replay_result *whole, const struct run *run, bool separate) {
   const struct replay_result *one = &run->result;
   if (one->failed)
@@ -370,7 +372,7 @@ static void add_result(struct replay_result *whole, const struct run *run, bool 
   whole->worst = fmax(whole->worst, one->worst);
 }
 
-static void judge(struct replay_result *result, uint64_t values_per_exception) {
+static void judge_result(struct replay_result *result, uint64_t values_per_exception) {
   const struct replay_result all = *result;
   const uint64_t allowed = all.values / values_per_exception;
   if (all.exceptions > allowed || all.wild > 0)
@@ -391,11 +393,11 @@ void replay_run(const char *directory, struct replay_result *result) {
   for (size_t r = 0; r < size; r++) {
     runs[r] = (struct run){.recorded = &recorded, .comm = comms[r], .rank = r};
     if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r]) != 0)
-      abort(); /* those that are started would wait */
+      abort(); /* the ranks that run already would wait */
   }
   for (size_t r = 0; r < size && pthread_join(runs[r].thread, NULL) == 0; r++)
     add_result(result, &runs[r], recorded.params_ranks > 1);
-  judge(result, recorded.kind == REPLAY_ALLREDUCE ? 10000 : 1000);
+  judge_result(result, recorded.kind == REPLAY_ALLREDUCE ? 10000 : 1000);
   free(runs);
   free(comms);
   replay_case_close(&recorded);

@@ -1,18 +1,18 @@
-"""SASS as cuobjdump prints it: kernels, their control flow, and the cheapest way through a loop.
+"""Reads SASS as cuobjdump prints it: kernels, their control flow, and the cheapest path through a loop.
 
-What a warp executes for each iteration is a path through the loop's basic blocks, from its header
-back to it. A loop has other paths, for the end of a block and for buffers that are not aligned; the
-one that counts is that which moves at least the bytes an iteration is known to move, with the
-fewest accesses and the least besides (check-kernels weighs them); of several the one with the most
-floating-point arithmetic (it leaves out no element), then with the fewest instructions (of two
-forms, the one for whole tiles).
+An iteration of a loop executes a path through the loop's basic blocks, from its header back to it. A
+loop has several paths, some of them for the end of a block or for buffers that are not aligned. The
+path to measure moves at least the bytes of an iteration, with the fewest accesses and the fewest
+other bytes (check-kernels weighs these). Among equal paths it is the one with the most
+floating-point arithmetic, which leaves out no element, and then the one with the fewest
+instructions, which is the one for whole tiles.
 """
 import re
 
 WIDTHS = {'U8': 1, 'S8': 1, 'U16': 2, 'S16': 2, '64': 8, '128': 16}
 LINE = re.compile(r'^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;')
 FLOATS = re.compile(r'(FADD|FMUL|FFMA|FMNMX|FSETP|MUFU|DADD|DMUL|DFMA|HADD2|HMUL2|HFMA2|HMNMX2)')
-MAX_BYTES = 4096  # a lane and iteration; more is no path of interest
+MAX_BYTES = 4096  # of a lane in an iteration; paths that move more are ignored
 
 
 class Instruction:
@@ -40,8 +40,8 @@ class Kernel:
         return self.stack + sum(i.opcode in ('STL', 'LDL') for i in self.code)
 
 
-def read(lines):
-    """{architecture: {mangled name: Kernel}} of what `cuobjdump -sass -res-usage` prints."""
+def parse_sass(lines):
+    """Parses the output of `cuobjdump -sass -res-usage` to {architecture: {mangled name: Kernel}}."""
     found, arch, kernel = {}, None, None
     for line in lines:
         if line.startswith('arch = '):
@@ -97,7 +97,7 @@ class Flow:
                 stack.pop()
         return order[::-1]
 
-    def dominators(self):
+    def find_dominators(self):
         rank = {block: n for n, block in enumerate(self.order)}
         before = {block: [] for block in self.order}
         for block in self.order:
@@ -105,7 +105,7 @@ class Flow:
                 before[n].append(block)
         above, changed = {0: 0}, True
 
-        def common(a, b):
+        def common_dominator(a, b):
             while a != b:
                 while rank[a] > rank[b]:
                     a = above[a]
@@ -118,14 +118,14 @@ class Flow:
                 known = [n for n in before[block] if n in above]
                 new = known[0]
                 for n in known[1:]:
-                    new = common(new, n)
+                    new = common_dominator(new, n)
                 changed |= above.get(block) != new
                 above[block] = new
         return above, before
 
     def find_loops(self):
-        """{header: set of blocks}"""
-        above, before = self.dominators()
+        """Returns the loops as {header: set of blocks}."""
+        above, before = self.find_dominators()
         loops = {}
         for block in self.order:
             for header in self.next[block]:
@@ -142,11 +142,11 @@ class Flow:
                         todo += before[n]
         return loops
 
-    def paths(self, inside, ends, first=0, trips=1, last=None, weighed=True):
-        """{(bytes loaded, bytes stored): (accesses, -floats, instructions, path)} of the best paths
-        from `first`, within `inside`, to one of the edges that `ends` says. A loop on the way that
-        has no other in it is gone round `trips` times by its dearest way, others once; not one
-        with `last` in it. Not weighed: of all paths the shortest one, under (0, 0)."""
+    def best_paths(self, inside, ends, first=0, trips=1, last=None, weighed=True):
+        """Returns {(bytes loaded, bytes stored): (accesses, -floats, instructions, path)} of the best
+        paths from `first`, within `inside`, to a block for which `ends` is true. An innermost loop on
+        the way, unless it contains `last`, runs `trips` times on its most expensive path; other loops
+        run once. If not `weighed`, returns only the shortest path, under the key (0, 0)."""
         inner = {h for h, body in self.loops.items() if h in inside and h != first and
                  last not in body and not any(o in body for o in self.loops if o != h)}
         state, done = {first: {(0, 0): (0, 0, 0, None)}}, {}
@@ -156,28 +156,28 @@ class Flow:
             code, after = self.blocks[block], self.next[block]
             if block in inner:
                 body = self.loops[block]
-                code = self.dearest(block) * trips
+                code = self.most_expensive_path(block) * trips
                 after = [n for b in body for n in self.next[b] if n not in body]
-            extended = extend(state[block], code, weighed)
+            extended = extend_paths(state[block], code, weighed)
             for n in after or [None]:
-                merge(done if ends(n) else state.setdefault(n, {}), extended)
+                merge_paths(done if ends(n) else state.setdefault(n, {}), extended)
         return done
 
-    def cycle(self, header, trips=1):
-        return self.paths(self.loops[header], lambda n: n == header, header, trips)
+    def loop_paths(self, header, trips=1):
+        return self.best_paths(self.loops[header], lambda n: n == header, header, trips)
 
-    def dearest(self, header):
-        paths = self.cycle(header)
+    def most_expensive_path(self, header):
+        paths = self.loop_paths(header)
         best = min(paths, key=lambda key: (-sum(key), *paths[key][:3]))
-        return flat(paths[best][3])
+        return flatten_path(paths[best][3])
 
-    def shortest(self, first, last):
-        """To the block `last`, or where that is None to the end."""
-        paths = self.paths(set(self.order), lambda n: n == last, first, 1, last, False)
-        return flat(paths[0, 0][3]) if paths else []
+    def shortest_path(self, first, last):
+        """Returns the shortest path to the block `last`, or to the end if that is None."""
+        paths = self.best_paths(set(self.order), lambda n: n == last, first, 1, last, False)
+        return flatten_path(paths[0, 0][3]) if paths else []
 
 
-def extend(paths, code, weighed):
+def extend_paths(paths, code, weighed):
     counted = code if weighed else []
     loads, stores = sum(i.loads for i in counted), sum(i.stores for i in counted)
     floats = sum(i.floats for i in counted)
@@ -188,13 +188,13 @@ def extend(paths, code, weighed):
             if loaded + loads + stored + stores <= MAX_BYTES}
 
 
-def merge(into, paths):
+def merge_paths(into, paths):
     for key, value in paths.items():
         if key not in into or value[:3] < into[key][:3]:
             into[key] = value
 
 
-def flat(path):
+def flatten_path(path):
     parts = []
     while path:
         path, code = path

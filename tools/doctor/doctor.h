@@ -1,9 +1,9 @@
 /*
  * onebit-tune --doctor: finds out whether MPI uses the network that it should use.
  *
- * Measuring and judging are apart. doctor_mpi.c measures among ranks, host.c this host and plain
- * TCP; they fill in a struct doctor_facts. judge.c makes findings of it, and report.c prints, which
- * needs neither MPI nor the machine.
+ * Measuring and judging are separate. doctor_mpi.c measures between ranks, host.c measures this
+ * host and plain TCP; they fill in a struct doctor_facts. judge.c derives findings from it, and
+ * report.c prints them; both need neither MPI nor the machine.
  */
 #ifndef TOOLS_DOCTOR_H
 #define TOOLS_DOCTOR_H
@@ -20,8 +20,8 @@ void doctor_begin(void);
 int doctor_run(void);
 
 enum {
-  DOCTOR_INTERFACES = 8, /* with an IPv4 address, the loopback left out; further ones are ignored */
-  DOCTOR_SUBNETS = 4,    /* that all hosts share; further ones are ignored */
+  DOCTOR_INTERFACES = 8, /* interfaces with an IPv4 address, but the loopback; others are ignored */
+  DOCTOR_SUBNETS = 4,    /* subnets that all hosts share; further ones are ignored */
   DOCTOR_ADDRESS = 20,   /* bytes of "10.77.0.0/24" */
   DOCTOR_MAX_FINDINGS = 24
 };
@@ -40,14 +40,14 @@ struct doctor_interface {
 struct doctor_host {
   char name[64], loopback[16]; /* the address 127.x to which /etc/hosts maps its name, or "" */
   int ranks, cpus_online, interface_count;
-  int usable; /* CPUs, by its ranks */
+  int usable; /* CPUs that its ranks may use */
   struct doctor_interface interfaces[DOCTOR_INTERFACES];
   double local_hop; /* time between ranks of the host while a message goes around all of them */
   double others;    /* CPUs that other programs use while the doctor's ranks sleep */
   double stolen;    /* the part of its CPUs' time that the hypervisor took */
-  int lost_periods; /* in which the limit of its container stopped ranks */
+  int lost_periods; /* periods in which its container's CPU limit stopped ranks */
   double clock;     /* seconds that it is ahead of host 0 */
-  double tcp[DOCTOR_SUBNETS]; /* plain TCP, from host number ^ 1 */
+  double tcp[DOCTOR_SUBNETS]; /* rate of plain TCP from host number ^ 1 */
 };
 
 /* A subnet in which every host has an address. */
@@ -59,37 +59,37 @@ struct doctor_subnet {
 struct doctor_facts {
   char library[64];
   int rank_count, host_count, subnet_count;
-  int yields; /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
+  int yields; /* whether idle ranks give their CPU away: 1, 0, or -1 for unknown */
   struct doctor_host *hosts;
   struct doctor_subnet subnets[DOCTOR_SUBNETS];
   uint64_t bulk;     /* bytes that each host sent to the next one while the counters were read */
   double *bandwidth; /* [from * host_count + to] */
 };
 
-/* Finds the subnets in which every host has an address, each host another one: docker0's address is
- * the same on all hosts, so it joins nothing. */
+/* Finds the subnets in which every host has an address of its own. docker0 has the same address on
+ * all hosts, so it connects no hosts. */
 void doctor_find_subnets(struct doctor_facts *facts);
 /* Returns the host's interface in a subnet; NULL: none is up. */
-const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
-                                                   int subnet);
+const struct doctor_interface *doctor_find_interface(const struct doctor_facts *facts, int host,
+                                                     int subnet);
 /* Returns the part of the traffic that a host sent over a subnet, or with host -1 all hosts; 0 if
  * the counters did not include the bulk transfer, as with RDMA. */
-double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
+double doctor_traffic_part(const struct doctor_facts *facts, int host, int subnet);
 /* Returns the subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);
-/* The subnet in which plain TCP carries most. */
+/* Returns the subnet in which plain TCP is fastest. */
 int doctor_fastest_subnet(const struct doctor_facts *facts);
 /* True if a rate is an outlier below the others of its kind. */
-bool doctor_is_low(double value, const double *values, int count, double ratio);
+bool doctor_is_outlier(double value, const double *values, int count, double ratio);
 
 /* --- Findings and settings */
 
 enum { DOCTOR_SEEN = 320 };
 
-/* In the order of causes: what is wrong with processors, interfaces, hosts, networks, other things.
+/* The kinds of findings, in the order of causes: processors, interfaces, hosts, networks, others.
  * The rules in judge.c have their texts. */
 enum doctor_kind {
-  DOCTOR_BUSY, /* what blurs times */
+  DOCTOR_BUSY, /* makes measured times inaccurate */
   DOCTOR_STOLEN,
   DOCTOR_SPINNING,
   DOCTOR_SAME_CPU,
@@ -122,7 +122,7 @@ struct doctor_finding {
 struct doctor_diagnosis {
   int count, more; /* findings; those beyond the room are counted in `more` alone */
   struct doctor_finding findings[DOCTOR_MAX_FINDINGS];
-  bool has_subnet; /* a finding has the one to use */
+  bool has_subnet; /* a finding names the subnet to use */
 };
 
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis);
@@ -130,8 +130,8 @@ void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *dia
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);
 void doctor_print_findings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis);
-/* "10.77.0.0/24" */
-const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
+/* Returns a subnet as text: "10.77.0.0/24". */
+const char *doctor_format_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
 
 /* --- This machine: Linux */
 
@@ -148,9 +148,9 @@ void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]);
 /* Replaces the counters of `after` by their increase since `before`. */
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after);
 
-/* Measure plain TCP. doctor_listen makes a listening socket on a free port of an address, *port;
- * -1: it cannot. Then one host sends for some tenths of a second from its address to the other's,
- * which receives, and gets Gbit/s, 0 when there is no connection. Each gives up after some
+/* Measure plain TCP. doctor_listen creates a listening socket at an address, on a free port *port;
+ * -1: it can not. doctor_send then sends from one host to the other for some tenths of a second;
+ * doctor_receive returns the rate in Gbit/s, 0 without a connection. Both give up after some
  * seconds. */
 int doctor_listen(uint32_t address, uint16_t *port);
 void doctor_send(uint32_t own, uint32_t address, uint16_t port);

@@ -19,13 +19,13 @@ enum { FINDINGS = 1, TAG = 1 };
 
 static struct tune_cluster team;
 static struct doctor_facts facts;
-static struct doctor_load first_load; /* when the doctor began */
+static struct doctor_load first_load; /* the load when the doctor began */
 
 static bool is_leader(void) { return team.leaders != MPI_COMM_NULL; }
 
-/* Repeated measurements count by their best: noise only makes them worse. */
-static void keep_faster(double *rate, double another) { *rate = fmax(*rate, another); }
-static void keep_sooner(double *time, double another) {
+/* The best of repeated measurements counts, since noise only makes them worse. */
+static void keep_higher_rate(double *rate, double another) { *rate = fmax(*rate, another); }
+static void keep_shorter_time(double *time, double another) {
   if (another > 0 && (*time <= 0 || another < *time))
     *time = another;
 }
@@ -39,10 +39,10 @@ static void *doctor_allocate(size_t count, size_t bytes) {
   return memory;
 }
 
-/* --- Who is where ------------------------------------------------------------------------------*/
+/* --- The cluster -------------------------------------------------------------------------------*/
 
-/* Reads Open MPI's variable for it, a C _Bool; -1 where there is none and nothing is known. */
-static int library_yields(void) {
+/* Returns whether idle ranks yield, by Open MPI's variable, a C _Bool; -1 if there is none. */
+static int read_yield_setting(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
   _Bool value[16]; /* the variable is one; more, against surprises */
@@ -58,16 +58,16 @@ static int library_yields(void) {
   return result;
 }
 
-static void name_library(void) {
+static void read_library_name(void) {
   char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
   MPI_Get_library_version(name, &length);
-  name[strcspn(name, ",\n")] = '\0'; /* some tell all about how they were built */
+  name[strcspn(name, ",\n")] = '\0'; /* some libraries add how they were built */
   snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
 /* Counts the CPUs that the ranks of this host may use together; 0: more than a set has. */
-static int count_usable(void) {
+static int count_usable_cpus(void) {
   cpu_set_t set;
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof set, &set);
@@ -75,17 +75,17 @@ static int count_usable(void) {
   return CPU_COUNT(&set);
 }
 
-static void doctor_gather(void) {
+static void gather_hosts(void) {
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
   facts.rank_count = team.size;
-  facts.yields = library_yields(); /* the launcher gives all ranks the same */
+  facts.yields = read_yield_setting(); /* the launcher gives all ranks the same */
   facts.hosts = doctor_allocate((size_t)hosts, sizeof *facts.hosts);
   facts.bandwidth = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
-  name_library();
+  read_library_name();
   doctor_read_host(&host);
   host.ranks = team.local_size;
-  host.usable = count_usable();
+  host.usable = count_usable_cpus();
   host.others = NAN;
   doctor_read_load(&first_load);
   doctor_subtract(&host, &host); /* nothing is transferred yet */
@@ -97,8 +97,8 @@ static void doctor_gather(void) {
 
 /* --- Processors and clocks ---------------------------------------------------------------------*/
 
-/* Reads what others use of the processors while all ranks sleep, and what was taken from them since
- * the doctor began. */
+/* Measures the CPUs that other programs use while all ranks sleep, and the time that the hypervisor
+ * has taken since the doctor began. */
 static void measure_load(void) {
   const struct timespec nap = {.tv_nsec = 300000000};
   struct doctor_load before, after;
@@ -122,7 +122,7 @@ static double read_clock(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Compares each leader's clock with the first one's, which read them within milliseconds. */
+/* Compares each leader's clock with the first leader's; both are read within milliseconds. */
 static void measure_clocks(void) {
   for (int h = 1; is_leader() && h < facts.host_count; h++) {
     double start = read_clock(), theirs;
@@ -135,30 +135,30 @@ static void measure_clocks(void) {
   tune_wait_asleep(team.all);
 }
 
-/* A quarter of a second is long against a scheduler's time slice (some milliseconds), so that the
- * mean contains whole ones. All ranks of a host take part: two of them that happen to run side by
- * side for one time slice would hide in thousands of quick round trips the slices that they then
- * wait. */
+/* Passes a message round the ranks of a host for a quarter of a second. The scheduler's time slices
+ * take some milliseconds, so the mean contains many whole ones. All ranks of a host take part: two
+ * ranks that happened to run at the same time for one slice would make thousands of quick round
+ * trips, which would hide the slices that they then wait for. */
 static void measure_local_hops(void) {
   double median, hop = 0;
   const int rank = team.local_rank, size = team.local_size;
   tune_wait_asleep(team.all);
   if (size > 1)
-    hop = tune_go_round(team.local, (rank + 1) % size, (rank + size - 1) % size, rank == 0, 0.25,
-                        &median) /
+    hop = tune_pass_round(team.local, (rank + 1) % size, (rank + size - 1) % size, rank == 0, 0.25,
+                          &median) /
           size;
   tune_wait_asleep(team.all);
   if (is_leader())
-    keep_sooner(&facts.hosts[team.host].local_hop, hop);
+    keep_shorter_time(&facts.hosts[team.host].local_hop, hop);
 }
 
 /* --- The transport that MPI uses ---------------------------------------------------------------*/
 
-/* The size of the bulk transfer, 4 MiB, takes 0.35 s at 100 Mbit/s, and is far larger than all
- * other traffic. */
+/* The bulk transfer of 4 MiB takes 0.35 s at 100 Mbit/s, and is far larger than all other
+ * traffic. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
-static void send_around(int pieces) {
+static void send_round_ring(int pieces) {
   static char out[BYTES], in[BYTES];
   int hosts = facts.host_count;
   for (int i = 0; i < pieces; i++)
@@ -171,9 +171,9 @@ static void measure_carrier(void) {
   const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count a little later */
   if (is_leader() && facts.host_count >= 2) {
     struct doctor_host before, after, *own = &facts.hosts[team.host];
-    send_around(1); /* connections are made with the first message */
+    send_round_ring(1); /* connections are made with the first message */
     doctor_read_host(&before);
-    send_around(BULK_PIECES);
+    send_round_ring(BULK_PIECES);
     nanosleep(&settle, NULL);
     doctor_read_host(&after);
     doctor_subtract(&before, &after);
@@ -187,12 +187,12 @@ static void measure_carrier(void) {
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
 
 #define BANDWIDTH_SECONDS 0.15
-/* Rounds of pairs: at 0.35 s each five seconds; every host of a larger cluster meets about as many
- * others. */
+/* The largest number of rounds of pairs: at 0.35 s each they take five seconds. In a larger cluster
+ * each host is measured with about as many others. */
 enum { MAX_ROUNDS = 16 };
 
-/* Measures a stream of messages, the last of which begins with 0: Gbit/s, by the receiver's
- * clock. */
+/* Measures the rate of a stream of messages in Gbit/s, by the receiver's clock. The last message
+ * begins with 0. */
 static double measure_stream(int peer, bool sends) {
   static char piece[BYTES];
   double start = ob_seconds(), bytes = 0;
@@ -222,7 +222,7 @@ static void measure_pairs(void) {
     for (int turn = 0; peer != host && turn < 2; turn++) {
       const bool sends = (host < peer) == (turn == 0);
       const double rate = measure_stream(peer, sends);
-      keep_faster(&row[peer], sends ? rate : 0);
+      keep_higher_rate(&row[peer], sends ? rate : 0);
     }
     tune_wait_asleep(team.leaders);
   }
@@ -236,13 +236,13 @@ static void measure_pairs(void) {
 
 /* Measures with sockets. Returns the receiver's rate; 0 on the sender and where no connection is
  * made. */
-static double socket_rate(int subnet, int peer) {
-  uint32_t own = doctor_interface_in(&facts, team.host, subnet)->address;
+static double measure_tcp(int subnet, int peer) {
+  uint32_t own = doctor_find_interface(&facts, team.host, subnet)->address;
   uint16_t port = 0;
   if (team.host < peer) {
     MPI_Recv(&port, 1, MPI_UINT16_T, peer, TAG, team.leaders, MPI_STATUS_IGNORE);
     if (port)
-      doctor_send(own, doctor_interface_in(&facts, peer, subnet)->address, port);
+      doctor_send(own, doctor_find_interface(&facts, peer, subnet)->address, port);
     return 0;
   }
   int listener = doctor_listen(own, &port);
@@ -254,11 +254,11 @@ static void measure_subnets(void) {
   const int peer = team.host ^ 1,
             count = is_leader() && facts.host_count > 1 ? facts.subnet_count : 0;
   for (int s = 0; s < count; s++) {
-    double rate = peer < facts.host_count ? socket_rate(s, peer) : 0;
+    double rate = peer < facts.host_count ? measure_tcp(s, peer) : 0;
     tune_wait_asleep(team.leaders);
-    keep_faster(&facts.hosts[team.host].tcp[s], rate);
+    keep_higher_rate(&facts.hosts[team.host].tcp[s], rate);
     MPI_Allreduce(MPI_IN_PLACE, &rate, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
-    keep_faster(&facts.subnets[s].tcp, rate);
+    keep_higher_rate(&facts.subnets[s].tcp, rate);
   }
   tune_wait_asleep(team.all);
 }
@@ -293,7 +293,7 @@ void doctor_begin(void) {
   begin_step("how MPI starts");
 }
 
-/* --- All of it ---------------------------------------------------------------------------------*/
+/* --- The whole run -----------------------------------------------------------------------------*/
 
 static const struct {
   const char *name;
@@ -305,10 +305,10 @@ static const struct {
              {"pairs of hosts", measure_pairs},
              {"plain TCP", measure_subnets}};
 
-/* Suspicious measurements are repeated: noise that makes a rate small once does not do so
- * always. */
+/* Suspicious measurements are repeated: noise that makes a rate small once is not there each
+ * time. */
 enum { ATTEMPTS = 3 };
-#define LONG_ENOUGH 12.0 /* seconds: an attempt more ends within the half minute */
+#define LONG_ENOUGH 12.0 /* seconds: another attempt ends within half a minute */
 
 static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
   for (int i = 0; i < diagnosis->count; i++)
@@ -323,7 +323,7 @@ int doctor_run(void) {
   int again = 1, status;
   begin_step("who is where");
   tune_cluster_find(&team);
-  doctor_gather();
+  gather_hosts();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
       begin_step(steps[i].name);

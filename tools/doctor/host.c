@@ -1,5 +1,5 @@
-/* Reads what the kernel says of this host, processors, interfaces and its name, and measures what
- * plain TCP carries to another one; Linux. */
+/* Reads the processors, interfaces and name of this host from the Linux kernel, and measures plain
+ * TCP to another host. */
 #define _GNU_SOURCE /* accept4 */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -13,7 +13,8 @@
 #include "base/process.h"
 #include "tools/doctor/doctor.h"
 
-/* Reads into `value` what a line of a file has by a format with one place; false: there is none. */
+/* Reads a value from the first line of a file that matches a format with one conversion. False if
+ * there is none. */
 static bool doctor_host_read_value(const char *path, const char *format, void *value) {
   char line[256];
   bool found = false;
@@ -63,7 +64,7 @@ static long long read_number(const char *interface, const char *file, long long 
   return doctor_host_read_value(path, "%lld", &number) ? number : missing;
 }
 
-static uint32_t doctor_host_address_of(const struct sockaddr *address) {
+static uint32_t get_ipv4_address(const struct sockaddr *address) {
   return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr);
 }
 
@@ -73,8 +74,8 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   snprintf(interface->name, sizeof interface->name, "%.15s", entry->ifa_name);
   snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
   snprintf(duplex, sizeof duplex, "/sys/class/net/%s/duplex", name);
-  interface->address = doctor_host_address_of(entry->ifa_addr);
-  interface->netmask = doctor_host_address_of(entry->ifa_netmask);
+  interface->address = get_ipv4_address(entry->ifa_addr);
+  interface->netmask = get_ipv4_address(entry->ifa_netmask);
   interface->up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
   interface->mtu = (int)read_number(name, "mtu", 0);
   interface->speed = (int)read_number(name, "speed", -1);
@@ -83,9 +84,9 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
 }
 
-/* True if the interface is listed already: its further addresses are left out, since counters are
- * one an interface. */
-static bool is_read(const struct doctor_host *host, const char *name) {
+/* True if the interface is listed already. Its further addresses are left out, since it has one set
+ * of counters. */
+static bool is_listed(const struct doctor_host *host, const char *name) {
   for (int i = 0; i < host->interface_count; i++)
     if (strcmp(host->interfaces[i].name, name) == 0)
       return true;
@@ -106,7 +107,7 @@ void doctor_read_host(struct doctor_host *host) {
   for (struct ifaddrs *entry = all; entry; entry = entry->ifa_next)
     if (entry->ifa_addr && entry->ifa_netmask && entry->ifa_addr->sa_family == AF_INET &&
         !(entry->ifa_flags & IFF_LOOPBACK) && host->interface_count < DOCTOR_INTERFACES &&
-        !is_read(host, entry->ifa_name))
+        !is_listed(host, entry->ifa_name))
       read_interface(entry, &host->interfaces[host->interface_count++]);
   freeifaddrs(all);
 }
@@ -114,7 +115,7 @@ void doctor_read_host(struct doctor_host *host) {
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after) {
   for (int i = 0; i < after->interface_count; i++) {
     struct doctor_interface *now = &after->interfaces[i];
-    uint64_t then = now->sent; /* it was not there before: nothing was added */
+    uint64_t then = now->sent; /* a new interface has added nothing */
     for (int k = 0; k < before->interface_count; k++)
       if (strcmp(before->interfaces[k].name, now->name) == 0)
         then = before->interfaces[k].sent;
@@ -128,17 +129,18 @@ void doctor_subtract(const struct doctor_host *before, struct doctor_host *after
 #define RECEIVE_LIMIT 10.0 /* the data in the kernel's buffers takes four at 10 Mbit/s */
 enum {
   CONNECT_LIMIT = 2, /* seconds, after which a connection that a firewall drops is given up */
-  PIECE = 256 << 10  /* the most bytes of one call: a few of the kernel's buffers */
+  PIECE = 256 << 10  /* the largest number of bytes of one call: a few of the kernel's buffers */
 };
 
-static struct sockaddr_in tcp_address(uint32_t address, uint16_t port) {
+static struct sockaddr_in make_tcp_address(uint32_t address, uint16_t port) {
   return (struct sockaddr_in){
       .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(address)};
 }
 
-/* Opens a socket at an address of this host; connect, accept and what follow give up in time. */
+/* Opens a socket at an address of this host. Connecting, accepting, sending and receiving time
+ * out. */
 static int open_socket(uint32_t own) {
-  struct sockaddr_in address = tcp_address(own, 0);
+  struct sockaddr_in address = make_tcp_address(own, 0);
   struct timeval sending = {.tv_sec = CONNECT_LIMIT}, receiving = {.tv_sec = CONNECT_LIMIT + 1};
   int end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (end >= 0 && (setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &sending, sizeof sending) != 0 ||
@@ -165,7 +167,7 @@ int doctor_listen(uint32_t address, uint16_t *port) {
 
 void doctor_send(uint32_t own, uint32_t address, uint16_t port) {
   static const char piece[PIECE];
-  struct sockaddr_in peer = tcp_address(address, port);
+  struct sockaddr_in peer = make_tcp_address(address, port);
   int end = open_socket(own);
   bool open = end >= 0 && connect(end, (struct sockaddr *)&peer, sizeof peer) == 0;
   double deadline = ob_seconds() + SEND_SECONDS;

@@ -1,5 +1,5 @@
-/* Makes the doctor's findings of the facts: a table of rules, and one walk over it. Knows neither
- * MPI nor the machine. */
+/* Derives the doctor's findings from the facts by a table of rules. Needs neither MPI nor the
+ * machine. */
 #define _POSIX_C_SOURCE 200809L /* fmemopen */
 #include <limits.h>
 #include <math.h>
@@ -11,26 +11,26 @@
 
 /* --- Subnets -----------------------------------------------------------------------------------*/
 
-static bool in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
+static bool is_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
   return one->netmask == netmask && ((one->address ^ address) & netmask) == 0;
 }
 
-const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
-                                                   int subnet) {
+const struct doctor_interface *doctor_find_interface(const struct doctor_facts *facts, int host,
+                                                     int subnet) {
   const struct doctor_subnet *in = &facts->subnets[subnet];
   const struct doctor_host *the = &facts->hosts[host];
   for (int i = 0; i < the->interface_count; i++)
-    if (the->interfaces[i].up && in_network(&the->interfaces[i], in->network, in->netmask))
+    if (the->interfaces[i].up && is_in_network(&the->interfaces[i], in->network, in->netmask))
       return &the->interfaces[i];
   return NULL;
 }
 
-/* True if every host has an address in the candidate's subnet, each another one. */
-static bool is_shared(const struct doctor_facts *facts, int candidate) {
+/* True if every host has an address of its own in the candidate's subnet. */
+static bool is_shared_subnet(const struct doctor_facts *facts, int candidate) {
   for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *mine = doctor_interface_in(facts, h, candidate);
+    const struct doctor_interface *mine = doctor_find_interface(facts, h, candidate);
     for (int other = 0; mine && other < h; other++)
-      if (doctor_interface_in(facts, other, candidate)->address == mine->address)
+      if (doctor_find_interface(facts, other, candidate)->address == mine->address)
         return false;
     if (!mine)
       return false;
@@ -45,21 +45,21 @@ void doctor_find_subnets(struct doctor_facts *facts) {
     const struct doctor_interface *one = &first->interfaces[i];
     facts->subnets[facts->subnet_count] =
         (struct doctor_subnet){.network = one->address & one->netmask, .netmask = one->netmask};
-    facts->subnet_count += doctor_interface_in(facts, 0, facts->subnet_count) == one &&
-                           is_shared(facts, facts->subnet_count);
+    facts->subnet_count += doctor_find_interface(facts, 0, facts->subnet_count) == one &&
+                           is_shared_subnet(facts, facts->subnet_count);
   }
 }
 
-double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
+double doctor_traffic_part(const struct doctor_facts *facts, int host, int subnet) {
   double there = 0, all = 0;
   for (int h = 0; h < facts->host_count; h++) {
     uint64_t sent = 0;
     for (int i = 0; i < facts->hosts[h].interface_count; i++)
       sent += facts->hosts[h].interfaces[i].sent;
     if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* what else is sent is a trickle */
+      continue; /* other traffic is small */
     all += (double)sent;
-    there += (double)doctor_interface_in(facts, h, subnet)->sent;
+    there += (double)doctor_find_interface(facts, h, subnet)->sent;
   }
   return all > 0 ? there / all : 0;
 }
@@ -67,7 +67,7 @@ double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
 int doctor_used_subnet(const struct doctor_facts *facts) {
   int best = -1;
   for (int s = 0; s < facts->subnet_count; s++)
-    if (doctor_part_of(facts, -1, s) > (best < 0 ? 0 : doctor_part_of(facts, -1, best)))
+    if (doctor_traffic_part(facts, -1, s) > (best < 0 ? 0 : doctor_traffic_part(facts, -1, best)))
       best = s;
   return best;
 }
@@ -79,31 +79,31 @@ int doctor_fastest_subnet(const struct doctor_facts *facts) {
   return best;
 }
 
-/* --- Questions to a rule -----------------------------------------------------------------------*/
+/* --- The input and output of a rule ------------------------------------------------------------*/
 
 struct question {
   const struct doctor_facts *facts;
-  int used;                           /* the subnet that carries most of the traffic; -1: none */
-  int mtu;                            /* the most frequent one in it */
-  double *sends, *receives;           /* best rates of each host with any other; last, of all */
-  int host, other;                    /* it is about a host, and one of a kind (enum over) */
-  const struct doctor_host *the;      /* the host */
-  const struct doctor_interface *one; /* its interface `other`, or its one in the used subnet */
+  int used;                      /* the subnet that carries most of the traffic; -1: none */
+  int mtu;                       /* the most frequent MTU in that subnet */
+  double *sends, *receives;      /* best rate of each host with any other; last entry: of all */
+  int host, other;               /* the host to judge, and what `over` adds (enum over) */
+  const struct doctor_host *the; /* the host */
+  const struct doctor_interface *one; /* its interface `other`, or that in the used subnet */
   double bound;
-  struct answer { /* what the row's text takes as {0} to {3}, and as {a} to {d} */
+  struct answer { /* the values of {0} to {3}, and {a} to {d}, in the row's text */
     double number[4];
     const char *word[4];
   } answer;
-  char network[2][DOCTOR_ADDRESS]; /* for two of the words */
+  char network[2][DOCTOR_ADDRESS]; /* the memory of two words */
   bool of_all;                     /* the finding names no host */
 };
 
 /* A rule returns whether there is a finding. */
 typedef bool rule(struct question *at);
 
-/* --- Processors, and whether times can be believed ---------------------------------------------*/
+/* --- Processors, and the accuracy of times -----------------------------------------------------*/
 
-static const char *plural(int count) { return count == 1 ? "" : "s"; }
+static const char *plural_ending(int count) { return count == 1 ? "" : "s"; }
 
 static bool is_busy(const struct doctor_host *host, double bound) {
   return host->others >= bound && host->others + host->ranks > host->usable;
@@ -116,8 +116,9 @@ static bool judge_busy(struct question *at) {
   for (int h = 0; h < at->facts->host_count; h++)
     busy += is_busy(&at->facts->hosts[h], at->bound);
   at->of_all = busy > 1;
-  at->answer = (struct answer){{the->others, the->usable, the->ranks},
-                               {plural(the->ranks), busy > 1 ? ", and so on other hosts" : ""}};
+  at->answer =
+      (struct answer){{the->others, the->usable, the->ranks},
+                      {plural_ending(the->ranks), busy > 1 ? ", and so on other hosts" : ""}};
   return is_busy(the, at->bound);
 }
 
@@ -127,8 +128,8 @@ static bool judge_stolen(struct question *at) {
 }
 
 /* A scheduler's time slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks
- * as processors, where 6 us are measured when they yield. Less counts only where the cause is
- * plain. */
+ * as processors, where 6 us are measured when they yield. A shorter time counts only if the cause
+ * is known. */
 #define CROWDED_MICROSECONDS 300.0
 
 static bool judge_waiting(struct question *at) {
@@ -139,31 +140,31 @@ static bool judge_waiting(struct question *at) {
   return the->local_hop >= (crowded ? CROWDED_MICROSECONDS : at->bound);
 }
 
-/* Ranks share CPUs although the host has others that they were not given. */
+/* True if ranks share CPUs although the host has further CPUs. */
 static bool judge_binding(struct question *at) {
   const struct doctor_host *the = at->the;
   at->answer = (struct answer){{the->ranks, the->usable, the->cpus_online}, {0}};
   return the->usable > 0 && the->ranks > the->usable && the->usable < the->cpus_online;
 }
 
-/* --- Interfaces: what the kernel says, which no load can change --------------------------------*/
+/* --- Interfaces: facts of the kernel, which no load can change ---------------------------------*/
 
-/* Counts the other hosts whose interfaces are up in the subnet of this one, or have its very
- * address. */
-static int count_like(const struct question *at, bool address) {
+/* Counts the interfaces of other hosts that are up in the subnet of this one; with `address`, only
+ * those with the same address. */
+static int count_similar_interfaces(const struct question *at, bool address) {
   int count = 0;
   for (int h = 0; h < at->facts->host_count; h++)
     for (int i = 0; h != at->host && i < at->facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &at->facts->hosts[h].interfaces[i];
-      count += one->up && in_network(one, at->one->address, at->one->netmask) &&
+      count += one->up && is_in_network(one, at->one->address, at->one->netmask) &&
                (!address || one->address == at->one->address);
     }
   return count;
 }
 
 static bool judge_down(struct question *at) {
-  const int up = count_like(at, false);
-  at->answer = (struct answer){{up}, {plural(up)}};
+  const int up = count_similar_interfaces(at, false);
+  at->answer = (struct answer){{up}, {plural_ending(up)}};
   return !at->one->up && up > 0;
 }
 
@@ -172,12 +173,12 @@ static bool judge_duplex(struct question *at) {
   return at->one->up && at->one->half_duplex;
 }
 
-/* Finds the slowest or the fastest link of the used subnet, in Mbit/s; one that does not say is
+/* Finds the slowest or the fastest link of the used subnet, in Mbit/s; an unknown speed counts as
  * 0. */
 static int find_speed(const struct question *at, bool slowest) {
   int speed = slowest ? INT_MAX : 0;
   for (int h = 0; h < at->facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(at->facts, h, at->used);
+    const struct doctor_interface *one = doctor_find_interface(at->facts, h, at->used);
     const int its = one->physical && one->speed > 0 ? one->speed : 0;
     speed = (slowest ? its < speed : its > speed) ? its : speed;
   }
@@ -193,7 +194,7 @@ static bool judge_speed(struct question *at) {
 static int count_mtu(const struct question *at, int mtu) {
   int count = 0;
   for (int h = 0; h < at->facts->host_count; h++)
-    count += doctor_interface_in(at->facts, h, at->used)->mtu == mtu;
+    count += doctor_find_interface(at->facts, h, at->used)->mtu == mtu;
   return count;
 }
 
@@ -203,29 +204,30 @@ static bool judge_mtu(struct question *at) {
   return at->one->mtu != at->mtu;
 }
 
-/* An address that other hosts have too. */
+/* Finds an address that other hosts have too. */
 static bool judge_bridge(struct question *at) {
-  const int like = count_like(at, true);
+  const int like = count_similar_interfaces(at, true);
   at->answer = (struct answer){{like}, {like == 1 ? " has" : "s have"}};
   return at->one->up && !at->one->physical && like > 0;
 }
 
 /* --- Subnets and plain TCP ---------------------------------------------------------------------*/
 
-/* Subnets with less of the traffic are not used. */
+/* A subnet with less than this part of the traffic counts as unused. */
 #define USED_PART 0.1
 
-static bool judge_way(struct question *at) {
-  const double part = doctor_part_of(at->facts, at->host, at->used);
+static bool judge_interface_choice(struct question *at) {
+  const double part = doctor_traffic_part(at->facts, at->host, at->used);
   at->answer.number[0] = 100 * part;
   return part < at->bound;
 }
 
-/* True if a host sends in both: Open MPI cuts long messages among all that it may use. */
+/* True if a host sends in both subnets: Open MPI splits long messages among all interfaces that it
+ * may use. */
 static bool sends_in_both(const struct doctor_facts *facts, int subnet, int other) {
   for (int h = 0; h < facts->host_count; h++)
-    if (doctor_part_of(facts, h, subnet) >= USED_PART &&
-        doctor_part_of(facts, h, other) >= USED_PART)
+    if (doctor_traffic_part(facts, h, subnet) >= USED_PART &&
+        doctor_traffic_part(facts, h, other) >= USED_PART)
       return true;
   return false;
 }
@@ -236,11 +238,11 @@ static bool judge_subnet(struct question *at) {
   const struct doctor_subnet *slow = &at->facts->subnets[at->other];
   const struct doctor_subnet *fast = &at->facts->subnets[best];
   at->answer =
-      (struct answer){{100 * doctor_part_of(at->facts, -1, at->other), slow->tcp, fast->tcp},
-                      {doctor_interface_in(at->facts, 0, at->other)->name,
-                       doctor_network(slow->network, slow->netmask, at->network[0]),
-                       doctor_interface_in(at->facts, 0, best)->name,
-                       doctor_network(fast->network, fast->netmask, at->network[1])}};
+      (struct answer){{100 * doctor_traffic_part(at->facts, -1, at->other), slow->tcp, fast->tcp},
+                      {doctor_find_interface(at->facts, 0, at->other)->name,
+                       doctor_format_network(slow->network, slow->netmask, at->network[0]),
+                       doctor_find_interface(at->facts, 0, best)->name,
+                       doctor_format_network(fast->network, fast->netmask, at->network[1])}};
   return slow->tcp > 0 && fast->tcp >= at->bound * slow->tcp &&
          (at->other == at->used || sends_in_both(at->facts, at->other, best));
 }
@@ -248,7 +250,7 @@ static bool judge_subnet(struct question *at) {
 /* Faster links, in Gbit/s, are not judged: one process cannot fill them. */
 #define MAX_LINK 25.0
 
-/* MPI against plain TCP, to this host from its partner. */
+/* Compares MPI with plain TCP, to this host from its partner. */
 static bool judge_mpi(struct question *at) {
   const int from = at->host ^ 1; /* the last host of an odd number has no partner, and no rate */
   const double tcp = at->the->tcp[at->used];
@@ -269,9 +271,9 @@ static bool judge_link(struct question *at) {
 
 /* True if a rate lies below the others by the ratio, and by more than noise: four standard
  * deviations, of 1.4826 median absolute deviations each. The median is the better of the two middle
- * values: when half of the hosts are slow, they are the fault. Zeros are not measured, and of fewer
- * than three none is an outlier. */
-bool doctor_is_low(double value, const double *values, int count, double ratio) {
+ * values: if half of the hosts are slow, these are reported. Zeros are not measured, and among
+ * fewer than three rates there is no outlier. */
+bool doctor_is_outlier(double value, const double *values, int count, double ratio) {
   double *copy = malloc((size_t)(count + 1) * sizeof *copy);
   int used = 0;
   bool low = false;
@@ -290,7 +292,7 @@ bool doctor_is_low(double value, const double *values, int count, double ratio) 
   return low;
 }
 
-static void find_best(struct question *at) {
+static void find_best_rates(struct question *at) {
   const int hosts = at->facts->host_count;
   for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* measures the best pairs once more */
     const double rate = at->facts->bandwidth[pair / 2];
@@ -303,8 +305,8 @@ static void find_best(struct question *at) {
 
 static bool judge_slow_host(struct question *at) {
   const int hosts = at->facts->host_count;
-  const bool out = doctor_is_low(at->sends[at->host], at->sends, hosts, at->bound);
-  const bool in = doctor_is_low(at->receives[at->host], at->receives, hosts, at->bound);
+  const bool out = doctor_is_outlier(at->sends[at->host], at->sends, hosts, at->bound);
+  const bool in = doctor_is_outlier(at->receives[at->host], at->receives, hosts, at->bound);
   const double *way = out ? at->sends : at->receives;
   at->answer = (struct answer){{way[at->host], way[hosts]},
                                {!in   ? "to"
@@ -313,7 +315,8 @@ static bool judge_slow_host(struct question *at) {
   return out || in;
 }
 
-/* A pair is judged by the rates of each with others; of two hosts only the directions differ. */
+/* Compares the rate of a pair with the rates of both hosts with others; if there are only two
+ * hosts, with the other direction. */
 static bool judge_pair(struct question *at) {
   const int hosts = at->facts->host_count;
   const double rate = at->facts->bandwidth[at->host * hosts + at->other];
@@ -327,7 +330,7 @@ static bool judge_pair(struct question *at) {
 
 /* --- Faults that MPI tolerates -----------------------------------------------------------------*/
 
-static bool judge_name(struct question *at) {
+static bool judge_loopback_name(struct question *at) {
   at->answer.word[0] = at->the->loopback;
   return at->the->loopback[0];
 }
@@ -345,12 +348,12 @@ static bool judge_clock(struct question *at) {
   return 2 * apart > count || (2 * apart == count && fabs(at->the->clock) >= at->bound);
 }
 
-/* --- The table, and the walk over it -----------------------------------------------------------*/
+/* --- The table of rules, and its application ---------------------------------------------------*/
 
-/* A row says what its rule is asked about, and when: of several hosts, where a subnet of theirs is
- * used, where times can be believed. That ends with a finding of a rule that blurs, and the bound
- * of a coarse rule is BLURRED times as far from then on. once: its first finding is enough. sure:
- * measuring again cannot change it. */
+/* over: what a rule is applied to. when: SEVERAL needs several hosts, USED a subnet that is used,
+ * TIMES accurate times. Times are inaccurate after a finding of a BLURS rule, and the bound of a
+ * COARSE rule is then multiplied by BLURRED. ONCE: the first finding is enough. SURE: measuring
+ * again can not change it. ALL: the finding names no host. */
 #define BLURRED 3
 enum over { CLUSTER, SUBNETS, EACH_HOST, HOSTS = EACH_HOST, INTERFACES, PAIRS };
 enum { SEVERAL = 1, USED = 2, TIMES = 4, BLURS = 8, COARSE = 16, ONCE = 32, SURE = 64, ALL = 128 };
@@ -401,12 +404,12 @@ static const struct {
         "every exchange waits for the slowest host",
         "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
         NULL},
-    /* Pairs are many, and one of many is more often late by chance. */
+    /* Among many pairs one is more often slow by chance. */
     [DOCTOR_SLOW_PAIR] = {judge_pair, 2, PAIRS, SEVERAL | TIMES,
         "{h} to {a}: {0:2} Gbit/s, but {1:2} Gbit/s {b}",
         "exchanges that use this way wait for it",
         "the way between these two: links (ethtool on both), switches, cables, routing", NULL},
-    /* Gigabit and 2.5 Gbit/s are further apart, the runs of one and the same link are not. */
+    /* 1 and 2.5 Gbit/s differ by more, repeated measurements of one link by less. */
     [DOCTOR_WRONG_INTERFACE] = {judge_subnet, 1.6, SUBNETS, USED | TIMES | ONCE | ALL,
         "{0} % of MPI's traffic takes {a} ({b}), where plain TCP carries {1:2} Gbit/s; {c} ({d}), "
         "which all hosts have too, carries {2:2}",
@@ -416,7 +419,7 @@ static const struct {
         "{h}: MTU {0} on {i}, {1} on {2} of {3} hosts",
         "packets larger than the other side takes are lost silently",
         "ip link set dev INTERFACE mtu MTU there, as on the others", NULL},
-    [DOCTOR_ODD_INTERFACE] = {judge_way, USED_PART, HOSTS, USED,
+    [DOCTOR_ODD_INTERFACE] = {judge_interface_choice, USED_PART, HOSTS, USED,
         "{h}: {0} % of what it sends takes {i}, as most hosts' does",
         "its way to the others is another one, and may be a slower one",
         "name the interface, the same on every host; its routes if it is named: ip route there",
@@ -438,7 +441,7 @@ static const struct {
         "{h}: {i} has an address that {0} other host{a} too",
         "a library may take it for a network of all hosts, and wait for ever",
         "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", NULL},
-    [DOCTOR_LOOPBACK_NAME] = {judge_name, 0, HOSTS, SEVERAL | SURE,
+    [DOCTOR_LOOPBACK_NAME] = {judge_loopback_name, 0, HOSTS, SEVERAL | SURE,
         "{h}: /etc/hosts gives its own name the address {a}",
         "gloo and MPICH look the name up, and others then connect to themselves",
         "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", NULL},
@@ -449,9 +452,9 @@ static const struct {
 };
 /* clang-format on */
 
-/* Writes a row's text with the answer in it: {h} is the host, {i} the interface, {a} a word, {0} a
- * number, and {0:2} one with two decimals. */
-static void write_seen(const struct question *at, const char *text, char seen[DOCTOR_SEEN]) {
+/* Writes a row's text with the answer filled in: {h} is the host, {i} the interface, {a} a word,
+ * {0} a number, and {0:2} one with two decimals. */
+static void format_seen(const struct question *at, const char *text, char seen[DOCTOR_SEEN]) {
   FILE *file = fmemopen(seen, DOCTOR_SEEN, "w");
   for (; file && *text; text++) {
     const char what = text[1];
@@ -483,14 +486,14 @@ static void add_finding(struct doctor_diagnosis *diagnosis, enum doctor_kind kin
                                      .why = rules[kind].why,
                                      .advice = rules[kind].advice,
                                      .subnet = -1};
-  write_seen(at, rules[kind].seen, finding->seen);
-  if (rules[kind].subnet && !diagnosis->has_subnet) { /* settings are told once */
+  format_seen(at, rules[kind].seen, finding->seen);
+  if (rules[kind].subnet && !diagnosis->has_subnet) { /* the settings are printed once */
     finding->subnet = rules[kind].subnet(at->facts);
     diagnosis->has_subnet = true;
   }
 }
 
-/* Asks a rule about everything that it is for. True: it has a finding. */
+/* Applies a rule to everything that it is for. True if it has a finding. */
 static bool apply_rule(struct question *at, enum doctor_kind kind, bool blurred,
                        struct doctor_diagnosis *diagnosis) {
   const struct doctor_facts *facts = at->facts;
@@ -505,7 +508,7 @@ static bool apply_rule(struct question *at, enum doctor_kind kind, bool blurred,
                                           : 1;
     for (at->other = 0; at->other < others && !(found && rules[kind].when & ONCE); at->other++) {
       at->one = over == INTERFACES ? &at->the->interfaces[at->other]
-                : at->used >= 0    ? doctor_interface_in(facts, at->host, at->used)
+                : at->used >= 0    ? doctor_find_interface(facts, at->host, at->used)
                                    : NULL;
       at->of_all = rules[kind].when & ALL;
       if (rules[kind].judge(at)) {
@@ -520,7 +523,7 @@ static bool apply_rule(struct question *at, enum doctor_kind kind, bool blurred,
 static void find_common_mtu(struct question *at) {
   int most = 0;
   for (int h = 0; at->used >= 0 && h < at->facts->host_count; h++) {
-    const int mtu = doctor_interface_in(at->facts, h, at->used)->mtu, count = count_mtu(at, mtu);
+    const int mtu = doctor_find_interface(at->facts, h, at->used)->mtu, count = count_mtu(at, mtu);
     if (count > most)
       most = count, at->mtu = mtu;
   }
@@ -538,7 +541,7 @@ void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *dia
   *diagnosis = (struct doctor_diagnosis){.count = 0};
   if (!best)
     return;
-  find_best(&at);
+  find_best_rates(&at);
   find_common_mtu(&at);
   for (enum doctor_kind kind = 0; kind < DOCTOR_KINDS; kind++)
     if (!(rules[kind].when & (SEVERAL | USED | TIMES) & ~holds) &&

@@ -2,7 +2,7 @@
 #include "tools/doctor/doctor.h"
 #include "tools/tune/tune.h"
 
-const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]) {
+const char *doctor_format_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]) {
   snprintf(text, DOCTOR_ADDRESS, "%u.%u.%u.%u/%d", address >> 24, address >> 16 & 255,
            address >> 8 & 255, address & 255, __builtin_popcount(netmask));
   return text;
@@ -10,10 +10,10 @@ const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_
 
 /* --- Tables ------------------------------------------------------------------------------------*/
 
-/* The most rows and columns of a table; measurements on further hosts are judged all the same. */
+/* The largest number of rows and columns of a table; further hosts are judged, but not printed. */
 enum { TABLE_HOSTS = 16 };
 
-static int shown_hosts(const struct doctor_facts *facts) {
+static int count_shown_hosts(const struct doctor_facts *facts) {
   return facts->host_count < TABLE_HOSTS ? facts->host_count : TABLE_HOSTS;
 }
 
@@ -23,7 +23,7 @@ static void print_hosts(FILE *file, const struct doctor_facts *facts) {
       "\nRanks; CPUs that other programs use; a hop of a message that goes round the ranks of a "
       "host, in us\n  %-16s %6s %6s %6s %6s %9s\n",
       "host", "ranks", "CPUs", "usable", "others", "hop");
-  for (int h = 0; h < shown_hosts(facts); h++)
+  for (int h = 0; h < count_shown_hosts(facts); h++)
     fprintf(file, "  %-16s %6d %6d %6d %6.1f %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
             facts->hosts[h].cpus_online, facts->hosts[h].usable, facts->hosts[h].others,
             facts->hosts[h].local_hop);
@@ -36,11 +36,11 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
           "%.1f MiB\n  %-16s %-12s %-18s %6s %8s %-5s %9s\n",
           (double)facts->bulk / (1 << 20), "host", "interface", "address", "MTU", "Mbit/s", "state",
           "MiB");
-  for (int h = 0; h < shown_hosts(facts); h++)
+  for (int h = 0; h < count_shown_hosts(facts); h++)
     for (int i = 0; i < facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
       fprintf(file, "  %-16s %-12s %-18s %6d %7d%c %-5s %9.2f\n", facts->hosts[h].name, one->name,
-              doctor_network(one->address, one->netmask, network), one->mtu, one->speed,
+              doctor_format_network(one->address, one->netmask, network), one->mtu, one->speed,
               one->physical ? ' ' : '*', one->up ? "up" : "down", (double)one->sent / (1 << 20));
     }
 }
@@ -54,8 +54,8 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *subnet = &facts->subnets[s];
     fprintf(file, "  %-20s %9.2f  %.0f %%%s\n",
-            doctor_network(subnet->network, subnet->netmask, network), subnet->tcp,
-            100 * doctor_part_of(facts, -1, s),
+            doctor_format_network(subnet->network, subnet->netmask, network), subnet->tcp,
+            100 * doctor_traffic_part(facts, -1, s),
             subnet->tcp > 0 ? "" : "  no connection: a firewall?");
   }
   if (doctor_used_subnet(facts) < 0)
@@ -65,11 +65,11 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
 
 static void print_bandwidths(FILE *file, const struct doctor_facts *facts) {
   fprintf(file, "\nMPI bandwidth in Gbit/s, from row to column\n  %-16s", "");
-  for (int to = 0; to < shown_hosts(facts); to++)
+  for (int to = 0; to < count_shown_hosts(facts); to++)
     fprintf(file, " %8.8s", facts->hosts[to].name);
-  for (int from = 0; from < shown_hosts(facts); from++) {
+  for (int from = 0; from < count_shown_hosts(facts); from++) {
     fprintf(file, "\n  %-16s", facts->hosts[from].name);
-    for (int to = 0; to < shown_hosts(facts); to++)
+    for (int to = 0; to < count_shown_hosts(facts); to++)
       fprintf(file, " %8.2f", facts->bandwidth[from * facts->host_count + to]);
   }
   fprintf(file, "\n");
@@ -96,12 +96,12 @@ void doctor_print_facts(FILE *file, const struct doctor_facts *facts) {
 
 /* --- Findings ----------------------------------------------------------------------------------*/
 
-/* Prints how MPI and NCCL are kept to a subnet. */
+/* Prints the settings that restrict MPI and NCCL to a subnet. */
 static void print_setting(FILE *file, const struct doctor_facts *facts, int subnet) {
   const struct doctor_subnet *in = &facts->subnets[subnet];
-  const char *name = doctor_interface_in(facts, 0, subnet)->name;
+  const char *name = doctor_find_interface(facts, 0, subnet)->name;
   char text[DOCTOR_ADDRESS];
-  doctor_network(in->network, in->netmask, text);
+  doctor_format_network(in->network, in->netmask, text);
   fprintf(file,
           "         Open MPI: mpirun --mca btl_tcp_if_include %s --mca oob_tcp_if_include %s\n"
           "         else, where %s is its name: HYDRA_IFACE=%s FI_TCP_IFACE=%s (MPICH),\n"

@@ -1,6 +1,6 @@
 /*
- * onebit-relay: packets between network namespaces, over the TUN device that each of them gets,
- * through links with a rate, a delay and losses (network.h): those of tools/netlab.
+ * onebit-relay: carries packets between network namespaces, each with a TUN device, through links
+ * with a rate, a delay and losses (network.h). tools/netlab uses it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -36,8 +36,8 @@ struct options {
 struct relay {
   struct relay_network network;
   struct pollfd files[HOSTS + 1]; /* the hosts' devices, and the commands */
-  uint32_t addresses[HOSTS];      /* in the order of the network */
-  char line[128];                 /* of the commands */
+  uint32_t addresses[HOSTS];      /* the addresses of hosts, in the order of the network */
+  char line[128];                 /* the command that is being read */
   size_t line_bytes;
 };
 
@@ -75,7 +75,7 @@ static const struct tool tool = {
     .operands = true,
 };
 
-static uint64_t now_nanoseconds(void) {
+static uint64_t read_nanoseconds(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
@@ -83,9 +83,8 @@ static uint64_t now_nanoseconds(void) {
 
 /* --- Devices -----------------------------------------------------------------------------------*/
 
-/* Makes a TUN device, which belongs to the namespace that it was made in. Returns its file, or
- * -1. */
-static int make_device(const char *namespace, const char *name, int own) {
+/* Creates a TUN device in a namespace, to which it then belongs. Returns its file, or -1. */
+static int create_device(const char *namespace, const char *name, int own) {
   struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
   snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
   int in = open(namespace, O_RDONLY | O_CLOEXEC), file = -1;
@@ -97,7 +96,7 @@ static int make_device(const char *namespace, const char *name, int own) {
     }
   }
   if (file < 0)
-    tool_complain(&tool, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
+    tool_print_error(&tool, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
   if (in >= 0)
     close(in);
   if (setns(own, CLONE_NEWNET) != 0)
@@ -105,18 +104,18 @@ static int make_device(const char *namespace, const char *name, int own) {
   return file;
 }
 
-static bool read_rate(const char *text, double *rate) {
+static bool parse_rate(const char *text, double *rate) {
   *rate = 0;
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* Reads NAMESPACE=ADDRESS=RATE, of which the first remains in the text unless it is wrong. */
-static bool relay_read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
+/* Parses NAMESPACE=ADDRESS=RATE, and cuts the text off after NAMESPACE unless it is wrong. */
+static bool parse_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *at = rate ? memrchr(text, '=', (size_t)(rate - text)) : NULL;
   char address[INET_ADDRSTRLEN] = "";
   if (at)
     snprintf(address, sizeof address, "%.*s", (int)(rate - at - 1), at + 1);
-  if (!at || !read_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
+  if (!at || !parse_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
       inet_pton(AF_INET, address, &relay->addresses[host]) != 1) {
     snprintf(wrong, TOOL_ERROR, "%.100s: not NAMESPACE=ADDRESS=RATE", text);
     return false;
@@ -127,30 +126,30 @@ static bool relay_read_host(struct relay *relay, int host, char *text, char wron
 
 /* --- Packets -----------------------------------------------------------------------------------*/
 
-static int host_of(const struct relay *relay, const unsigned char *packet) {
+static int find_destination(const struct relay *relay, const unsigned char *packet) {
   uint32_t address;
-  memcpy(&address, packet + 16, sizeof address); /* of an IPv4 header: who it goes to */
+  memcpy(&address, packet + 16, sizeof address); /* the destination in an IPv4 header */
   for (int host = 0; host < relay->network.hosts; host++)
     if (relay->addresses[host] == address)
       return host;
   return -1;
 }
 
-static void take_from(struct relay *relay, int host) {
+static void forward_packets(struct relay *relay, int host) {
   static unsigned char packet[LONGEST];
   for (int i = 0; i < TURN; i++) {
     ssize_t bytes = read(relay->files[host].fd, packet, sizeof packet);
     if (bytes <= 0)
       return;
-    int to = bytes >= 20 && packet[0] >> 4 == 4 ? host_of(relay, packet) : -1;
+    int to = bytes >= 20 && packet[0] >> 4 == 4 ? find_destination(relay, packet) : -1;
     if (to >= 0)
-      relay_network_send(&relay->network, host, to, packet, (size_t)bytes, now_nanoseconds());
+      relay_network_send(&relay->network, host, to, packet, (size_t)bytes, read_nanoseconds());
   }
 }
 
-static void deliver(struct relay *relay) {
+static void write_packets(struct relay *relay) {
   struct relay_packet *packet;
-  while ((packet = relay_network_receive(&relay->network, now_nanoseconds())) != NULL) {
+  while ((packet = relay_network_receive(&relay->network, read_nanoseconds())) != NULL) {
     (void)!write(relay->files[packet->to].fd, packet->data, packet->bytes);
     free(packet);
   }
@@ -162,7 +161,7 @@ static void set_carrier(const struct relay *relay, int host, int carrier) {
   ioctl(relay->files[host].fd, TUNSETCARRIER, &carrier);
 }
 
-/* Runs a command. Returns NULL, or the fault. */
+/* Runs a command. Returns NULL, or an error message. */
 static const char *run_command(struct relay *relay, const char *line) {
   char verb[16] = "", rate[32] = "";
   int host = 0, read = sscanf(line, "%15s %d %31s", verb, &host, rate);
@@ -171,7 +170,7 @@ static const char *run_command(struct relay *relay, const char *line) {
   struct relay_link *link = &relay->network.links[host - 1];
   bool down = strcmp(verb, "down") == 0, up = strcmp(verb, "up") == 0;
   if (strcmp(verb, "rate") == 0)
-    return read == 3 && read_rate(rate, &link->bytes_per_second) ? NULL : "no rate";
+    return read == 3 && parse_rate(rate, &link->bytes_per_second) ? NULL : "no rate";
   if (!down && !up && strcmp(verb, "vanish") != 0 && strcmp(verb, "return") != 0)
     return "no such command";
   link->vanished = down || strcmp(verb, "vanish") == 0;
@@ -181,7 +180,7 @@ static const char *run_command(struct relay *relay, const char *line) {
 }
 
 /* Reads and runs commands. False: the input has ended. */
-static bool take_commands(struct relay *relay) {
+static bool read_commands(struct relay *relay) {
   char *line = relay->line, *end;
   ssize_t bytes =
       read(STDIN_FILENO, line + relay->line_bytes, sizeof relay->line - 1 - relay->line_bytes);
@@ -204,25 +203,25 @@ static bool take_commands(struct relay *relay) {
 
 /* --- The program -------------------------------------------------------------------------------*/
 
-static void carry(struct relay *relay) {
+static void run_relay(struct relay *relay) {
   const int hosts = relay->network.hosts;
   relay->files[hosts] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
   for (bool open = true; open;) {
-    uint64_t next = relay_network_next(&relay->network), time = now_nanoseconds();
+    uint64_t next = relay_network_next_time(&relay->network), time = read_nanoseconds();
     uint64_t left = next == RELAY_NEVER ? 1000000000u : next > time ? next - time : 0;
     struct timespec wait = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
     if (ppoll(relay->files, (nfds_t)hosts + 1, &wait, NULL) > 0) {
       for (int host = 0; host < hosts; host++)
         if (relay->files[host].revents)
-          take_from(relay, host);
-      open = !relay->files[hosts].revents || take_commands(relay);
+          forward_packets(relay, host);
+      open = !relay->files[hosts].revents || read_commands(relay);
     }
-    deliver(relay);
+    write_packets(relay);
   }
 }
 
-/* Makes all devices. False, after saying why. */
-static bool relay_open_all(struct relay *relay, char **hosts, const struct options *options) {
+/* Creates all devices. False after an error message. */
+static bool create_devices(struct relay *relay, char **hosts, const struct options *options) {
   int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), host = 0;
   bool well = own >= 0;
   relay->network.delay = (uint64_t)(options->delay * 1e9);
@@ -230,7 +229,7 @@ static bool relay_open_all(struct relay *relay, char **hosts, const struct optio
   relay->network.queue = options->queue;
   relay->network.seed = options->seed;
   for (; well && *hosts; hosts++, host++) {
-    int device = make_device(*hosts, options->interface, own);
+    int device = create_device(*hosts, options->interface, own);
     relay->files[host] = (struct pollfd){.fd = device, .events = POLLIN};
     well = device >= 0;
   }
@@ -248,19 +247,19 @@ int main(int argc, char **argv) {
     asked = TOOL_WRONG;
   }
   if (asked != TOOL_RUN)
-    return tool_answer(&tool, asked, wrong);
+    return tool_print_answer(&tool, asked, wrong);
   if (!relay_network_create(&relay.network, argc - 1))
     return FAILED;
   for (int host = 0; host + 1 < argc; host++)
-    if (!relay_read_host(&relay, host, argv[host + 1], wrong))
-      return tool_answer(&tool, TOOL_WRONG, wrong);
-  if (!relay_open_all(&relay, argv + 1, &options))
+    if (!parse_host(&relay, host, argv[host + 1], wrong))
+      return tool_print_answer(&tool, TOOL_WRONG, wrong);
+  if (!create_devices(&relay, argv + 1, &options))
     return FAILED;
-  /* Runs ahead of the programs whose packets it carries, where it may: it is their network. */
+  /* Sets a higher priority than that of the programs whose packets it carries, if it may. */
   (void)setpriority(PRIO_PROCESS, 0, -10);
   puts("ready");
   fflush(stdout);
-  carry(&relay);
+  run_relay(&relay);
   relay_network_destroy(&relay.network);
   return DONE;
 }

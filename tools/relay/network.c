@@ -1,4 +1,4 @@
-/* The model of network.h: links, queues, delay and losses. */
+/* Implements the model of network.h: links, queues, delay and losses. */
 #include "tools/relay/network.h"
 
 #include <stdlib.h>
@@ -42,17 +42,17 @@ void relay_network_destroy(struct relay_network *network) {
 }
 
 /* Draws a number from 0 to 1. Steele, Lea, Flood 2014: SplitMix64. */
-static double draw(struct relay_network *network) {
+static double draw_random(struct relay_network *network) {
   uint64_t z = network->seed += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Queues a packet on a link direction that is free at *free: it leaves at packet->time. False: the
- * queue is full. */
-static bool pass_link(const struct relay_network *network, double rate, uint64_t *free,
-                      struct relay_packet *packet) {
+/* Passes a packet through one direction of a link that is free from *free on: it has left at
+ * packet->time. False: the queue is full. */
+static bool pass_through_link(const struct relay_network *network, double rate, uint64_t *free,
+                              struct relay_packet *packet) {
   if (rate <= 0)
     return true;
   uint64_t waiting = *free > packet->time ? *free - packet->time : 0;
@@ -71,7 +71,7 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
     return;
   *packet = (struct relay_packet){.time = now, .from = from, .to = to, .bytes = bytes};
   memcpy(packet->data, data, bytes);
-  if (!pass_link(network, source->bytes_per_second, &source->up_free, packet)) {
+  if (!pass_through_link(network, source->bytes_per_second, &source->up_free, packet)) {
     free(packet);
     return;
   }
@@ -79,8 +79,8 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
   push_packet(&source->flying, packet);
 }
 
-/* Finds the host whose queue has the earliest packet; -1: all are empty. */
-static int earliest(const struct relay_network *network, bool leaving) {
+/* Finds the host whose queue has the packet with the earliest time; -1: all are empty. */
+static int find_earliest(const struct relay_network *network, bool leaving) {
   uint64_t best = RELAY_NEVER;
   int at = -1;
   for (int i = 0; i < network->hosts; i++) {
@@ -94,24 +94,24 @@ static int earliest(const struct relay_network *network, bool leaving) {
   return at;
 }
 
-/* Delivers a packet to the host's link at the far end of its way, where it waits. */
+/* Passes a packet to the link of the receiving host, where it waits; it may be lost on the way. */
 static void deliver_packet(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
-  if (draw(network) >= network->loss &&
-      pass_link(network, target->bytes_per_second, &target->down_free, packet))
+  if (draw_random(network) >= network->loss &&
+      pass_through_link(network, target->bytes_per_second, &target->down_free, packet))
     push_packet(&target->leaving, packet);
   else
     free(packet);
 }
 
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now) {
-  for (int i; (i = earliest(network, false)) >= 0;) {
+  for (int i; (i = find_earliest(network, false)) >= 0;) {
     struct relay_link *source = &network->links[i];
     if (source->flying.first->time > now)
       break;
     deliver_packet(network, pop_packet(&source->flying));
   }
-  for (int i; (i = earliest(network, true)) >= 0;) {
+  for (int i; (i = find_earliest(network, true)) >= 0;) {
     struct relay_link *target = &network->links[i];
     if (target->leaving.first->time > now)
       break;
@@ -123,8 +123,8 @@ struct relay_packet *relay_network_receive(struct relay_network *network, uint64
   return NULL;
 }
 
-uint64_t relay_network_next(const struct relay_network *network) {
-  int flying = earliest(network, false), leaving = earliest(network, true);
+uint64_t relay_network_next_time(const struct relay_network *network) {
+  int flying = find_earliest(network, false), leaving = find_earliest(network, true);
   uint64_t next = flying < 0 ? RELAY_NEVER : network->links[flying].flying.first->time;
   if (leaving >= 0 && network->links[leaving].leaving.first->time < next)
     next = network->links[leaving].leaving.first->time;

@@ -1,13 +1,13 @@
 /*
- * The model of a network between hosts, each at a link of its own to the same far place, as sites
- * are at the internet. It has no clock but the times that it is given, so that it can be tested.
+ * Models a network of hosts, each with a link of its own to the same centre, as sites have to the
+ * internet. The model reads no clock: its callers pass the time, so that it can be tested.
  *
  *   host --> queue --> rate, up --> delay --> loss --> queue --> rate, down --> host
  *
- * A packet waits until those before it have left the link at its rate, needs the delay, is lost by
- * chance, and waits once more for the link of the host that it goes to. What finds a queue full is
- * lost. Delay and loss are the same for all packets: there is no jitter, nothing comes out of
- * order, losses do not come in bursts, and between the links all is wide enough.
+ * A packet waits until the packets before it have left the link at its rate, takes the delay, is
+ * lost by chance, and waits again for the link of the host that it goes to. A packet that finds a
+ * queue full is lost. Delay and loss are the same for all packets: there is no jitter, packets stay
+ * in order, losses are independent, and the network between the links has no limit.
  */
 #ifndef TOOLS_RELAY_NETWORK_H
 #define TOOLS_RELAY_NETWORK_H
@@ -37,9 +37,9 @@ struct relay_queue {
 
 struct relay_link {
   double bytes_per_second;     /* 0: not limited */
-  uint64_t up_free, down_free; /* when the last packet so far will have left */
+  uint64_t up_free, down_free; /* the time when the latest packet will have left */
   struct relay_queue flying;   /* sent by this host, in the order of their arrival */
-  struct relay_queue leaving;  /* to this host, in the order of their arrival */
+  struct relay_queue leaving;  /* packets to this host, in the order of their arrival */
   bool vanished;               /* nothing goes out or comes in */
 };
 
@@ -47,12 +47,12 @@ struct relay_network {
   struct relay_link *links;
   int hosts;
   uint64_t delay;
-  double loss;   /* a packet's chance, 0 to 1 */
+  double loss;   /* the probability that a packet is lost, 0 to 1 */
   size_t queue;  /* bytes that wait for each way of a link, at most */
-  uint64_t seed; /* of the losses */
+  uint64_t seed; /* the seed of the losses */
 };
 
-/* Makes memory for the links; the caller fills in their properties. False: there is none. */
+/* Allocates the links; the caller fills in their properties. False: there is no memory. */
 bool relay_network_create(struct relay_network *network, int hosts);
 void relay_network_destroy(struct relay_network *network);
 
@@ -63,7 +63,7 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
 /* Returns a packet that has arrived, which the caller gives to free(); NULL: there is none yet. */
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now);
 
-/* The time of the next look: RELAY_NEVER when nothing is under way. */
-uint64_t relay_network_next(const struct relay_network *network);
+/* Returns the time of the next event, or RELAY_NEVER if no packet is under way. */
+uint64_t relay_network_next_time(const struct relay_network *network);
 
 #endif

@@ -1,6 +1,6 @@
-/* Measures whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. First those to which
- * the model is fitted, each alone; then the candidates in turn, at a ladder of sizes, for the error
- * of the model. */
+/* Measures whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. The calls to which
+ * the model is fitted are measured first, each alone; then the candidates in turn, at several
+ * sizes, for the error of the model. */
 #include <math.h>
 
 #include "base/memory.h"
@@ -10,8 +10,8 @@
 #include "tools/tune/run_mpi.h"
 #include "tools/tune/tune.h"
 
-/* The turns in which points are measured, for the best median of each: a disturbance of the machine
- * lasts for longer than the calls of a point. */
+/* The number of times that each point is measured. The best median counts, since a disturbance of
+ * the machine may last longer than the calls of one point. */
 #define TURNS     3
 #define MAX_CALLS 60
 
@@ -25,20 +25,21 @@ struct contest {
   struct tune_run *run;
   onebit_comm_t comm;
   float *send, *receive;
-  size_t count; /* of what takes part */
+  size_t count; /* the number of calls that take part */
   struct tune_point point[OB_COST_CANDIDATES];
   onebit_plan_t plan[OB_COST_CANDIDATES];
   double times[OB_COST_CANDIDATES][MAX_CALLS];
 };
 
-static bool complain_of(const struct contest *contest, const struct tune_point *point) {
+static bool print_call_error(const struct contest *contest, const struct tune_point *point) {
   if (contest->run->team.rank == 0)
-    tune_complain("%zu elements: %s", point->task.elements, onebit_last_error());
+    tune_print_error("%zu elements: %s", point->task.elements, onebit_last_error());
   return false;
 }
 
-/* Enters a point, unless the library cannot do it. False on all ranks after complaining. */
-static bool add_entrant(struct contest *contest, struct tune_point point) {
+/* Adds a point, unless the library does not support it. False on all ranks after printing an
+ * error. */
+static bool add_call(struct contest *contest, struct tune_point point) {
   const struct ob_cost_task *task = &point.task;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
@@ -51,7 +52,7 @@ static bool add_entrant(struct contest *contest, struct tune_point point) {
       return true;
     onebit_status_t status = onebit_plan_create(contest->comm, task->elements, &options, &plan);
     if (status != ONEBIT_OK)
-      return status == ONEBIT_ERROR_UNSUPPORTED || complain_of(contest, &point);
+      return status == ONEBIT_ERROR_UNSUPPORTED || print_call_error(contest, &point);
     onebit_plan_get_info(plan, &info);
     if (info.schedule != options.schedule || info.wire != options.wire) {
       onebit_plan_destroy(plan);
@@ -64,7 +65,7 @@ static bool add_entrant(struct contest *contest, struct tune_point point) {
 }
 
 /* Times a call on the slowest rank, in seconds. */
-static bool calls_mpi_call(const struct contest *contest, size_t k, double *seconds) {
+static bool time_call(const struct contest *contest, size_t k, double *seconds) {
   const struct tune_point *point = &contest->point[k];
   onebit_status_t status = ONEBIT_OK;
   MPI_Barrier(MPI_COMM_WORLD);
@@ -74,19 +75,19 @@ static bool calls_mpi_call(const struct contest *contest, size_t k, double *seco
                   MPI_COMM_WORLD);
   else
     status = onebit_allreduce(contest->send, contest->receive, contest->plan[k]);
-  *seconds = tune_largest(ob_seconds() - start);
-  return status == ONEBIT_OK || complain_of(contest, point);
+  *seconds = tune_allreduce_max(ob_seconds() - start);
+  return status == ONEBIT_OK || print_call_error(contest, point);
 }
 
-/* Measures the entrants in as many rounds as there is time for, which the first one tells; a median
- * below the earlier measurement replaces it. */
-static bool run_contest(struct contest *contest, double seconds, int min_calls) {
+/* Measures the calls in as many rounds as there is time for, by the time of the first round. A
+ * median below the earlier measurement replaces that. */
+static bool measure_contest(struct contest *contest, double seconds, int min_calls) {
   int calls = MAX_CALLS;
   for (int i = -1; contest->count && i < calls; i++) {
     double time, all = 0;
     for (size_t k = 0; k < contest->count; k++) {
-      if (!calls_mpi_call(contest, k, &time))
-        return false; /* on all ranks */
+      if (!time_call(contest, k, &time))
+        return false; /* all ranks return false */
       all += time;
       if (i >= 0)
         contest->times[k][i] = time;
@@ -111,16 +112,16 @@ static bool begin_contest(struct tune_run *run, struct contest *contest) {
   *contest = (struct contest){.run = run,
                               .send = ob_allocate(count, sizeof(float)),
                               .receive = ob_allocate(count, sizeof(float))};
-  if (!tune_all_well(contest->send && contest->receive)) {
-    tune_complain("no memory for buffers of %zu bytes on every rank", 4 * count);
+  if (!tune_have_all_succeeded(contest->send && contest->receive)) {
+    tune_print_error("no memory for buffers of %zu bytes on every rank", 4 * count);
     return false;
   }
-  tune_fill(contest->send, count, (uint64_t)run->team.rank + 1);
+  tune_fill_random(contest->send, count, (uint64_t)run->team.rank + 1);
   return onebit_comm_create_mpi(MPI_COMM_WORLD, &contest->comm) == ONEBIT_OK;
 }
 
-static struct tune_point point_of(const struct contest *contest, size_t bytes,
-                                  onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk) {
+static struct tune_point make_point(const struct contest *contest, size_t bytes,
+                                    onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk) {
   struct tune_point point = {.task = contest->run->cluster, .measured = INFINITY};
   point.task.elements = bytes / sizeof(float);
   point.task.schedule = schedule;
@@ -171,9 +172,9 @@ static const struct wanted {
     BITS(16 << 20, 65536, HIERARCHICAL),
 };
 
-/* Measures one point by itself: it stays INFINITY where it is not possible. */
-static bool measure_alone(struct contest *contest, struct tune_point *point) {
-  bool well = add_entrant(contest, *point) && run_contest(contest, POINT_SECONDS, 2);
+/* Measures one point alone. The time stays INFINITY if the call is not possible. */
+static bool measure_point(struct contest *contest, struct tune_point *point) {
+  bool well = add_call(contest, *point) && measure_contest(contest, POINT_SECONDS, 2);
   if (contest->count)
     *point = contest->point[0];
   end_contest(contest);
@@ -185,12 +186,12 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
   bool well = true;
   for (size_t k = 0; k < COUNT(wants); k++) {
     const struct wanted *want = &wants[k];
-    all[k] = point_of(contest, want->bytes, want->schedule, want->wire, want->chunk);
+    all[k] = make_point(contest, want->bytes, want->schedule, want->wire, want->chunk);
     all[k].mpi = want->chunk == 0;
   }
   for (int turn = 0; turn < TURNS; turn++)
     for (size_t k = 0; well && k < COUNT(wants); k++)
-      well = measure_alone(contest, &all[k]);
+      well = measure_point(contest, &all[k]);
   for (size_t k = 0; well && k < COUNT(wants); k++)
     if (isfinite(all[k].measured))
       points->point[points->count++] = all[k];
@@ -199,12 +200,12 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 
 /* --- Measurements that correct the model -------------------------------------------------------*/
 
-/* Seconds of a size in a turn, and the least calls of each candidate. */
+/* The seconds for a size in a turn, and the smallest number of calls of each candidate. */
 #define SIZE_SECONDS 0.5
 #define MIN_CALLS    3
 
-/* Candidates that are not measured: slow ones that the model estimates as so many times slower than
- * the best that no correction can make them the choice. */
+/* A candidate is not measured if the model predicts more than TOO_LONG seconds, or more than HARDLY
+ * seconds and HOPELESS times the best prediction: no correction could make it the choice. */
 #define HOPELESS 4
 #define HARDLY   0.005
 #define TOO_LONG 1.5
@@ -219,10 +220,11 @@ static const size_t chunk_sizes[] = {4 << 20, 16 << 20, 64 << 20};
 static const size_t chunks[] = {131072, 65536, 262144};
 #define WORTH 0.98
 
-/* The candidate with the chunk that a plan would take. */
-static struct tune_point entrant(const struct contest *contest, size_t bytes, size_t candidate) {
+/* Returns a candidate's point, with the chunk that a plan would choose. */
+static struct tune_point make_candidate_point(const struct contest *contest, size_t bytes,
+                                              size_t candidate) {
   const struct ob_cost_candidate *of = &ob_cost_candidates[candidate];
-  struct tune_point point = point_of(contest, bytes, of->schedule, of->wire, 0);
+  struct tune_point point = make_point(contest, bytes, of->schedule, of->wire, 0);
   struct ob_cost_choice choice;
   ob_cost_choose(&contest->run->costs, &point.task, &choice);
   point.task.chunk = choice.chunk;
@@ -232,16 +234,16 @@ static struct tune_point entrant(const struct contest *contest, size_t bytes, si
 }
 
 static bool measure_chunks(struct contest *contest, size_t bytes) {
-  struct tune_point point = entrant(contest, bytes, 0);
+  struct tune_point point = make_candidate_point(contest, bytes, 0);
   bool well = true;
   size_t best = 0;
   if (point.predicted > TOO_LONG)
     return true;
   for (size_t k = 0; well && k < COUNT(chunks); k++) {
     point.task.chunk = chunks[k];
-    well = add_entrant(contest, point);
+    well = add_call(contest, point);
   }
-  well = well && run_contest(contest, SIZE_SECONDS, MIN_CALLS);
+  well = well && measure_contest(contest, SIZE_SECONDS, MIN_CALLS);
   for (size_t k = 1; well && k < contest->count; k++)
     if (contest->point[k].measured < WORTH * contest->point[best].measured)
       best = k;
@@ -252,20 +254,21 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
   return well;
 }
 
-/* Finds the least measured/model of each candidate at a size; INFINITY: not measured. */
+/* Finds the smallest ratio of measured to predicted time of each candidate at a size; INFINITY: not
+ * measured. */
 static bool measure_factors(struct contest *contest, size_t bytes,
                             double factors[OB_COST_CANDIDATES]) {
   struct tune_point points[OB_COST_CANDIDATES];
   double best = INFINITY;
   bool well = true;
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
-    points[k] = entrant(contest, bytes, k);
+    points[k] = make_candidate_point(contest, bytes, k);
     best = fmin(best, points[k].predicted);
   }
   for (size_t k = 0; well && k < OB_COST_CANDIDATES; k++)
     if (points[k].predicted <= fmin(fmax(HOPELESS * best, HARDLY), TOO_LONG))
-      well = add_entrant(contest, points[k]);
-  well = well && run_contest(contest, SIZE_SECONDS, MIN_CALLS);
+      well = add_call(contest, points[k]);
+  well = well && measure_contest(contest, SIZE_SECONDS, MIN_CALLS);
   for (size_t k = 0; well && k < contest->count; k++) {
     const struct tune_point *point = &contest->point[k];
     factors[point->candidate] = fmin(factors[point->candidate], point->measured / point->predicted);
@@ -274,8 +277,8 @@ static bool measure_factors(struct contest *contest, size_t bytes,
   return well;
 }
 
-/* Measures the corrections, and puts the factors in place last: until then plans are the
- * model's. */
+/* Measures the corrections. The factors are stored last, since plans follow the uncorrected model
+ * until then. */
 static bool measure_corrections(struct contest *contest) {
   double factors[COUNT(ladder)][OB_COST_CANDIDATES];
   bool well = true;
@@ -295,9 +298,9 @@ static bool measure_corrections(struct contest *contest) {
   return well;
 }
 
-/* Fits the model on one rank, since all must have the same, and then corrects it, and notes the
+/* Fits the model on one rank, since all ranks must have the same; then corrects it, and notes the
  * cluster to which the corrections apply. */
-bool tune_calls(struct tune_run *run, struct tune_points *points) {
+bool tune_measure_calls(struct tune_run *run, struct tune_points *points) {
   static struct contest contest;
   bool well = begin_contest(run, &contest) && measure_points(&contest, points);
   if (well) {

@@ -9,27 +9,28 @@
 #define BLOCK ((double)OB_DEFAULT_BLOCK)
 #define BITS  (1.0 / 8 + 4 / BLOCK)
 
-/* Bytes an element of kernels: cuda/compress.cu with momentum, cuda/reduce.cu of so many members,
- * cuda/passes.cu, cuda/dense.cu. */
+/* The bytes an element that kernels read and write: cuda/compress.cu with momentum, cuda/reduce.cu
+ * of so many members, cuda/passes.cu, cuda/dense.cu. */
 #define COMPRESS          12.26
 #define APPLY             12.13
 #define ADAM(of_gradient) (24.0 + (of_gradient))
 #define LOCAL             24.0 /* 0/1 Adam's local step */
 #define LOAD              8.0
-#define MEAN              4.0 /* of input: a rank's share of all ranks of the host */
+#define MEAN              4.0 /* of input: a rank's part of the data of each rank of the host */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
-/* Kernels of a call and of a chunk of it, as tests/gpu/test_sizes.c has them: conclude; compress,
- * seal, open, reduce, seal, open, apply. Inside a host load, seal, open, mean and open besides. A
- * message of at most 8 runs of 1024 words is sealed by compress, opened by reduce, and so on. */
+/* The number of kernels of a call (conclude) and of each chunk (compress, seal, open, reduce, seal,
+ * open, apply), as tests/gpu/test_sizes.c has them. Inside a host load, seal, open, mean and open
+ * are added. A message of at most 8 runs of 1024 words is sealed by compress and opened by reduce,
+ * without kernels of its own. */
 #define CALL_KERNELS        1
 #define CHUNK_KERNELS       7
 #define CHUNK_KERNELS_SHORT 4
 #define CHUNK_KERNELS_HOST  12
 #define SHORT               (8 * 1024 * 32 / (1 + 32 / BLOCK))
 
-/* Limits of the chunks of a plan over NCCL: as many as overlap pays for, or a window of dense
- * messages has. */
+/* The chunks of a plan over NCCL: as many as overlap pays for, or as a window of dense messages
+ * has. */
 #define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
 #define MAX_CHUNKS            8
 #define ELEMENTS_A_CHUNK_HOST (2.0 * (1 << 20))
@@ -45,12 +46,12 @@ struct shape {
   double n, hosts, each, ranks;
 };
 
-static struct shape card_shape_of(const struct tune_training *training) {
+static struct shape get_shape(const struct tune_training *training) {
   return (struct shape){training->parameters, training->hosts, training->ranks_per_host,
                         (double)training->hosts * training->ranks_per_host};
 }
 
-static double clamp_whole(double low, double value, double high) {
+static double clamp_to_integer(double low, double value, double high) {
   return fmax(low, fmin(floor(value), high));
 }
 
@@ -58,17 +59,16 @@ static double group_seconds(const struct tune_card *card, const struct shape *sh
   return card->group + (shape->hosts > 1 ? card->latency : 0);
 }
 
-/* Seconds of the bytes that a GPU sends inside its host and of those that its host sends, at
+/* Returns the seconds in which a GPU sends bytes inside its host and its host sends bytes, both at
  * once. */
-static double wire(const struct tune_card *card, double inside, double host) {
+static double wire_seconds(const struct tune_card *card, double inside, double host) {
   return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
 }
 
-/* The update by a dense allreduce that sends the least bytes: in a host as a ring does, and between
- * hosts only what the others lack of a host's sum, as a tree of hosts does; a ring through all
- * ranks sends up to twice that. */
-static struct tune_update card_dense(const struct tune_card *card, const struct shape *shape,
-                                     double size) {
+/* Returns the update by a dense allreduce that sends the fewest bytes: by a ring inside a host, and
+ * by a tree between hosts. A ring through all ranks sends up to twice as many. */
+static struct tune_update predict_dense(const struct tune_card *card, const struct shape *shape,
+                                        double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
   const double near = (shape->each - 1) / shape->each * bytes;
   struct tune_update update = {.kernels = card->launch + ADAM(size) * shape->n / card->copy,
@@ -76,15 +76,17 @@ static struct tune_update card_dense(const struct tune_card *card, const struct 
                                .groups = shape->ranks > 1,
                                .host_bytes = (shape->hosts - 1) / shape->hosts * bytes};
   if (shape->ranks > 1)
-    update.messages = card->group + hops * card->latency + wire(card, near, update.host_bytes);
+    update.messages =
+        card->group + hops * card->latency + wire_seconds(card, near, update.host_bytes);
   update.together = update.kernels + update.messages;
   return update;
 }
 
-/* The update in chunks. The first chunk passes through all stages, and of the others the longer
- * stage hides the shorter; the result is applied only at the end, for the device decides before. */
-static struct tune_update in_chunks(const struct tune_card *card, double chunks,
-                                    struct tune_update update, double apply) {
+/* Returns the update in chunks. The first chunk passes through all stages; for the others the
+ * longer stage hides the shorter one. The result is applied only at the end, after the device's
+ * decision. */
+static struct tune_update overlap_chunks(const struct tune_card *card, double chunks,
+                                         struct tune_update update, double apply) {
   const double launches = update.launches * card->launch, early = update.kernels + launches;
   update.kernels = early + apply;
   update.together =
@@ -92,10 +94,10 @@ static struct tune_update in_chunks(const struct tune_card *card, double chunks,
   return update;
 }
 
-static struct tune_update flat(const struct tune_card *card, const struct shape *shape) {
+static struct tune_update predict_flat(const struct tune_card *card, const struct shape *shape) {
   const double others = shape->ranks - 1, message = shape->n / shape->ranks * BITS;
   const double chunks =
-      others > 0 ? clamp_whole(1, sqrt(shape->n / ELEMENTS_A_CHUNK), MAX_CHUNKS) : 1;
+      others > 0 ? clamp_to_integer(1, sqrt(shape->n / ELEMENTS_A_CHUNK), MAX_CHUNKS) : 1;
   const double near = (shape->each - 1) * message;
   const double host = shape->each * (shape->ranks - shape->each) * message;
   const double bytes = COMPRESS * shape->n + REDUCE(shape->ranks) * shape->n / shape->ranks;
@@ -105,16 +107,18 @@ static struct tune_update flat(const struct tune_card *card, const struct shape 
                                .launches = CALL_KERNELS + chunks * kernels,
                                .groups = others > 0 ? 2 * chunks : 0,
                                .host_bytes = 2 * host};
-  update.messages = update.groups * group_seconds(card, shape) + 2 * wire(card, near, host);
-  return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
+  update.messages = update.groups * group_seconds(card, shape) + 2 * wire_seconds(card, near, host);
+  return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* The hierarchical update: gradients as float32 to the rank of the host that sends them on, bits
- * between hosts, and bits to all of the host. Each rank has an n-th of the elements to compress. */
-static struct tune_update hierarchical(const struct tune_card *card, const struct shape *shape) {
+/* Returns the hierarchical update: gradients as float32 to the rank of the host that sends them on,
+ * bits between hosts, and bits to all ranks of the host. Each of a host's n ranks compresses an
+ * n-th of the elements. */
+static struct tune_update predict_hierarchical(const struct tune_card *card,
+                                               const struct shape *shape) {
   const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
   const double near = (shape->each - 1) / shape->each * shape->n;
-  const double chunks = clamp_whole(1, shape->n / ELEMENTS_A_CHUNK_HOST, MAX_CHUNKS_HOST);
+  const double chunks = clamp_to_integer(1, shape->n / ELEMENTS_A_CHUNK_HOST, MAX_CHUNKS_HOST);
   const double bytes = (LOAD + MEAN) * shape->n + (4 + COMPRESS) * share +
                        REDUCE(shape->hosts) * share / shape->hosts;
   struct tune_update update = {.kernels = bytes / card->copy,
@@ -122,24 +126,24 @@ static struct tune_update hierarchical(const struct tune_card *card, const struc
                                .groups = 4 * chunks,
                                .host_bytes = 2 * away * shape->n * BITS};
   update.messages = 2 * chunks * (card->group + group_seconds(card, shape)) +
-                    wire(card, near * (4 + BITS), update.host_bytes);
-  return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
+                    wire_seconds(card, near * (4 + BITS), update.host_bytes);
+  return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-static struct tune_update card_compressed(const struct tune_card *card, const struct shape *shape,
-                                          enum tune_method method) {
-  struct tune_update one = flat(card, shape);
+static struct tune_update predict_compressed(const struct tune_card *card,
+                                             const struct shape *shape, enum tune_method method) {
+  struct tune_update one = predict_flat(card, shape);
   if (method == TUNE_FLAT || shape->hosts < 2 || shape->each < 2)
     return one;
-  struct tune_update two = hierarchical(card, shape);
+  struct tune_update two = predict_hierarchical(card, shape);
   return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
 }
 
-/* Mixes steps as often as the policy has them: compressed and dense ones, and local steps. */
-static struct tune_update card_mixed(const struct tune_card *card, const struct shape *shape,
-                                     struct tune_policy policy) {
-  const struct tune_update bits = card_compressed(card, shape, TUNE_ZERO_ONE),
-                           full = card_dense(card, shape, 4);
+/* Returns the mean of compressed, dense and local steps, in the shares of the policy. */
+static struct tune_update predict_mixed(const struct tune_card *card, const struct shape *shape,
+                                        struct tune_policy policy) {
+  const struct tune_update bits = predict_compressed(card, shape, TUNE_ZERO_ONE),
+                           full = predict_dense(card, shape, 4);
   const double none = 1 - policy.one_bit - policy.dense; /* neither method sends 8 bits */
   const double alone = card->launch + LOCAL * shape->n / card->copy;
 #define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
@@ -154,12 +158,12 @@ static struct tune_update card_mixed(const struct tune_card *card, const struct 
 
 struct tune_update tune_card_update(const struct tune_card *card,
                                     const struct tune_training *training, enum tune_method method) {
-  const struct shape shape = card_shape_of(training);
+  const struct shape shape = get_shape(training);
   if (method == TUNE_DENSE || method == TUNE_HALF)
-    return card_dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
+    return predict_dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
   if (method == TUNE_ADAM || method == TUNE_ZERO_ONE)
-    return card_mixed(card, &shape, tune_policy(training, method));
-  return card_compressed(card, &shape, method);
+    return predict_mixed(card, &shape, tune_policy(training, method));
+  return predict_compressed(card, &shape, method);
 }
 
 double tune_card_step(const struct tune_card *card, const struct tune_training *training,
@@ -172,7 +176,7 @@ double tune_card_step(const struct tune_card *card, const struct tune_training *
 
 /* --- The printed text --------------------------------------------------------------------------*/
 
-/* Links of hosts where none is given: 10, 25 and 100 Gbit/s. */
+/* The links of hosts if none is given: 10, 25 and 100 Gbit/s. */
 static const double usual_links[] = {1.25e9, 3.125e9, 12.5e9};
 #define USUAL_LINKS (sizeof usual_links / sizeof usual_links[0])
 
@@ -181,11 +185,11 @@ struct network {
   struct tune_training training;
 };
 
-static size_t networks_of(const struct tune_options *options, struct network *networks) {
+static size_t list_networks(const struct tune_options *options, struct network *networks) {
   const struct network first = {options->card, options->training};
   const int hosts = first.training.hosts;
   size_t count = 0;
-  if (hosts == 1 || first.training.ranks_per_host > 1) { /* for comparison, if not all */
+  if (hosts == 1 || first.training.ranks_per_host > 1) { /* one host, for comparison */
     networks[count] = first;
     networks[count++].training.hosts = 1;
   }
@@ -219,33 +223,34 @@ static void card_print_assumptions(const struct network *network) {
       1 / OB_STEP_EXPOSED);
 }
 
-static double best_step(const struct network *network, enum tune_method first,
-                        enum tune_method last, bool overlap) {
+static double find_best_step(const struct network *network, enum tune_method first,
+                             enum tune_method last, bool overlap) {
   double best = INFINITY;
   for (enum tune_method m = first; m <= last; m++)
     best = fmin(best, tune_card_step(&network->card, &network->training, m, overlap));
   return best;
 }
 
-/* The speed-up of the better compressed step over the better dense one, which may be of 16 bits. */
-static double gain(const struct network *network, bool overlap) {
-  return best_step(network, TUNE_DENSE, TUNE_HALF, overlap) /
-         best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);
+/* Returns the speed-up of the better compressed step over the better dense one, which may be of 16
+ * bits. */
+static double find_speedup(const struct network *network, bool overlap) {
+  return find_best_step(network, TUNE_DENSE, TUNE_HALF, overlap) /
+         find_best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);
 }
 
-/* The link above which compression is not worth it, overlapped; bytes a second. 0: there is
- * none. */
-static double worth_below(struct network network) {
+/* Returns the rate of a link, in bytes a second, above which compression does not pay, overlapped;
+ * 0: at any rate. */
+static double find_break_even(struct network network) {
   double low = 1e4, high = 1e13;
-  for (int k = 0; k < 60; k++) { /* as tune_break_even */
+  for (int k = 0; k < 60; k++) { /* the precision of tune_break_even */
     network.card.link = sqrt(low * high);
-    *(gain(&network, true) >= OB_STEP_WORTH ? &low : &high) = network.card.link;
+    *(find_speedup(&network, true) >= OB_STEP_WORTH ? &low : &high) = network.card.link;
   }
   return low > 1.01e4 ? low : 0;
 }
 
 static void print_verdict(const struct network *network) {
-  double apart = gain(network, false), overlapped = gain(network, true);
+  double apart = find_speedup(network, false), overlapped = find_speedup(network, true);
   printf("# Compression %s: %.2fx the steps of the better dense method, overlapped %.2fx.\n",
          overlapped >= OB_STEP_WORTH ? "pays"
          : apart >= OB_STEP_WORTH    ? "pays only where nothing overlaps with the computation"
@@ -257,7 +262,7 @@ static void print_verdict(const struct network *network) {
     return;
   }
   printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (OB_STEP_WORTH - 1),
-         TUNE_WORDS(TUNE_RATE, worth_below(*network)));
+         TUNE_WORDS(TUNE_RATE, find_break_even(*network)));
 }
 
 static const struct tune_column card_columns[] = {
@@ -274,7 +279,7 @@ static const struct tune_column card_columns[] = {
     {0, NULL, "groups", TUNE_COUNT},
     {0}};
 
-/* Prints a row for each method, or writes it. */
+/* Prints a row for each method, or writes it as JSON. */
 static void list_updates(const struct network *network, struct ob_json *json) {
   const struct tune_card *card = &network->card;
   const struct tune_training *training = &network->training;
@@ -336,7 +341,7 @@ static void write_networks(const struct network *networks, size_t count) {
 int tune_predict_card(const struct tune_options *options) {
   const struct tune_training *training = &options->training;
   struct network networks[1 + USUAL_LINKS];
-  size_t count = networks_of(options, networks);
+  size_t count = list_networks(options, networks);
   if (options->json) {
     write_networks(networks, count);
     return TUNE_OK;

@@ -1,4 +1,4 @@
-/* onebit-tune: the command line. */
+/* onebit-tune: defines the command line, and starts a mode. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -119,13 +119,13 @@ static const struct tool tool = {
     .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
              "for a wrong\ncommand line."};
 
-static unsigned mode_of(const struct tune_options *options) {
+static unsigned get_mode(const struct tune_options *options) {
   if (!options->predict)
     return options->doctor ? DOCTOR : MEASURE;
   return options->device == TUNE_CUDA ? CARDS : options->whole ? WHOLE : STEPS;
 }
 
-static const char *name_mode(unsigned groups) {
+static const char *get_mode_name(unsigned groups) {
   static const char *const names[] = {"measuring", "--doctor", "--predict", "--whole-run",
                                       "--device cuda"};
   return names[__builtin_ctz(groups)];
@@ -143,17 +143,17 @@ static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
   return NULL;
 }
 
-/* Writes the fault in options that are right each alone. False: there is none. */
-static bool tune_check(const struct tune_options *options, char **argv, char error[TOOL_ERROR]) {
+/* Finds a fault in the combination of options, and writes its message. False: there is none. */
+static bool find_fault(const struct tune_options *options, char **argv, char error[TOOL_ERROR]) {
   const struct tune_training *training = &options->training;
-  const unsigned mode = mode_of(options);
+  const unsigned mode = get_mode(options);
   const struct tool_option *misplaced = find_misplaced(argv, mode);
   error[0] = '\0';
   if (options->doctor && options->predict)
     snprintf(error, TOOL_ERROR, "--doctor: not with --predict");
   else if (misplaced)
     snprintf(error, TOOL_ERROR, "--%s: is for %s, not for %s", misplaced->name,
-             name_mode(misplaced->groups), name_mode(mode));
+             get_mode_name(misplaced->groups), get_mode_name(mode));
   else if (options->predict)
     snprintf(error, TOOL_ERROR, "%s",
              training->parameters == 0  ? "--predict needs --parameters"
@@ -164,7 +164,7 @@ static bool tune_check(const struct tune_options *options, char **argv, char err
 }
 
 #ifdef ONEBIT_HAVE_MPI
-static int tune_measure(const struct tune_options *options) {
+static int measure_cluster(const struct tune_options *options) {
   if (options->doctor)
     doctor_begin();
   MPI_Init(NULL, NULL);
@@ -173,9 +173,9 @@ static int tune_measure(const struct tune_options *options) {
   return status;
 }
 #else
-static int tune_measure(const struct tune_options *options) {
+static int measure_cluster(const struct tune_options *options) {
   (void)options;
-  tune_complain("built without MPI (MPI=0): it can only --predict; see --help");
+  tune_print_error("built without MPI (MPI=0): it can only --predict; see --help");
   return TUNE_FAILED;
 }
 #endif
@@ -187,12 +187,12 @@ int main(int argc, char **argv) {
       .wanted = {.bits = -1, .delay = -1}};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
-  if (asked == TOOL_RUN && tune_check(&options, argv, error))
+  if (asked == TOOL_RUN && find_fault(&options, argv, error))
     asked = TOOL_WRONG;
   if (asked != TOOL_RUN)
-    return tool_answer(&tool, asked, error);
+    return tool_print_answer(&tool, asked, error);
   options.training.steps = floor(options.training.steps);
   if (options.latency > 0)
     options.card.latency = options.latency;
-  return options.predict ? tune_predict(&options) : tune_measure(&options);
+  return options.predict ? tune_predict(&options) : measure_cluster(&options);
 }

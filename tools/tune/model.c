@@ -1,5 +1,5 @@
-/* Predicts a step of training, which is computation and the exchange that follows it or hides
- * behind it, and a whole run. */
+/* Predicts a step of training, which is the computation and an exchange after or during it, and a
+ * whole run. */
 #include "tools/tune/model.h"
 
 #include <limits.h>
@@ -24,29 +24,29 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
     return (struct tune_policy){0, 1, 0};
   if (method != TUNE_ZERO_ONE)
     return (struct tune_policy){0, 0, 1};
-  const struct ob_zero_one_schedule schedule =
-      ob_zero_one_resolve(&(struct ob_zero_one_schedule){.variance_freeze_step = TUNE_FREEZE_STEP});
+  const struct ob_zero_one_schedule schedule = ob_zero_one_fill_defaults(
+      &(struct ob_zero_one_schedule){.variance_freeze_step = TUNE_FREEZE_STEP});
   uint64_t counts[3], whole = steps < 1 ? 1 : (uint64_t)steps;
-  ob_zero_one_count(&schedule, whole, counts);
+  ob_zero_one_count_exchanges(&schedule, whole, counts);
   return (struct tune_policy){(double)counts[OB_EXCHANGE_BITS] / (double)whole, 0,
                               (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
-static struct ob_cost_task training_task_of(const struct tune_training *training) {
+static struct ob_cost_task make_task(const struct tune_training *training) {
   return (struct ob_cost_task){.elements = (size_t)training->parameters,
                                .hosts = training->hosts,
                                .ranks_per_host = training->ranks_per_host};
 }
 
-double tune_sharing(const struct ob_costs *costs, const struct tune_training *training) {
-  const struct ob_cost_task task = training_task_of(training);
+double tune_sharing_factor(const struct ob_costs *costs, const struct tune_training *training) {
+  const struct ob_cost_task task = make_task(training);
   return ob_cost_sharing_factor(costs, &task);
 }
 
-/* Returns the costs of a network that takes no time: by these an exchange takes as long as the
- * work of one core. tune_fit counts all of MPI's bytes as time of the link, but a core moves
+/* Returns the costs with a network that takes no time, so that an exchange takes as long as the
+ * work of one core. tune_fit counts the time of all of MPI's bytes for the link, but a core moves
  * them, too. */
-static struct ob_costs costs_of_core(const struct ob_costs *costs) {
+static struct ob_costs get_core_costs(const struct ob_costs *costs) {
   struct ob_costs core = *costs;
   core.between.latency = core.mpi_round = core.oversubscribed = 0;
   core.between.bandwidth = INFINITY;
@@ -54,16 +54,16 @@ static struct ob_costs costs_of_core(const struct ob_costs *costs) {
   return core;
 }
 
-/* The part of an exchange by which one core's work holds up a computation on all cores of the
- * rank. */
-static double work_of(const struct ob_costs *costs, struct ob_cost_task task, double core_seconds,
-                      double seconds) {
-  task.threads = INT_MAX; /* the model has as many as there are cores for */
+/* Returns the part of an exchange's time by which the work of one core delays a computation on all
+ * cores of the rank. */
+static double get_work_seconds(const struct ob_costs *costs, struct ob_cost_task task,
+                               double core_seconds, double seconds) {
+  task.threads = INT_MAX; /* the model limits them to the number of cores */
   return fmin(seconds, core_seconds / ob_cost_model(costs, &task).threads);
 }
 
-/* Seconds of an MPI_Allreduce of elements of `element_bytes` bytes, converted from and to
- * float32. */
+/* Returns the seconds of an MPI_Allreduce of elements of `element_bytes` bytes, converted from and
+ * to float32. */
 static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                           size_t element_bytes) {
   const double converting = element_bytes < 4 ? costs->load + costs->convert : 0;
@@ -71,23 +71,23 @@ static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_tas
          (double)task->elements * converting * ob_cost_sharing_factor(costs, task);
 }
 
-static struct tune_exchange training_dense(const struct ob_costs *costs,
-                                           const struct ob_cost_task *task, size_t element_bytes) {
-  const struct ob_costs core = costs_of_core(costs);
+static struct tune_exchange predict_dense(const struct ob_costs *costs,
+                                          const struct ob_cost_task *task, size_t element_bytes) {
+  const struct ob_costs core = get_core_costs(costs);
   const double ranks = task->hosts * task->ranks_per_host;
   const double bytes = 2.0 * (double)element_bytes * (ranks - 1) / ranks * (double)task->elements;
   const double seconds = mpi_seconds(costs, task, element_bytes);
   return (struct tune_exchange){
       .seconds = seconds,
       .host_bytes = task->hosts > 1 ? bytes : 0,
-      .work = work_of(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
+      .work = get_work_seconds(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
 }
 
-/* The compressed exchange; hierarchical falls back to exchange. */
-static struct tune_exchange training_compressed(const struct ob_costs *costs,
-                                                struct ob_cost_task task,
-                                                onebit_schedule_t schedule) {
-  const struct ob_costs core = costs_of_core(costs);
+/* Predicts the compressed exchange; the hierarchical schedule falls back to exchange. */
+static struct tune_exchange predict_compressed(const struct ob_costs *costs,
+                                               struct ob_cost_task task,
+                                               onebit_schedule_t schedule) {
+  const struct ob_costs core = get_core_costs(costs);
   struct ob_cost_choice choice, work;
   task.schedule = schedule;
   ob_cost_choose(costs, &task, &choice);
@@ -97,18 +97,18 @@ static struct tune_exchange training_compressed(const struct ob_costs *costs,
     schedule = ONEBIT_SCHEDULE_EXCHANGE;
   return (struct tune_exchange){.seconds = choice.seconds,
                                 .host_bytes = ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS),
-                                .work = work_of(costs, task, work.seconds, choice.seconds)};
+                                .work =
+                                    get_work_seconds(costs, task, work.seconds, choice.seconds)};
 }
 
-/* Returns an exchange of that width by the method's schedule, or by the better of both. */
-static struct tune_exchange bits_of(const struct ob_costs *costs,
-                                    const struct tune_training *training, enum tune_method method,
-                                    int bits) {
-  struct ob_cost_task task = training_task_of(training);
+/* Predicts an exchange with `bits` bits by the method's schedule, or by the faster of both. */
+static struct tune_exchange predict_bits(const struct ob_costs *costs,
+                                         const struct tune_training *training,
+                                         enum tune_method method, int bits) {
+  struct ob_cost_task task = make_task(training);
   task.bits = bits;
-  const struct tune_exchange flat = training_compressed(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
-  const struct tune_exchange levels =
-      training_compressed(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
+  const struct tune_exchange flat = predict_compressed(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
+  const struct tune_exchange levels = predict_compressed(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
   const bool has_levels =
       method != TUNE_FLAT && (method == TUNE_HIERARCHICAL || levels.seconds < flat.seconds);
   return has_levels ? levels : flat;
@@ -116,7 +116,7 @@ static struct tune_exchange bits_of(const struct ob_costs *costs,
 
 struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
                                         const struct tune_training *training, int bits) {
-  return bits_of(costs, training, TUNE_ZERO_ONE, bits);
+  return predict_bits(costs, training, TUNE_ZERO_ONE, bits);
 }
 
 /* The exchanges of a method, and how often they are made. */
@@ -125,18 +125,18 @@ struct parts {
   struct tune_exchange one_bit, eight_bits, full;
 };
 
-static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
-                             enum tune_method method) {
-  const struct ob_cost_task task = training_task_of(training);
+static struct parts predict_parts(const struct ob_costs *costs,
+                                  const struct tune_training *training, enum tune_method method) {
+  const struct ob_cost_task task = make_task(training);
   return (struct parts){.policy = tune_policy(training, method),
-                        .one_bit = bits_of(costs, training, method, 1),
-                        .eight_bits = bits_of(costs, training, method, 8),
-                        .full = training_dense(costs, &task, method == TUNE_HALF ? 2 : 4)};
+                        .one_bit = predict_bits(costs, training, method, 1),
+                        .eight_bits = predict_bits(costs, training, method, 8),
+                        .full = predict_dense(costs, &task, method == TUNE_HALF ? 2 : 4)};
 }
 
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method) {
-  const struct parts parts = parts_of(costs, training, method);
+  const struct parts parts = predict_parts(costs, training, method);
 #define MEAN_OF(what)                                                                              \
   (parts.policy.one_bit * parts.one_bit.what + parts.policy.eight_bits * parts.eight_bits.what +   \
    parts.policy.dense * parts.full.what)
@@ -144,8 +144,8 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #undef MEAN_OF
 }
 
-/* Returns the seconds that an exchange adds to a step. Work that takes cores from the computation
- * is never hidden. */
+/* Returns the seconds that an exchange adds to a step. Work that uses the cores of the computation
+ * is never overlapped. */
 static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
   return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
                  : exchange->seconds;
@@ -153,8 +153,8 @@ static double added_seconds(const struct tune_exchange *exchange, double compute
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
-  const struct parts parts = parts_of(costs, training, method);
-  const double compute = training->compute * tune_sharing(costs, training);
+  const struct parts parts = predict_parts(costs, training, method);
+  const double compute = training->compute * tune_sharing_factor(costs, training);
   return compute + parts.policy.one_bit * added_seconds(&parts.one_bit, compute, overlap) +
          parts.policy.eight_bits * added_seconds(&parts.eight_bits, compute, overlap) +
          parts.policy.dense * added_seconds(&parts.full, compute, overlap);
@@ -172,8 +172,8 @@ static bool is_worth_using(const struct ob_costs *costs, const struct tune_train
          OB_STEP_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
-/* Searches by bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24
- * octaves are beyond what a double tells apart. */
+/* Bisects the logarithm of the bandwidth, between that of a modem and more than that of memory.
+ * After 60 halvings a double can not represent a smaller interval. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;
@@ -190,36 +190,37 @@ double tune_break_even(const struct ob_costs *costs, const struct tune_training 
 
 /* --- A whole run -------------------------------------------------------------------------------*/
 
-/* The exchange in which every host sends a message to every other. */
-static struct tune_exchange whole_gather(const struct ob_costs *costs,
-                                         const struct tune_training *training) {
+/* Predicts the exchange in which every host sends a message to every other host. */
+static struct tune_exchange predict_gather(const struct ob_costs *costs,
+                                           const struct tune_training *training) {
   const double bytes = training->parameters * TUNE_SPARSE_BITS / 8 * (training->hosts - 1);
   const double element = costs->compress + costs->apply + costs->reduce_stream;
   const double core = costs->call + training->hosts * training->parameters * element *
-                                        costs->codec_factor * tune_sharing(costs, training);
+                                        costs->codec_factor * tune_sharing_factor(costs, training);
   const double rate = costs->between.bandwidth * costs->exchange_efficiency;
   const double latency = training->hosts > 1 ? costs->between.latency : 0;
   const double seconds = core + latency + bytes / rate;
   return (struct tune_exchange){seconds, bytes,
-                                work_of(costs, training_task_of(training), core, seconds)};
+                                get_work_seconds(costs, make_task(training), core, seconds)};
 }
 
-static struct tune_exchange exchange_of(const struct ob_costs *costs,
-                                        const struct tune_training *training, int bits) {
+static struct tune_exchange predict_exchange(const struct ob_costs *costs,
+                                             const struct tune_training *training, int bits) {
   if (bits == TUNE_FLOAT32)
     return tune_exchange(costs, training, TUNE_DENSE);
   if (bits == TUNE_SPARSE)
-    return whole_gather(costs, training);
+    return predict_gather(costs, training);
   return tune_exchange_bits(costs, training, bits);
 }
 
-/* Adds `steps` steps with an exchange each: seconds waited and bytes. */
+/* Adds the seconds of waiting and the bytes of `steps` steps with an exchange each. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
-  const struct tune_exchange exchange = exchange_of(costs, training, bits);
+  const struct tune_exchange exchange = predict_exchange(costs, training, bits);
   whole->exchange = exchange.seconds;
   whole->waiting +=
-      steps * added_seconds(&exchange, training->compute * tune_sharing(costs, training), true);
+      steps *
+      added_seconds(&exchange, training->compute * tune_sharing_factor(costs, training), true);
   whole->host_bytes += steps * exchange.host_bytes;
 }
 
@@ -227,8 +228,8 @@ static void add_rounds(const struct ob_costs *costs, const struct tune_training 
                        const struct tune_way *way, struct tune_whole *whole) {
   struct tune_training fragment = *training;
   fragment.parameters = ceil(training->parameters / way->fragments);
-  const struct tune_exchange exchange = exchange_of(costs, &fragment, way->bits);
-  const double hidden = way->delay * training->compute * tune_sharing(costs, training);
+  const struct tune_exchange exchange = predict_exchange(costs, &fragment, way->bits);
+  const double hidden = way->delay * training->compute * tune_sharing_factor(costs, training);
   const double exchanges = ceil(training->steps / way->local_steps) * way->fragments;
   whole->exchange = exchange.seconds;
   whole->waiting = exchanges * fmax(exchange.seconds - hidden, exchange.work);
@@ -246,7 +247,7 @@ struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_tra
     add_steps(costs, training, way->bits, training->steps - warm_up, &whole);
   }
   whole.seconds =
-      training->steps * training->compute * tune_sharing(costs, training) + whole.waiting;
+      training->steps * training->compute * tune_sharing_factor(costs, training) + whole.waiting;
   return whole;
 }
 
@@ -258,22 +259,22 @@ const char *tune_way_error(const struct tune_way *way) {
 
 /* --- The possible ways -------------------------------------------------------------------------*/
 
-static bool whole_same(const struct tune_way *a, const struct tune_way *b) {
+static bool is_same_way(const struct tune_way *a, const struct tune_way *b) {
   return a->bits == b->bits && a->local_steps == b->local_steps && a->fragments == b->fragments &&
          a->delay == b->delay && a->warm_up_bits == b->warm_up_bits;
 }
 
 static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t count) {
   for (size_t k = 0; k < count; k++)
-    if (whole_same(&ways[k], way))
+    if (is_same_way(&ways[k], way))
       return count;
   if (count < TUNE_WAYS)
     ways[count++] = *way;
   return count;
 }
 
-/* Makes an outer step; overlapped: four fragments, each with as many steps to hide behind as lie
- * between two. */
+/* Returns an outer step. overlapped: four fragments, each exchanged during the steps before the
+ * next one. */
 static struct tune_way make_outer_way(const struct tune_wanted *wanted, int local_steps, int bits,
                                       bool overlapped) {
   struct tune_way way = {"outer step", bits, bits, 0, local_steps, 1, 0};
@@ -288,7 +289,7 @@ static struct tune_way make_outer_way(const struct tune_wanted *wanted, int loca
   return way;
 }
 
-size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAYS]) {
+size_t tune_list_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAYS]) {
   static const int local_steps[] = {10, 30, 100, 300}, bits[] = {4, 1};
   const struct tune_way each_step[] = {
       {"dense each step", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0},
@@ -305,8 +306,8 @@ size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAY
   return count;
 }
 
-size_t tune_choose(const struct ob_costs *costs, const struct tune_training *training,
-                   const struct tune_way *ways, size_t count) {
+size_t tune_choose_way(const struct ob_costs *costs, const struct tune_training *training,
+                       const struct tune_way *ways, size_t count) {
   size_t best = 0;
   double least = INFINITY;
   for (size_t k = 0; k < count; k++) {

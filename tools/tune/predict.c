@@ -1,5 +1,5 @@
-/* onebit-tune --predict: what compression would bring to a training run, by the step and by the
- * whole run. */
+/* onebit-tune --predict: prints what compression would bring to a training run, by the step and by
+ * the whole run. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,11 +7,11 @@
 #include "onebit/efficient_adam.h"
 #include "tools/tune/tune.h"
 
-/* Sets the costs without a tuning file: a byte costs MPI what it costs the library, once sent and
- * once received. With that the model comes to 0.93 of a gigabit link; the best of Open MPI's
+/* Sets MPI's costs without a tuning file: sending and receiving a byte costs MPI as much as it
+ * costs the library. The model then predicts 0.93 of a gigabit link; the best of Open MPI's
  * algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The defaults of
  * plans are fits to its ring where cores were scarce. */
-static void reach_link(struct ob_costs *costs) {
+static void set_mpi_costs(struct ob_costs *costs) {
   costs->mpi_efficiency = 1;
   costs->mpi_byte = 2 * costs->between.byte;
 }
@@ -25,15 +25,15 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
   if (strcmp(path, "none") != 0)
     state = ob_tuning_read(path, &anywhere, costs, NULL);
   if (options->tuning && state != OB_TUNING_READ && state != OB_TUNING_OFF) {
-    tune_complain("--tuning: %s", costs->source + strlen("defaults: "));
+    tune_print_error("--tuning: %s", costs->source + strlen("defaults: "));
     return false;
   }
-  if (state != OB_TUNING_READ) { /* why the file was not read stays */
+  if (state != OB_TUNING_READ) { /* keeps the reason why the file was not read */
     char source[sizeof costs->source];
     memcpy(source, costs->source, sizeof source);
     ob_costs_default("avx2", costs);
     memcpy(costs->source, source, sizeof source);
-    reach_link(costs);
+    set_mpi_costs(costs);
   }
   /* Times of whole calls are left out: they belong to one network and one number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
@@ -56,7 +56,7 @@ static struct ob_json predict_begin_json(const struct ob_costs *costs,
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
   ob_json_string(&json, "costs", costs->source);
-  ob_json_real(&json, "core_sharing", tune_sharing(costs, training));
+  ob_json_real(&json, "core_sharing", tune_sharing_factor(costs, training));
   return json;
 }
 
@@ -70,7 +70,7 @@ static void predict_end_json(struct ob_json *json) {
 /* Prints the lines about costs, latency and cores. */
 static void predict_print_costs(const struct ob_costs *costs,
                                 const struct tune_training *training) {
-  const double sharing = tune_sharing(costs, training);
+  const double sharing = tune_sharing_factor(costs, training);
   printf("# Costs: %s\n# Latency one way: %s. Cores: ", costs->source,
          TUNE_WORDS(TUNE_TIME, costs->between.latency));
   if (costs->cores_per_host > 0)
@@ -131,7 +131,7 @@ static const struct tune_column step_columns[] = {
     {15, "pays below", "break_even_bits_per_s", TUNE_RATE},
     {0}};
 
-/* Prints a row for each method, or writes it. */
+/* Prints a row for each method, or writes it as JSON. */
 static void list_methods(const struct ob_costs *costs, const struct tune_training *training,
                          struct ob_json *json) {
   for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
@@ -152,7 +152,7 @@ static void list_methods(const struct ob_costs *costs, const struct tune_trainin
                              m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m)};
     if (json)
       tune_write_row(json, step_columns, texts, values);
-    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* else as flat */
+    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* else it equals flat */
       tune_print_row(step_columns, texts, values, "\n");
   }
 }
@@ -184,7 +184,7 @@ static const double slow_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
 const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
 static const int widths[] = {1, 2, 4, 8, TUNE_FLOAT32, TUNE_SPARSE};
 
-static const char *width_name(int bits) {
+static const char *get_width_name(int bits) {
   size_t k = 0;
   while (widths[k] != bits)
     k++;
@@ -192,13 +192,14 @@ static const char *width_name(int bits) {
 }
 
 struct whole_ways {
-  struct tune_way way[TUNE_WAYS + 2]; /* and two to compare with */
-  size_t count;                       /* to choose from */
-  size_t others;                      /* behind them */
+  struct tune_way way[TUNE_WAYS + 2]; /* the ways, and two for comparison */
+  size_t count;                       /* the number of ways to choose from */
+  size_t others;                      /* the number of ways after them, for comparison */
 };
 
-/* Adds float32 and SparseLoCo with their authors' settings, and the given H if there is one. */
-static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways) {
+/* Adds float32 and SparseLoCo for comparison, with their authors' settings, but with the given H if
+ * there is one. */
+static void add_compared_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   const int local_steps = wanted->local_steps > 0 ? wanted->local_steps : 30;
   ways->way[ways->count + ways->others++] =
       (struct tune_way){"outer step", TUNE_FLOAT32, TUNE_FLOAT32, 0, local_steps, 1, 0};
@@ -206,13 +207,14 @@ static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways
       (struct tune_way){"outer, SparseLoCo", TUNE_SPARSE, TUNE_SPARSE, 0, local_steps, 1, 0};
 }
 
-static void print_whole_head(const struct tune_training *training, const struct ob_costs *costs) {
+static void print_whole_heading(const struct tune_training *training,
+                                const struct ob_costs *costs) {
   printf("# onebit-tune --predict --whole-run: %.4g parameters, %d host%s x %d rank%s, %.4g steps "
          "of\n#   %.4g s: %s without a network.\n",
          training->parameters, TUNE_COUNTED(training->hosts),
          TUNE_COUNTED(training->ranks_per_host), training->steps, training->compute,
          TUNE_WORDS(TUNE_DURATION,
-                    training->steps * training->compute * tune_sharing(costs, training)));
+                    training->steps * training->compute * tune_sharing_factor(costs, training)));
   predict_print_costs(costs, training);
   printf(
       "# Each step: %.0f %% of the computation hides the exchange, but for the work of codec "
@@ -241,11 +243,11 @@ static const struct tune_column way_columns[] = {{-23, "way", "way", TUNE_NAME},
                                                  {0, NULL, "waiting_s", TUNE_TIME},
                                                  {0}};
 
-/* Prints what a run takes in a way, or writes it. */
+/* Prints the time of a run in a way, or writes it as JSON. */
 static void list_way(const struct ob_costs *costs, const struct tune_training *training,
                      const struct tune_way *way, struct ob_json *json, const char *mark) {
   const struct tune_whole whole = tune_whole(costs, training, way);
-  const char *const texts[] = {way->name, width_name(way->bits)};
+  const char *const texts[] = {way->name, get_width_name(way->bits)};
   const double values[] = {way->local_steps,
                            way->fragments,
                            way->delay,
@@ -262,7 +264,7 @@ static void list_way(const struct ob_costs *costs, const struct tune_training *t
 
 static void print_ways(const struct ob_costs *costs, const struct tune_training *training,
                        const struct whole_ways *ways) {
-  const size_t chosen = tune_choose(costs, training, ways->way, ways->count);
+  const size_t chosen = tune_choose_way(costs, training, ways->way, ways->count);
   printf("\n# Link of a host: %s of payload each way\n",
          TUNE_WORDS(TUNE_RATE, costs->between.bandwidth));
   tune_print_headings(way_columns, "\n");
@@ -273,7 +275,7 @@ static void print_ways(const struct ob_costs *costs, const struct tune_training 
                                 : "\n");
 }
 
-/* Prints what to choose at each of the usual links. */
+/* Prints the chosen way at each of the usual links. */
 static void print_links(const struct ob_costs *costs, const struct tune_training *training,
                         const struct whole_ways *ways) {
   printf("\n");
@@ -285,8 +287,8 @@ static void print_links(const struct ob_costs *costs, const struct tune_training
     const double values[] = {slow_links[k] / 8, tune_whole(&there, training, &ways->way[0]).seconds,
                              tune_whole(&there, training, &ways->way[1]).seconds};
     tune_print_row(link_columns, NULL, values, "   ");
-    list_way(&there, training, &ways->way[tune_choose(&there, training, ways->way, ways->count)],
-             NULL, "\n");
+    list_way(&there, training,
+             &ways->way[tune_choose_way(&there, training, ways->way, ways->count)], NULL, "\n");
   }
 }
 
@@ -294,22 +296,22 @@ static void write_ways(const struct ob_costs *costs, const struct tune_training 
                        const struct whole_ways *ways) {
   struct ob_json json = predict_begin_json(costs, training);
   ob_json_real(&json, "payload_bits_per_s", 8 * costs->between.bandwidth);
-  ob_json_integer(&json, "chosen", tune_choose(costs, training, ways->way, ways->count));
+  ob_json_integer(&json, "chosen", tune_choose_way(costs, training, ways->way, ways->count));
   ob_json_begin(&json, "ways", '[');
   for (size_t k = 0; k < ways->count + ways->others; k++)
     list_way(costs, training, &ways->way[k], &json, "");
   predict_end_json(&json);
 }
 
-/* Fills in the ways to train. False after complaining that the request is impossible. */
+/* Fills in the ways to train. False after an error message if the request is impossible. */
 static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
-  ways->count = tune_ways(wanted, ways->way);
+  ways->count = tune_list_ways(wanted, ways->way);
   for (size_t k = 0; k < ways->count; k++)
     if (tune_way_error(&ways->way[k])) {
-      tune_complain("%s", tune_way_error(&ways->way[k]));
+      tune_print_error("%s", tune_way_error(&ways->way[k]));
       return false;
     }
-  add_others(wanted, ways);
+  add_compared_ways(wanted, ways);
   return true;
 }
 
@@ -324,7 +326,7 @@ static int predict_whole(const struct tune_options *options, const struct ob_cos
     write_ways(costs, training, &ways);
     return TUNE_OK;
   }
-  print_whole_head(training, costs);
+  print_whole_heading(training, costs);
   (options->bandwidth > 0 ? print_ways : print_links)(costs, training, &ways);
   return TUNE_OK;
 }

@@ -1,4 +1,4 @@
-/* Fits the cost model to what was measured, prints both and what plans decide by it, and writes the
+/* Fits the cost model to the measurements, prints both and the decisions of plans, and writes the
  * tuning file. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -13,9 +13,9 @@
 
 /* --- The fit -----------------------------------------------------------------------------------*/
 
-/* A number that the fit may change, in its logarithm, and its bounds. stiffness: how far, in that
- * logarithm, it may go from where it starts (measured alone, or a default) at the price of a point
- * that is off by a tenth. */
+/* A parameter of the fit, which changes its logarithm within bounds. stiffness: the change of the
+ * logarithm from the start value (measured alone, or a default) that costs as much as a point that
+ * is off by a tenth. */
 struct knob {
   size_t offset;
   double stiffness, smallest, largest;
@@ -23,8 +23,8 @@ struct knob {
 
 #define AT(field) offsetof(struct ob_costs, field)
 
-/* Numbers with bounds. The codec may be faster in an exchange than alone, where messages stay in
- * the caches, but not by much; no more than all of a bandwidth can be used. */
+/* The parameters and their bounds. The codec may be faster in an exchange than alone, since
+ * messages stay in the caches, but not by much; the efficiencies are at most 1. */
 static const struct knob knobs[] = {
     {AT(codec_factor), 0.5, 0.8, 10},
     {AT(between.message), 0.7, 1e-8, 1},
@@ -40,7 +40,7 @@ static const struct knob knobs[] = {
 };
 enum { KNOBS = sizeof knobs / sizeof knobs[0] };
 
-static double *knob_of(struct ob_costs *costs, int k) {
+static double *get_knob(struct ob_costs *costs, int k) {
   return (double *)(void *)((char *)costs + knobs[k].offset);
 }
 
@@ -50,15 +50,15 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
                     : ob_cost_seconds(costs, task, task->schedule, task->wire, task->chunk);
 }
 
-/* The loss of an error: a large one counts less than by its square, since some measurements are
- * disturbed. */
+/* Returns the loss of an error. A large error counts less than its square, since some measurements
+ * are disturbed. */
 static double fit_loss(double error) {
   double size = fabs(error), bend = 0.3;
   return size < bend ? error * error : bend * (2 * size - bend);
 }
 
-/* The weight of a point: training waits for large calls. Small ones look better than they are: by
- * caches, and by the burst that links let through at once. */
+/* Returns the weight of a point. Training waits for large calls. Small calls look better than they
+ * are: by caches, and by the burst that links let through at once. */
 static double fit_weight(const struct tune_point *point) {
   size_t mebi = point->task.elements >> 18;
   return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
@@ -71,8 +71,8 @@ static double fit_objective(const struct ob_costs *costs, const struct ob_costs 
     sum += fit_weight(&points->point[i]) *
            fit_loss(log(tune_point_seconds(costs, &points->point[i]) / points->point[i].measured));
   for (int k = 0; k < KNOBS; k++) {
-    double now = *knob_of((struct ob_costs *)costs, k);
-    double then = *knob_of((struct ob_costs *)start, k);
+    double now = *get_knob((struct ob_costs *)costs, k);
+    double then = *get_knob((struct ob_costs *)start, k);
     sum += 0.01 * fit_loss(log(now / then) / knobs[k].stiffness);
   }
   return sum;
@@ -81,7 +81,7 @@ static double fit_objective(const struct ob_costs *costs, const struct ob_costs 
 /* Multiplies one knob by a factor, if that improves the fit. */
 static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
-  double *value = knob_of(costs, k), before = *value;
+  double *value = get_knob(costs, k), before = *value;
   *value = fmax(knobs[k].smallest, fmin(before * factor, knobs[k].largest));
   double now = fit_objective(costs, start, points);
   if (now < *best) {
@@ -94,10 +94,11 @@ static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
 
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   double square = 0;
-  /* The bandwidth that MPI_Allreduce loses may be the link's loss (round trips, congestion) or the
-   * cores' (copies): one bandwidth cannot tell. All of it is taken for the link's: after a fit at 1
-   * Gbit/s, calls at 200 and at 500 Mbit/s lost as large a part. On faster links than the one
-   * measured that speaks for MPI, so that compression is never promised too much. */
+  /* MPI_Allreduce may lose bandwidth on the link (round trips, congestion) or in the cores
+   * (copies); measurements at one bandwidth can not distinguish them. The fit counts all of the
+   * loss for the link: after a fit at 1 Gbit/s, calls at 200 and at 500 Mbit/s lost as large a
+   * part. On links faster than the measured one this favours MPI, so that the gain of compression
+   * is never overestimated. */
   costs->mpi_byte = 0;
   costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
   struct ob_costs start = *costs;
@@ -119,12 +120,12 @@ void tune_fit(struct ob_costs *costs, struct tune_points *points) {
 
 /* --- The measured values -----------------------------------------------------------------------*/
 
-static void report_print_link(const char *name, const struct ob_link *link) {
+static void print_link(const char *name, const struct ob_link *link) {
   printf("%-16s%14s%14.0f%14s%14.2f\n", name, TUNE_WORDS(TUNE_TIME, link->latency),
          1e-6 * link->bandwidth, TUNE_WORDS(TUNE_TIME, link->message), 1e9 * link->byte);
 }
 
-void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs) {
+void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs *costs) {
   printf("# %d rank%s on %d host%s", cluster->ranks, cluster->ranks == 1 ? "" : "s", cluster->hosts,
          cluster->hosts == 1 ? "" : "s");
   if (cluster->ranks_per_host == 0)
@@ -132,11 +133,11 @@ void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs
            cluster->max_ranks);
   printf("\n%-16s%14s%14s%14s%14s\n", "# link", "latency", "MB/s", "a message", "ns a byte");
   if (cluster->hosts > 1)
-    report_print_link("between hosts", &costs->between);
+    print_link("between hosts", &costs->between);
   else
     printf("# one host: links between hosts are not measured, the defaults stand\n");
   if (cluster->max_ranks > 1)
-    report_print_link("inside a host", &costs->inside);
+    print_link("inside a host", &costs->inside);
   else
     printf("# one rank a host: links inside are not measured, the defaults stand\n");
   printf("# codec %s, ns an element on one core: compress %.3f, reduce %.3f + %.3f a stream, apply "
@@ -167,7 +168,7 @@ static double print_point(const struct tune_point *point) {
   return pow(log(ratio), 2);
 }
 
-void tune_report_points(const struct tune_points *points, double residual) {
+void tune_print_points(const struct tune_points *points, double residual) {
   double square = 0, count = 0; /* sum and number of the points from 1 MiB on */
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
@@ -186,8 +187,8 @@ void tune_report_points(const struct tune_points *points, double residual) {
 
 #define LARGEST ((size_t)256 << 20)
 
-static struct ob_cost_choice choice_of(const struct ob_costs *costs,
-                                       const struct ob_cost_task *cluster, size_t bytes) {
+static struct ob_cost_choice choose_for_size(const struct ob_costs *costs,
+                                             const struct ob_cost_task *cluster, size_t bytes) {
   struct ob_cost_task task = *cluster;
   struct ob_cost_choice choice;
   task.elements = bytes / sizeof(float);
@@ -196,31 +197,31 @@ static struct ob_cost_choice choice_of(const struct ob_costs *costs,
   return choice;
 }
 
-static bool report_same(const struct ob_cost_choice *a, const struct ob_cost_choice *b) {
+static bool is_same_choice(const struct ob_cost_choice *a, const struct ob_cost_choice *b) {
   return a->schedule == b->schedule && a->wire == b->wire;
 }
 
-/* The first size in (low, high] with high's choice, to a multiple of 4 bytes. */
-static size_t threshold(const struct ob_costs *costs, const struct ob_cost_task *cluster,
-                        size_t low, size_t high) {
-  struct ob_cost_choice end = choice_of(costs, cluster, high);
+/* Returns the first size in (low, high] with high's choice, to a multiple of 4 bytes. */
+static size_t find_threshold(const struct ob_costs *costs, const struct ob_cost_task *cluster,
+                             size_t low, size_t high) {
+  struct ob_cost_choice end = choose_for_size(costs, cluster, high);
   while (high - low > 4) {
     size_t middle = low + (high - low) / 8 * 4;
-    struct ob_cost_choice there = choice_of(costs, cluster, middle);
-    *(report_same(&there, &end) ? &high : &low) = middle;
+    struct ob_cost_choice there = choose_for_size(costs, cluster, middle);
+    *(is_same_choice(&there, &end) ? &high : &low) = middle;
   }
   return high;
 }
 
-void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
+void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
   printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
          "than\n# bits; sizes are of float32.\n");
   struct ob_cost_choice last;
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
-    struct ob_cost_choice now = choice_of(costs, cluster, bytes);
-    if (bytes == 4 || !report_same(&now, &last))
+    struct ob_cost_choice now = choose_for_size(costs, cluster, bytes);
+    if (bytes == 4 || !is_same_choice(&now, &last))
       printf("from %zu bytes on: %s, %s\n",
-             bytes == 4 ? bytes : threshold(costs, cluster, bytes / 2, bytes),
+             bytes == 4 ? bytes : find_threshold(costs, cluster, bytes / 2, bytes),
              ob_cost_schedule_name(now.schedule), ob_wire_name(now.wire, cluster->bits));
     last = now;
   }
@@ -228,8 +229,7 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 
 /* --- The tuning file ---------------------------------------------------------------------------*/
 
-/* Makes the directories above a path, as far as they are missing. The writer of the file finds
- * failures. */
+/* Creates the missing directories above a path. Errors are found when the file is opened. */
 static void make_directories(char *path) {
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -238,41 +238,42 @@ static void make_directories(char *path) {
   }
 }
 
-/* Opens a file beside another one, which it replaces at once when it is renamed. The process is in
- * its name, so that two do not write the same; what somebody else made there is not followed. */
-static FILE *open_beside(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
+/* Opens a new file beside `path`, which replaces `path` when it is renamed. Its name contains the
+ * process number, so that no two processes write to the same file; an existing file or link is not
+ * opened. */
+static FILE *open_temporary(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
   snprintf(fresh, OB_TUNING_PATH_CAPACITY + 32, "%s.%ld", path, (long)getpid());
   make_directories(fresh);
   return fopen(fresh, "wx");
 }
 
-static bool complain_of_output(const char *path) {
-  tune_complain("%s cannot be written: %s", path, strerror(errno));
+static bool print_output_error(const char *path) {
+  tune_print_error("%s cannot be written: %s", path, strerror(errno));
   return false;
 }
 
 bool tune_can_write(const char *path) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
   struct stat there;
-  FILE *file = open_beside(path, fresh);
+  FILE *file = open_temporary(path, fresh);
   if (!file)
-    return complain_of_output(path);
+    return print_output_error(path);
   fclose(file);
   remove(fresh);
   errno = EISDIR;
-  return stat(path, &there) != 0 || !S_ISDIR(there.st_mode) || complain_of_output(path);
+  return stat(path, &there) != 0 || !S_ISDIR(there.st_mode) || print_output_error(path);
 }
 
-bool tune_write(const char *path, const struct ob_costs *costs,
-                const struct ob_tuning_origin *origin) {
+bool tune_write_file(const char *path, const struct ob_costs *costs,
+                     const struct ob_tuning_origin *origin) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
-  FILE *file = open_beside(path, fresh);
+  FILE *file = open_temporary(path, fresh);
   bool well = file && ob_tuning_write(file, costs, origin);
   if (file)
     well &= fclose(file) == 0;
   if (well && rename(fresh, path) == 0)
     return true;
-  complain_of_output(path);
+  print_output_error(path);
   if (file)
     remove(fresh);
   return false;

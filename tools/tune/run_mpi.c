@@ -1,5 +1,4 @@
-/* onebit-tune under mpirun: finds the hosts, measures links and the codec, and has whole calls
- * measured. */
+/* onebit-tune under mpirun: finds the hosts, and measures links, the codec and whole calls. */
 #define _DEFAULT_SOURCE
 #include "tools/tune/run_mpi.h"
 
@@ -52,8 +51,8 @@ void tune_wait_asleep(MPI_Comm comm) {
 
 enum { MAX_SAMPLES = 512 };
 
-double tune_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
-                     double *median) {
+double tune_pass_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                       double *median) {
   double samples[MAX_SAMPLES], start = ob_seconds(), last = start;
   int go = 1, count = 0;
   while (go) {
@@ -72,33 +71,32 @@ double tune_go_round(MPI_Comm comm, int next, int before, bool first, double sec
   return 1e6 * (last - start) / count;
 }
 
-double tune_largest(double value) {
+double tune_allreduce_max(double value) {
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return value;
 }
 
 /* Fills an array with numbers of both signs: a linear congruential generator (Knuth, TAOCP
  * 3.3.4). */
-void tune_fill(float *values, size_t count, uint64_t seed) {
+void tune_fill_random(float *values, size_t count, uint64_t seed) {
   for (size_t i = 0; i < count; i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     values[i] = (float)(int32_t)(seed >> 32) * 0x1p-31f;
   }
 }
 
-bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
+bool tune_have_all_succeeded(bool well) { return tune_allreduce_max(well ? 0 : 1) == 0; }
 
-/* --- The codec: of one rank alone, and of the ranks of one host at once, which says how many cores
- * --- they have ---------------------------------------------------------------------------------*/
+/* --- The codec, on one rank alone and on all ranks of a host, which tells the number of cores --*/
 
-/* Elements of the codec's arrays: more than caches hold, but within the memory of a full host's
- * ranks: some arrays of 16 MiB. In blocks of a plan's size, as a plan calls the codec. */
+/* The elements of the codec's arrays, of 16 MiB each: more than caches hold, but little enough for
+ * all ranks of a full host. The codec gets blocks of a plan's size, as a plan calls it. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define BLOCK    OB_DEFAULT_BLOCK
 #define TURNS    3
 
-/* Slowdowns below this are memory's, or noise: the ranks have a core each. */
+/* A smaller slowdown is caused by memory or noise: the ranks have a core each. */
 #define SHARING 1.4
 
 enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
@@ -106,10 +104,10 @@ enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
 struct arrays {
   const struct ob_codec *codec;
   float *input, *residual, *next;
-  uint32_t *messages; /* of the streams, one behind the other */
+  uint32_t *messages; /* the messages of all streams, one after the other */
 };
 
-static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
+static void run_codec(const struct arrays *arrays, int pass, size_t at) {
   const float scales[STREAMS] = {0.1f, 0.2f, 0.1f, 0.2f, 0.1f, 0.2f, 0.1f, 0.2f};
   const uint32_t *bits[STREAMS];
   uint32_t *first = arrays->messages + at / 32;
@@ -147,8 +145,8 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                   .out = first});
 }
 
-/* Times passes by their means: ranks that take turns on a core have the medians of those that do
- * not. */
+/* Times the codec's passes by their means. Medians would not show that ranks take turns on a
+ * core. */
 static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
   const int rounds = 5;
   for (int pass = 0; pass < PASSES; pass++)
@@ -159,14 +157,14 @@ static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
       if (pass == COPY)
         memcpy(arrays->next, arrays->input, ELEMENTS * sizeof(float));
       for (size_t at = 0; pass != COPY && at < ELEMENTS; at += BLOCK)
-        work_on_block(arrays, pass, at);
+        run_codec(arrays, pass, at);
       if (round >= 0)
         seconds[pass] += (ob_seconds() - start) / rounds / (double)ELEMENTS;
     }
 }
 
-/* Times passes on the ranks with `asked` while the others sleep. Seconds an element, of rank 0. */
-static void time_some(const struct arrays *arrays, bool asked, double seconds[PASSES]) {
+/* Times passes on the ranks with `asked` while the others sleep. seconds: an element, on rank 0. */
+static void time_on_ranks(const struct arrays *arrays, bool asked, double seconds[PASSES]) {
   tune_wait_asleep(MPI_COMM_WORLD);
   if (asked)
     time_passes(arrays, seconds);
@@ -175,10 +173,10 @@ static void time_some(const struct arrays *arrays, bool asked, double seconds[PA
 }
 
 /* True if all ranks are on one machine, whatever the names of their hosts. */
-static bool one_machine(void) {
+static bool is_one_machine(void) {
   uint64_t own = ob_machine_number(), first = own;
   MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-  return tune_all_well(own != 0 && own == first);
+  return tune_have_all_succeeded(own != 0 && own == first);
 }
 
 static void set_codec_costs(struct tune_run *run, const double *alone, const double *host) {
@@ -189,9 +187,9 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
   costs->reduce = fmax(0, alone[REDUCE_2] - 2 * costs->reduce_stream);
   costs->apply = alone[STORE];
   costs->load = costs->convert = alone[COPY];
-  costs->add = alone[COPY] / 2; /* reads, and hardly writes */
+  costs->add = alone[COPY] / 2; /* an addition reads, and hardly writes */
   costs->cores_per_host = slowdown > SHARING ? run->cluster.max_ranks / slowdown : 0;
-  costs->cores_shared = run->cluster.hosts > 1 && one_machine() ? ob_machine_processors() : 0;
+  costs->cores_shared = run->cluster.hosts > 1 && is_one_machine() ? ob_machine_processors() : 0;
 }
 
 static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
@@ -202,18 +200,19 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
                           .messages = ob_allocate(STREAMS * ELEMENTS / 32, sizeof(uint32_t))};
   double alone[PASSES], host[PASSES];
   int beside_first = run->team.rank == 0;
-  bool well = tune_all_well(arrays.input && arrays.residual && arrays.next && arrays.messages);
+  bool well =
+      tune_have_all_succeeded(arrays.input && arrays.residual && arrays.next && arrays.messages);
   MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->team.local);
   if (well) {
-    tune_fill(arrays.input, ELEMENTS, 1);
-    tune_fill((float *)arrays.messages, STREAMS * ELEMENTS / 32, 2);
+    tune_fill_random(arrays.input, ELEMENTS, 1);
+    tune_fill_random((float *)arrays.messages, STREAMS * ELEMENTS / 32, 2);
     for (int turn = 0; turn < TURNS; turn++) {
-      time_some(&arrays, run->team.rank == 0, alone);
-      time_some(&arrays, beside_first, host);
+      time_on_ranks(&arrays, run->team.rank == 0, alone);
+      time_on_ranks(&arrays, beside_first, host);
     }
     set_codec_costs(run, alone, host);
   } else if (run->team.rank == 0)
-    tune_complain("no memory for arrays of %zu elements on every rank", ELEMENTS);
+    tune_print_error("no memory for arrays of %zu elements on every rank", ELEMENTS);
   ob_release(arrays.input);
   ob_release(arrays.residual);
   ob_release(arrays.next);
@@ -225,15 +224,15 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
 
 #define TAG 1
 
-/* Messages in flight, as large as a plan's: less than the queues of a switch hold, else this would
- * measure TCP's recovery. Windows of these follow each other until a round takes long enough that a
- * burst which the link lets through at once does not matter. */
+/* A window of messages in flight, as large as a plan's. It is smaller than the queues of a switch:
+ * otherwise TCP's recovery would be measured. Windows follow each other until a round is so long
+ * that a burst which the link lets through at once does not matter. */
 #define FLOW_BYTES    8192
 #define FLOW_MESSAGES 16
 #define FLOW_WINDOWS  8
 #define ROUND_SECONDS 0.12
 
-/* Windows of small messages in flight, whose bytes do not count. */
+/* The number of windows of small messages, whose bytes take no time. */
 #define SMALL_WINDOWS 4
 #define ROUNDS        15
 
@@ -246,10 +245,10 @@ struct flow {
 
 /* Sends a window: all ranks send to the next one and receive from the one before; one way: rank 0
  * sends to rank 1. */
-static void stream_window(const struct flow *flow, int bytes, bool one_way) {
+static void send_window(const struct flow *flow, int bytes, bool one_way) {
   static char out[FLOW_BYTES], in[FLOW_MESSAGES][FLOW_BYTES];
   MPI_Request requests[2 * FLOW_MESSAGES];
-  MPI_Status statuses[2 * FLOW_MESSAGES]; /* MPICH's way to ignore them is a warning of gcc's */
+  MPI_Status statuses[2 * FLOW_MESSAGES]; /* gcc warns of MPICH's MPI_STATUSES_IGNORE */
   int to = (flow->rank + 1) % flow->size, from = (flow->rank + flow->size - 1) % flow->size, n = 0;
   for (int i = 0; i < FLOW_MESSAGES && (!one_way || flow->rank == 1); i++)
     MPI_Irecv(in[i], bytes, MPI_CHAR, from, TAG, flow->comm, &requests[n++]);
@@ -258,15 +257,16 @@ static void stream_window(const struct flow *flow, int bytes, bool one_way) {
   MPI_Waitall(n, requests, statuses);
 }
 
-/* Times a round on the slowest rank, in seconds: the best round, since a link is as fast as it once
- * was. */
-static double stream(const struct flow *flow, int bytes, bool one_way, int windows, int rounds) {
+/* Returns the seconds of a round of windows on the slowest rank. The best round counts, since
+ * disturbances only make a link slower. */
+static double time_windows(const struct flow *flow, int bytes, bool one_way, int windows,
+                           int rounds) {
   double best = INFINITY, time;
   for (int round = -1; round < rounds; round++) {
     MPI_Barrier(flow->comm);
     double start = ob_seconds();
     for (int i = 0; i < windows; i++)
-      stream_window(flow, bytes, one_way);
+      send_window(flow, bytes, one_way);
     time = ob_seconds() - start;
     MPI_Allreduce(MPI_IN_PLACE, &time, 1, MPI_DOUBLE, MPI_MAX, flow->comm);
     if (round >= 0)
@@ -275,16 +275,17 @@ static double stream(const struct flow *flow, int bytes, bool one_way, int windo
   return best;
 }
 
-/* Measures the bandwidth, with the same number of windows on every rank, from the time of the first
- * ones. */
-static double bandwidth(const struct flow *flow, bool one_way) {
-  double first = stream(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
+/* Measures the bandwidth. The time of the first windows determines the number of windows, which is
+ * the same on every rank. */
+static double measure_bandwidth(const struct flow *flow, bool one_way) {
+  double first = time_windows(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
   int windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
   return (double)FLOW_BYTES * FLOW_MESSAGES * windows /
-         stream(flow, FLOW_BYTES, one_way, windows, 7);
+         time_windows(flow, FLOW_BYTES, one_way, windows, 7);
 }
 
-/* Measures the link between the ranks of one communicator, all pairs of which are alike. */
+/* Measures the link between the ranks of a communicator whose pairs all have the same kind of
+ * link. */
 static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
   struct flow flow = {.comm = comm};
   double median;
@@ -293,16 +294,16 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
   if (flow.size < 2)
     return;
   if (flow.rank < 2) {
-    tune_go_round(comm, 1 - flow.rank, 1 - flow.rank, flow.rank == 0, LATENCY_SECONDS, &median);
+    tune_pass_round(comm, 1 - flow.rank, 1 - flow.rank, flow.rank == 0, LATENCY_SECONDS, &median);
     link->latency = 1e-6 * median / 2;
   }
   tune_wait_asleep(comm);
-  /* Each was sent, and another received, on a core that may be shared. */
-  link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
+  /* A core, which may be shared, has sent one message and received another. */
+  link->message = time_windows(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
   /* The link's own bandwidth; the part of it that an exchange reaches both ways is fitted. */
-  link->bandwidth = bandwidth(&flow, false);
-  link->bandwidth = fmax(link->bandwidth, bandwidth(&flow, true));
+  link->bandwidth = measure_bandwidth(&flow, false);
+  link->bandwidth = fmax(link->bandwidth, measure_bandwidth(&flow, true));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
 }
 
@@ -311,7 +312,7 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing_factor(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing);
-  if (run->cluster.max_ranks > 1) /* on the same core a byte is copied twice, once by each side */
+  if (run->cluster.max_ranks > 1) /* a byte is copied twice, once by each side, on one core */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
   tune_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
@@ -320,7 +321,7 @@ static void measure_links(struct tune_run *run) {
   MPI_Bcast(&run->costs, sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
-/* --- Who is where, and the file ----------------------------------------------------------------*/
+/* --- The cluster, and the tuning file ----------------------------------------------------------*/
 
 static void find_cluster(struct tune_run *run) {
   int fewest = run->team.local_size, most = fewest;
@@ -332,16 +333,15 @@ static void find_cluster(struct tune_run *run) {
                                        .max_ranks = most};
 }
 
-/* Finds the path, and whether it can be written, before anything is measured, which would be for
- * nothing. On rank 0. */
+/* Finds the path, and checks before the measurements that it can be written. On rank 0. */
 static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
   if (options->dry_run)
     return true;
   if (!options->output && !ob_tuning_path(path))
-    tune_complain("the environment names no file to write: give --output, or --dry-run");
+    tune_print_error("the environment names no file to write: give --output, or --dry-run");
   else if (options->output &&
            (!*options->output || strlen(options->output) >= OB_TUNING_PATH_CAPACITY))
-    tune_complain("--output: not a path");
+    tune_print_error("--output: not a path");
   else
     return tune_can_write(options->output ? strcpy(path, options->output) : path);
   return false;
@@ -358,7 +358,7 @@ static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   int length;
   time_t now = time(NULL);
   if (!names || !list) {
-    tune_complain("no memory for the names of %zu hosts", hosts);
+    tune_print_error("no memory for the names of %zu hosts", hosts);
     MPI_Abort(MPI_COMM_WORLD, TUNE_FAILED);
   }
   gethostname(name, sizeof name - 1);
@@ -370,7 +370,7 @@ static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   library[strcspn(library, ",\r\n")] = '\0';
   snprintf(origin.mpi, sizeof origin.mpi, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, library);
   strftime(origin.date, sizeof origin.date, "%Y-%m-%d", gmtime(&now));
-  bool well = run->team.rank != 0 || tune_write(path, &run->costs, &origin);
+  bool well = run->team.rank != 0 || tune_write_file(path, &run->costs, &origin);
   if (well && run->team.rank == 0)
     printf("\n# Written: %s\n", path);
   ob_release(list);
@@ -378,12 +378,12 @@ static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   return well;
 }
 
-/* --- All of it ---------------------------------------------------------------------------------*/
+/* --- The whole run -----------------------------------------------------------------------------*/
 
 static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   const struct ob_codec *codec;
-  if (!tune_all_well(ob_codec_choose(&codec) == ONEBIT_OK)) {
-    tune_complain("no codec: %s", onebit_last_error());
+  if (!tune_have_all_succeeded(ob_codec_choose(&codec) == ONEBIT_OK)) {
+    tune_print_error("no codec: %s", onebit_last_error());
     return false;
   }
   ob_costs_default(codec->name, &run->costs);
@@ -392,21 +392,21 @@ static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   if (!measure_codec(run, codec))
     return false;
   measure_links(run);
-  return run->cluster.ranks == 1 || tune_calls(run, points);
+  return run->cluster.ranks == 1 || tune_measure_calls(run, points);
 }
 
-static bool report_results(struct tune_run *run, const char *path,
-                           const struct tune_points *points) {
+static bool print_results(struct tune_run *run, const char *path,
+                          const struct tune_points *points) {
   bool alone = run->cluster.ranks == 1;
   if (run->team.rank == 0) {
-    tune_report_links(&run->cluster, &run->costs);
+    tune_print_links(&run->cluster, &run->costs);
     if (alone)
       printf(
           "# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
     else {
       snprintf(run->costs.source, sizeof run->costs.source, "measured just now");
-      tune_report_points(points, run->costs.residual);
-      tune_report_decisions(&run->costs, &run->cluster);
+      tune_print_points(points, run->costs.residual);
+      tune_print_decisions(&run->costs, &run->cluster);
     }
   }
   return alone || run->options->dry_run || run->team.leaders == MPI_COMM_NULL ||
@@ -419,9 +419,9 @@ int tune_run(const struct tune_options *options) {
   char path[OB_TUNING_PATH_CAPACITY] = "";
   tune_cluster_find(&run.team);
   find_cluster(&run);
-  bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&
-              run_mpi_measure(&run, &points) && report_results(&run, path, &points);
-  well = tune_all_well(well);
+  bool well = tune_have_all_succeeded(run.team.rank != 0 || find_path(options, path)) &&
+              run_mpi_measure(&run, &points) && print_results(&run, path, &points);
+  well = tune_have_all_succeeded(well);
   tune_cluster_free(&run.team);
   return well ? TUNE_OK : TUNE_FAILED;
 }

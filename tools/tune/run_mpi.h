@@ -1,5 +1,4 @@
-/* A run of onebit-tune under mpirun, as this rank sees it, and what its doctor shares; all of it is
- * collective. */
+/* Measures a cluster under mpirun, for onebit-tune and its doctor. All functions are collective. */
 #ifndef TOOLS_TUNE_RUN_MPI_H
 #define TOOLS_TUNE_RUN_MPI_H
 
@@ -10,7 +9,7 @@
 struct tune_cluster {
   MPI_Comm all, local, leaders; /* leaders: the first ranks of hosts, MPI_COMM_NULL on the others */
   int rank, size, local_rank, local_size;
-  int host, hosts; /* of this rank: the leader's rank among the leaders */
+  int host, hosts; /* host: this host's number, which is its leader's rank among the leaders */
 };
 
 /* Finds the cluster. Collective over MPI_COMM_WORLD. */
@@ -20,11 +19,11 @@ void tune_cluster_free(struct tune_cluster *cluster);
 /* Waits for the other ranks without using a processor, as MPI_Barrier may. */
 void tune_wait_asleep(MPI_Comm comm);
 
-/* Sends a small message round for `seconds` seconds, while every rank waits for it in MPI: to the
- * next rank, and in from the one before. Returns the mean time of a round, in microseconds, on the
- * first rank; and the median. */
-double tune_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
-                     double *median);
+/* Passes a small message round for `seconds` seconds: every rank waits in MPI for it from `before`
+ * and sends it to `next`. Returns, on the first rank, the mean time of a round in microseconds, and
+ * the median. */
+double tune_pass_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                       double *median);
 
 struct tune_run {
   const struct tune_options *options;
@@ -33,15 +32,15 @@ struct tune_run {
   struct ob_costs costs;
 };
 
-/* Returns the largest of all ranks' values; the function below is true if all ranks are well. */
-double tune_largest(double value);
-bool tune_all_well(bool well);
+/* Return the largest of all ranks' values, and whether all ranks have succeeded. */
+double tune_allreduce_max(double value);
+bool tune_have_all_succeeded(bool well);
 
-/* Fills an array with numbers to work on. */
-void tune_fill(float *values, size_t count, uint64_t seed);
+/* Fills an array with pseudo-random numbers. */
+void tune_fill_random(float *values, size_t count, uint64_t seed);
 
-/* Measures whole calls: the times to which the model is fitted, and its errors afterwards, into
- * costs.measured. False on all ranks after complaining. */
-bool tune_calls(struct tune_run *run, struct tune_points *points);
+/* Measures whole calls: the points to which the model is fitted, and costs.measured. Returns false
+ * on all ranks after printing an error. */
+bool tune_measure_calls(struct tune_run *run, struct tune_points *points);
 
 #endif

@@ -1,4 +1,4 @@
-/* Writes values with their units, rows of tables and of JSON, and complaints. */
+/* Writes values with their units, rows of tables and of JSON, and error messages. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "tools/tune/tune.h"
 
-void tune_complain(const char *format, ...) {
+void tune_print_error(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   fputs("onebit-tune: ", stderr);
@@ -15,7 +15,7 @@ void tune_complain(const char *format, ...) {
   va_end(arguments);
 }
 
-static int ascending(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
@@ -23,13 +23,13 @@ static int ascending(const void *a, const void *b) {
 double tune_median(double *values, int count) {
   if (count < 1)
     return 0;
-  qsort(values, (size_t)count, sizeof *values, ascending);
+  qsort(values, (size_t)count, sizeof *values, compare_doubles);
   return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
 /* --- Values with units -------------------------------------------------------------------------*/
 
-/* Values from `from` on are written as multiples of `size`, with this name. */
+/* Values from `from` on are written as multiples of `size`, in this format. */
 static const struct {
   enum tune_unit unit;
   double from, size;
@@ -56,7 +56,7 @@ static const struct {
     {TUNE_TIMES, -INFINITY, 1, "%.2fx"},
 };
 
-const char *tune_text(enum tune_unit unit, double value, char text[TUNE_TEXT]) {
+const char *tune_format_text(enum tune_unit unit, double value, char text[TUNE_TEXT]) {
   size_t row = 0;
   if (isnan(value))
     return "-";

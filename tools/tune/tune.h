@@ -3,8 +3,9 @@
  * plans will decide and why; or predicts what compression would bring to a training run.
  *
  * run_mpi.c finds the hosts of the ranks, and measures links and the codec; calls_mpi.c measures
- * whole calls; results.c fits the model to them, prints and writes. model.c and card.c know what
- * training takes on hosts and on GPUs; predict.c and card.c print that, by text.c.
+ * whole calls; results.c fits the model to them, and prints and writes the results. model.c and
+ * card.c predict the time of training on hosts and on GPUs; predict.c and card.c print that, by
+ * text.c.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -22,8 +23,8 @@ enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 struct tune_options {
   bool doctor, predict, whole, dry_run, json;
   const char *output, *tuning; /* NULL: where the environment says */
-  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, and -1 for
-   * `delay` and `bits`, which is a place in tune_width_names. */
+  /* Options of --predict; 0 if the command line gives none, but NAN for `compute`, and -1 for
+   * `delay` and `bits`, which is an index of tune_width_names. */
   struct tune_training training;
   double bandwidth, latency, cores, shared_cores;
   int device; /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
@@ -36,17 +37,18 @@ extern const char *const tune_width_names[];
 
 enum { TUNE_HOST, TUNE_CUDA };
 
-/* A number, and the plural's ending: for "%d rank%s". */
+/* Two arguments, a number and the plural's ending, for "%d rank%s". */
 #define TUNE_COUNTED(number) (number), (number) == 1 ? "" : "s"
 
 /* Prints "onebit-tune: " and a line to stderr. */
-void tune_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void tune_print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Sorts the values and returns the median. The median of no values is 0. */
 double tune_median(double *values, int count);
 
 /* Writes a value with its unit: "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; "3.4 h"; bytes a second as
- * "941 Mbit/s"; "-" where there is none (NAN). TUNE_WORDS has memory until its block ends. */
+ * "941 Mbit/s"; "-" if there is none (NAN). The text of TUNE_WORDS is valid until its block
+ * ends. */
 enum tune_unit {
   TUNE_NAME, /* no value: a text */
   TUNE_BYTES,
@@ -58,12 +60,12 @@ enum tune_unit {
   TUNE_TIMES
 };
 enum { TUNE_TEXT = 24 };
-const char *tune_text(enum tune_unit unit, double value, char text[TUNE_TEXT]);
-#define TUNE_WORDS(unit, value) tune_text(unit, value, (char[TUNE_TEXT]){0})
+const char *tune_format_text(enum tune_unit unit, double value, char text[TUNE_TEXT]);
+#define TUNE_WORDS(unit, value) tune_format_text(unit, value, (char[TUNE_TEXT]){0})
 
-/* A row is printed for people or written as JSON; columns end with one of zeros. A column without a
- * width is not printed, one without a key is not written. `texts` has those of the columns of kind
- * TUNE_NAME, `values` of the others, each in their order; `end` is printed behind the row. */
+/* A row is printed as text or written as JSON; the last column is all zeros. A column without a
+ * width is not printed, one without a key is not written. `texts` has the entries of columns of
+ * kind TUNE_NAME, `values` those of the others, each in order; `end` is printed after the row. */
 struct tune_column {
   int width; /* negative: the text begins at the left */
   const char *heading, *key;
@@ -75,7 +77,7 @@ void tune_print_row(const struct tune_column *columns, const char *const *texts,
 void tune_write_row(struct ob_json *json, const struct tune_column *columns,
                     const char *const *texts, const double *values);
 
-/* A call that was measured, or would be: its kind, its time, and the model's time. */
+/* A call, measured or not: its kind, its time, and the model's time. */
 struct tune_point {
   struct ob_cost_task task;
   bool mpi;         /* MPI_Allreduce of float32; else schedule, wire and chunk of task */
@@ -93,16 +95,16 @@ void tune_fit(struct ob_costs *costs, struct tune_points *points);
 double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point);
 
 /* Prints links. `cluster`: a task without elements, for its hosts and ranks. */
-void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
-void tune_report_points(const struct tune_points *points, double residual);
+void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
+void tune_print_points(const struct tune_points *points, double residual);
 /* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
-void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
+void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
 
-/* Tries whether the file can be written, and makes its directory. False after complaining. */
+/* Checks that the file can be written, and creates its directory. False after printing an error. */
 bool tune_can_write(const char *path);
-/* Writes the file, by way of one beside it. */
-bool tune_write(const char *path, const struct ob_costs *costs,
-                const struct ob_tuning_origin *origin);
+/* Writes the file: a temporary one beside it, which is then renamed. */
+bool tune_write_file(const char *path, const struct ob_costs *costs,
+                     const struct ob_tuning_origin *origin);
 
 /* Run the program's modes, and return an exit status; tune_run runs those under mpirun. */
 int tune_predict(const struct tune_options *options);

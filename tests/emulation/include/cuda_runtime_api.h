@@ -136,7 +136,7 @@ typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
-/* Attributes of a launch; one of them has an effect. */
+/* Attributes of a launch; only programmatic stream serialization has an effect. */
 typedef enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization = 6
 } cudaLaunchAttributeID;

@@ -65,10 +65,10 @@ void emulation_only_count(int on);
 int emulation_has_context(int device);
 void emulation_forget_contexts(void);
 
-/* The nodes of a graph that have to follow each other: of its longest chain. */
+/* Returns the number of nodes in the longest chain of a graph. */
 long emulation_longest_chain(cudaGraph_t graph);
 
-/* The n-th allocation (launch) from now fails, once; n <= 0 switches it off. */
+/* Makes the n-th allocation (launch) from now on fail, once; n <= 0 makes none fail. */
 void emulation_fail_allocation(long n);
 void emulation_fail_launch(long n);
 

@@ -20,7 +20,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__  __inline__ __attribute__((always_inline))
-/* The threads of a CTA are fibers of one OS thread, and another OS thread runs another CTA. */
+/* The threads of a CTA are fibers of one OS thread, whose variables are their shared memory. */
 #define __shared__ static thread_local
 
 extern __thread uint3 threadIdx, blockIdx;
@@ -36,8 +36,8 @@ enum class collective { sync, ballot, shuffle };
 
 /* Waits for the lanes of `mask` and returns the calling lane's result; of a shuffle, the value of
  * lane `source`. */
-uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned source);
-void meet_block();
+uint64_t wait_for_warp(collective kind, unsigned mask, uint64_t value, unsigned source);
+void wait_for_cta();
 unsigned lane();
 
 /* T as a parameter to which arguments are converted, without being deduced:
@@ -55,7 +55,7 @@ template <typename T> T shuffle(unsigned mask, T value, unsigned source) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "what a shuffle moves has 4 or 8 bytes");
   uint64_t carried = 0;
   memcpy(&carried, &value, sizeof value);
-  carried = meet_warp(collective::shuffle, mask, carried, source);
+  carried = wait_for_warp(collective::shuffle, mask, carried, source);
   memcpy(&value, &carried, sizeof value);
   return value;
 }
@@ -80,13 +80,13 @@ template <typename T, typename Change> T exchange(T *address, Change change) {
 
 } // namespace emulation
 
-inline void __syncthreads() { emulation::meet_block(); }
+inline void __syncthreads() { emulation::wait_for_cta(); }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
-  emulation::meet_warp(emulation::collective::sync, mask, 0, 0);
+  emulation::wait_for_warp(emulation::collective::sync, mask, 0, 0);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
-  return (unsigned)emulation::meet_warp(emulation::collective::ballot, mask, predicate != 0, 0);
+  return (unsigned)emulation::wait_for_warp(emulation::collective::ballot, mask, predicate != 0, 0);
 }
 
 /* A lane reads itself if its source is outside of its segment of `width` lanes. */

@@ -104,11 +104,11 @@ const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
-/* In a group these three set the handles at its end and return ncclInProgress. */
+/* In a group the next three functions set the handles at its end and return ncclInProgress. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* These wait for the other ranks even if `blocking` is 0, and then return ncclInProgress, which a
- * program must handle. The communicator is ready; ncclCommGetAsyncError gives ncclSuccess. A split
- * without a configuration takes its parent's. */
+/* The functions with a configuration wait for the other ranks even if `blocking` is 0, and then
+ * return ncclInProgress, which a program must handle. The communicator is ready;
+ * ncclCommGetAsyncError gives ncclSuccess. A split without a configuration takes its parent's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
 /* The first id identifies the communicator. */
@@ -122,7 +122,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeR
                             ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags);
 /* Ends this rank's operations; the communicator is only good to be destroyed or aborted then. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
-/* Makes all ranks of one thread and waits for nobody. */
+/* Creates all ranks in one thread, without waiting for others. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 /* Waits for the operations of this rank, not for the other ranks. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
@@ -162,13 +162,13 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* Makes the next operation of this rank fail, as when the link to another one breaks: all ranks
- * find ncclRemoteError in ncclCommGetAsyncError. */
+/* Makes the next operation of this rank fail like one whose link breaks: all ranks get
+ * ncclRemoteError from ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
 /* Counts the windows of all ranks that were registered so far, and those that are registered now.
- * With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, which has none: what makes one ends the
- * process. */
+ * With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, which has no windows: a call that makes one
+ * ends the process. */
 struct emulation_nccl_counters {
   long registrations, windows;
 };
