@@ -40,7 +40,7 @@ void ob_json_end(struct ob_json *json, char bracket) {
   json->behind = true;
 }
 
-void ob_json_string(struct ob_json *json, const char *key, const char *text) {
+void ob_json_put_string(struct ob_json *json, const char *key, const char *text) {
   json_put_key(json, key);
   if (!text) {
     fputs("null", json->file);

@@ -32,7 +32,7 @@ struct ob_json {
 void ob_json_begin(struct ob_json *json, const char *key, char bracket);
 void ob_json_end(struct ob_json *json, char bracket);
 
-void ob_json_string(struct ob_json *json, const char *key, const char *text); /* NULL: null */
+void ob_json_put_string(struct ob_json *json, const char *key, const char *text); /* NULL: null */
 void ob_json_real(struct ob_json *json, const char *key, double value);
 void ob_json_integer(struct ob_json *json, const char *key, uint64_t value);
 void ob_json_bool(struct ob_json *json, const char *key, bool value);

@@ -40,7 +40,7 @@ struct bench_way {
   const struct bench_algorithm *algorithm; /* NULL: it is a plan */
   onebit_plan_t plan;                      /* NULL with no algorithm: the library refused */
   char refusal[256];                       /* the library's message */
-  double computing; /* seconds that a call's arithmetic takes of all cores, with --rate */
+  double computing; /* seconds of all cores in a call's arithmetic, with --rate */
   bool right;
   bool half; /* NCCL's collective runs in bfloat16 */
 };

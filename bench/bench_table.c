@@ -173,7 +173,7 @@ void bench_put_text(struct bench_table *table, const char *key, const char *head
   if (!wants_value(table, key, head, width))
     return;
   if (table->format == BENCH_JSON)
-    ob_json_string(&table->json, key, text);
+    ob_json_put_string(&table->json, key, text);
   else if (table->format == BENCH_CSV)
     put_csv(table, text ? text : "");
   else
@@ -215,5 +215,5 @@ void bench_put_bool(struct bench_table *table, const char *key, const bool *valu
   else if (value)
     ob_json_bool(&table->json, key, *value);
   else
-    ob_json_string(&table->json, key, NULL);
+    ob_json_put_string(&table->json, key, NULL);
 }

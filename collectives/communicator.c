@@ -242,7 +242,8 @@ static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoi
     return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its terms",
                     in->peer, in->bytes, OB_AGREE_BYTES);
   if (theirs->magic != PROPOSAL_MAGIC)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent something else than its terms", in->peer);
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent another message than its options",
+                    in->peer);
   if (theirs->version != PROPOSAL_VERSION)
     return ob_error(ONEBIT_ERROR_MESSAGE,
                     "rank %d sent terms of version %" PRIu32 ", this library has version %d",

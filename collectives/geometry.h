@@ -23,7 +23,7 @@ struct ob_geometry {
    * all ranks, or in a hierarchical plan the ranks that have the same local number on their hosts.
    * Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;   /* every message has all elements: one segment, sent as a result */
+  bool whole;   /* every message has all elements: one segment, in a result's format */
   bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
   /* Bits an element in messages that ranks send, and in those that servers send back

@@ -15,8 +15,8 @@
 struct nccl_state {
   ncclComm_t comm;
   int device;
-  cudaStream_t stream;   /* for messages of the host */
-  cudaStream_t messages; /* for plans', beside their kernels */
+  cudaStream_t stream;   /* carries messages that the host sends */
+  cudaStream_t messages; /* carries plans' messages, beside their kernels */
   pthread_mutex_t lock;
   atomic_bool aborted, gone; /* ncclCommAbort was called; it has returned */
   atomic_int users;          /* the communicator, and the thread that aborts it */

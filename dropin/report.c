@@ -75,9 +75,9 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   uint64_t passed[OB_REASON_COUNT];
   read_passed(record, passed);
   ob_json_begin(json, NULL, '{');
-  ob_json_string(json, "operation", record->of.call);
-  ob_json_string(json, "type", record->type);
-  ob_json_string(json, "communicator", record->communicator);
+  ob_json_put_string(json, "operation", record->of.call);
+  ob_json_put_string(json, "type", record->type);
+  ob_json_put_string(json, "communicator", record->communicator);
   ob_json_integer(json, "ranks", (uint64_t)record->of.comm_size);
   ob_json_integer(json, "count", record->of.count);
   ob_json_integer(json, "bytes", record->bytes);
@@ -105,10 +105,10 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
 static void report_json(FILE *file, const struct ob_report *report) {
   struct ob_json json = {.file = file, .spaced = true};
   ob_json_begin(&json, NULL, '{');
-  ob_json_string(&json, "version", onebit_version());
+  ob_json_put_string(&json, "version", onebit_version());
   ob_json_integer(&json, "ranks", (uint64_t)report->ranks);
   if (ob_preload.refused)
-    ob_json_string(&json, "refused", ob_preload.refused);
+    ob_json_put_string(&json, "refused", ob_preload.refused);
   ob_json_integer(&json, "calls", report->own.calls);
   ob_json_integer(&json, "compressed", report->own.compressed);
   if (!report->own_only)

@@ -44,7 +44,7 @@ struct ob_option {
   size_t from, to;
   double fallback;
   int max;
-  const char *type; /* the type of a choice */
+  const char *type; /* the name of the enum, for error messages */
 };
 
 /* Macros for rows of options. The including file defines OPTIONS, the caller's struct; `field` is a

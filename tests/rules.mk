@@ -72,7 +72,7 @@ $(addprefix $(BUILD)/tests/,test_training test_training_parts): $(BUILD)/example
 $(BUILD)/tests/test_training_parts: $(BUILD)/examples/text.o $(EXAMPLES)
 $(BUILD)/tests/test_models: $(addprefix $(BUILD)/examples/,transformer.o network.o log_bilinear.o) $(MODEL)
 
-# The codecs take a minute to compile, whose lines tests/mutation/run breaks.
+# The codecs take a minute to compile; tests/mutation/run sets CODEC_CFLAGS to compile them faster.
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)
 
 # The fault harness (tests/faults/faults.h): no test of Criterion's, since ranks are to be killed.

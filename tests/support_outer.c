@@ -123,7 +123,7 @@ void plain_train_by(float rate, float *parameters, size_t count, int rank) {
     parameters[i] -= rate * (parameters[i] - plain_target(rank, i));
 }
 
-double plain_distance(const float *p, size_t count, int ranks) {
+double plain_distance_to_mean_target(const float *p, size_t count, int ranks) {
   double sum = 0;
   for (size_t i = 0; i < count; i++) {
     double mean = 0;
@@ -161,7 +161,9 @@ void plain_consensus(onebit_outer_t outer, float values[PLAIN_ALL]) {
 
 void sites_train(float *p, int site, float rate) { plain_train_by(rate, p, SITES_ALL, site); }
 
-double sites_distance(const float *p, int sites) { return plain_distance(p, SITES_ALL, sites); }
+double sites_distance_to_mean_target(const float *p, int sites) {
+  return plain_distance_to_mean_target(p, SITES_ALL, sites);
+}
 
 /* The last tensor stays uncompressed. */
 void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p) {

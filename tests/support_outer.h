@@ -57,7 +57,7 @@ float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);
 /* Returns the distance from the mean of the ranks' optima, which is the optimum of their sum. */
-double plain_distance(const float *p, size_t count, int ranks);
+double plain_distance_to_mean_target(const float *p, size_t count, int ranks);
 
 void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters);
 onebit_outer_t plain_make(onebit_comm_t comm, float parameters[PLAIN_ALL],
@@ -79,9 +79,9 @@ enum {
 #define FOR_EVER 1000.0 /* seconds of patience: all sites are in time */
 
 /* sites_train makes a step of a site's training towards an optimum that is partly its own and
- * partly common; sites_distance returns the distance from the common one. */
+ * partly common; sites_distance_to_mean_target returns the distance from the common one. */
 void sites_train(float *p, int site, float rate);
-double sites_distance(const float *p, int sites);
+double sites_distance_to_mean_target(const float *p, int sites);
 
 /* The last tensor stays uncompressed. */
 void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p);

@@ -38,8 +38,8 @@ static const char *write_sample(bool spaced) {
   memset(text, 0, sizeof text);
   struct ob_json json = {.file = fmemopen(text, sizeof text - 1, "w"), .spaced = spaced};
   ob_json_begin(&json, NULL, '{');
-  ob_json_string(&json, "text", "a \"b\" \\ \n\x01");
-  ob_json_string(&json, "none", NULL);
+  ob_json_put_string(&json, "text", "a \"b\" \\ \n\x01");
+  ob_json_put_string(&json, "none", NULL);
   ob_json_begin(&json, "list", '[');
   ob_json_real(&json, NULL, 0.5);
   ob_json_begin(&json, NULL, '{');

@@ -110,7 +110,7 @@ static void check_remapped(const struct saved_parts *from, const struct saved_pa
 }
 
 /* Loads a case on other ranks, and back, after 0, 3, 6, ... steps. */
-static void check_other_ranks(struct checkpoint_case what, int size, int hosts) {
+static void check_load_on_other_ranks(struct checkpoint_case what, int size, int hosts) {
   struct saved_parts from, to, back;
   what.skips = false;
   struct checkpoint_case other = what;
@@ -138,7 +138,7 @@ Test(checkpoint_elastic, other_numbers_of_ranks) {
       struct checkpoint_case what = *find_case("adam, uncompressed tensors");
       what.size = sizes[from];
       if (test_wanted(from + to))
-        check_other_ranks(what, sizes[to], 1);
+        check_load_on_other_ranks(what, sizes[to], 1);
     }
 }
 
@@ -157,23 +157,23 @@ Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
                                       "lion",
                                       "lion, uncompressed tensors"};
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
-    check_other_ranks(*find_case(names[k]), 1, 1);
-    check_other_ranks(*find_case(names[k]), 5, 1);
+    check_load_on_other_ranks(*find_case(names[k]), 1, 1);
+    check_load_on_other_ranks(*find_case(names[k]), 5, 1);
   }
 }
 
 Test(checkpoint_elastic, other_hosts) {
-  check_other_ranks(*find_case("adam, hosts"), 4, 1);
-  check_other_ranks(*find_case("adam, hosts"), 3, 1);
-  check_other_ranks(*find_case("adam, hosts"), 6, 3);
-  check_other_ranks(*find_case("adam, hosts"), 6, 2);
-  check_other_ranks(*find_case("adam, three hosts"), 4, 2);
-  check_other_ranks(*find_case("adam, steps"), 4, 2);
-  check_other_ranks(*find_case("lamb, hosts"), 6, 3);
-  check_other_ranks(*find_case("lamb, hosts, compressed warm-up"), 6, 3);
-  check_other_ranks(*find_case("0/1 adam, hosts"), 2, 1);
-  check_other_ranks(*find_case("lion, hosts"), 3, 1);
-  check_other_ranks(*find_case("lion, hosts"), 6, 3);
+  check_load_on_other_ranks(*find_case("adam, hosts"), 4, 1);
+  check_load_on_other_ranks(*find_case("adam, hosts"), 3, 1);
+  check_load_on_other_ranks(*find_case("adam, hosts"), 6, 3);
+  check_load_on_other_ranks(*find_case("adam, hosts"), 6, 2);
+  check_load_on_other_ranks(*find_case("adam, three hosts"), 4, 2);
+  check_load_on_other_ranks(*find_case("adam, steps"), 4, 2);
+  check_load_on_other_ranks(*find_case("lamb, hosts"), 6, 3);
+  check_load_on_other_ranks(*find_case("lamb, hosts, compressed warm-up"), 6, 3);
+  check_load_on_other_ranks(*find_case("0/1 adam, hosts"), 2, 1);
+  check_load_on_other_ranks(*find_case("lion, hosts"), 3, 1);
+  check_load_on_other_ranks(*find_case("lion, hosts"), 6, 3);
 }
 
 /* --- Other options */

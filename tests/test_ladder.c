@@ -180,8 +180,8 @@ Test(ladder, goes_on_from_a_checkpoint) {
 
 /* --- Calls that do not end well ----------------------------------------------------------------*/
 
-/* Skipped calls measure nothing, move nothing and differ on no rank, also where the ranks tell each
- * other what they want. */
+/* A skipped call adds no measurement and does not change the number of bits, on any rank; also one
+ * in which the ranks exchange the number that they want. */
 static void skips_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);

@@ -17,10 +17,10 @@ struct large {
   bool done[STEPS]; /* false: skipped */
 };
 
-/* Fills the input of a worker's ranks. Only the last block is large, which is in the last chunk of
- * the last server. Step 0 leaves an error of a third of the value or more there, positive in the
- * first half, negative in the second; the input of step 1 has these signs too. No worker
- * finds an error in its own values: only the server finds the overflow. */
+/* Fills the input of a worker's ranks. Only the last block, in the last chunk of the last
+ * server, has large values. Step 0 leaves a residual of a third of the value or more there,
+ * positive in the first half, negative in the second; the input of step 1 has these signs too.
+ * Workers find their own values valid: only the server finds the overflow. */
 static void fill_large_values(const struct large *large, float *values, int rank, int step) {
   const struct collective_case *what = &large->what;
   bool hosts = what->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -58,8 +58,8 @@ static model_t *make_log_bilinear(uint64_t seed) {
   return &own->model;
 }
 
-/* The loss of a network has kinks, so that the distance of its differences is as small as float32
- * allows; others are smooth, and a larger one leaves less noise. */
+/* A network's loss has kinks, so its finite differences use the smallest step that float32 allows.
+ * The other losses are smooth, and a larger step has less rounding noise. */
 static const struct subject {
   const char *name;
   model_t *(*make)(uint64_t seed);

@@ -39,7 +39,7 @@ static void descend_on_rank(onebit_comm_t comm, void *context) {
     sent = onebit_comm_bytes_sent(comm);
   }
   plain_consensus(outer, p);
-  descent->distance[rank] = plain_distance(p, PLAIN_ALL, size);
+  descent->distance[rank] = plain_distance_to_mean_target(p, PLAIN_ALL, size);
   const onebit_outer_info_t info = outer_info(outer);
   CHECK(info.exchanges == STEPS / 10 && info.steps == STEPS && !info.skipped && !info.in_flight,
         "counts");

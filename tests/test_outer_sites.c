@@ -94,7 +94,7 @@ static void descend_at_site(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  descent->distance[rank] = sites_distance(p, onebit_comm_size(comm));
+  descent->distance[rank] = sites_distance_to_mean_target(p, onebit_comm_size(comm));
   descent->checksum[rank] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
@@ -237,7 +237,7 @@ static void train_late(onebit_comm_t comm, void *context) {
     if (!CHECK(p[i] == -2.5f * LATE_STEPS, "p[%zu] is %g; %ju rounds", i, (double)p[i],
                (uintmax_t)sites_of(outer).rounds))
       break;
-  lateness->distance[site] = sites_distance(p, lateness->sites);
+  lateness->distance[site] = sites_distance_to_mean_target(p, lateness->sites);
   lateness->checksum[site] = outer_info(outer).checksum;
   lateness->left_out[site] = sites_of(outer).left_out;
   lateness->caught_up[site] = sites_of(outer).caught_up;

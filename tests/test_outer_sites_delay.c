@@ -199,7 +199,8 @@ static void train_wrongly(struct place *place, int site, onebit_comm_t comm,
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   CHECK(skipped == (site == 1), "%d skipped", skipped);
-  CHECK(sites_distance(p, place->sites) < 20, "%g", sites_distance(p, place->sites));
+  CHECK(sites_distance_to_mean_target(p, place->sites) < 20, "%g",
+        sites_distance_to_mean_target(p, place->sites));
   sites_end(place, site, comm, outer);
 }
 

@@ -102,7 +102,7 @@ static void train_on_net(struct net *net, onebit_comm_t comm) {
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  net->distance[site] = sites_distance(p, sites);
+  net->distance[site] = sites_distance_to_mean_target(p, sites);
   net->checksum[site] = outer_info(outer).checksum;
   net->left_out[site] = sites_of(outer).left_out;
   net->caught_up[site] = sites_of(outer).caught_up;
@@ -472,8 +472,8 @@ static void kill_site(onebit_outer_options_t options, int victim, int last_step,
     cr_expect(job->checksum[s] == job->checksum[0] &&
                   memcmp(job->x[s], job->x[0], sizeof job->x[0]) == 0,
               "victim %d: site %d differs", victim, s);
-  cr_log_info("%g from the optimum", sites_distance(job->x[0], SITES));
-  cr_expect_lt(sites_distance(job->x[0], SITES), 6);
+  cr_log_info("%g from the optimum", sites_distance_to_mean_target(job->x[0], SITES));
+  cr_expect_lt(sites_distance_to_mean_target(job->x[0], SITES), 6);
   munmap(job, sizeof *job);
 }
 

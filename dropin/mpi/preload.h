@@ -59,7 +59,7 @@ void ob_flights_finish(void);
 
 /* Between hold and release, MPI's calls of this thread move no flights: the thread moves them
  * itself. */
-void ob_flights_hold(void);
-void ob_flights_release(void);
+void ob_flights_pause(void);
+void ob_flights_resume(void);
 
 #endif

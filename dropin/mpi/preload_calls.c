@@ -136,7 +136,7 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
     return MPI_SUCCESS;
   }
   double start = ob_seconds();
-  ob_flights_hold();
+  ob_flights_pause();
   struct ob_attached *attached = ob_attached_get(call->comm, ob_preload.rules.warmup);
   followed.reason = OB_REASON_REFUSED;
   if (attached)
@@ -145,7 +145,7 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   decision->tensor = followed.tensor;
   decision->max_bits = followed.bits.max;
   decision->shadow = followed.shadow;
-  ob_flights_release();
+  ob_flights_resume();
   ob_record_count_decision(decision->record, ob_seconds() - start);
   return followed.failed ? report_failure(call, MPI_ERR_OTHER) : MPI_SUCCESS;
 }
@@ -175,7 +175,7 @@ static int preload_calls_run_compressed(const struct ob_mpi_call *call,
   const uint64_t before = tally->compressed;
   const bool shadowed = ob_shadow_begin(decision->shadow, call);
   double start = ob_seconds();
-  ob_flights_hold();
+  ob_flights_pause();
   int code = ob_exchange_run(decision->exchange, call, false);
   double end = ob_seconds();
   if (code == MPI_SUCCESS && preload_calls_note(decision, before, end - start) && shadowed) {
@@ -183,7 +183,7 @@ static int preload_calls_run_compressed(const struct ob_mpi_call *call,
                   tally->bits < decision->max_bits ? 0 : tally->bits, decision->record);
     ob_record_count_decision(decision->record, ob_seconds() - end);
   }
-  ob_flights_release();
+  ob_flights_resume();
   return code == MPI_SUCCESS ? code : report_failure(call, code);
 }
 

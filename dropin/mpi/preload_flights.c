@@ -57,8 +57,8 @@ static struct ob_flight *flights; /* the list, in the order of beginning */
 static atomic_int alive;
 static _Thread_local int held;
 
-void ob_flights_hold(void) { held++; }
-void ob_flights_release(void) { held--; }
+void ob_flights_pause(void) { held++; }
+void ob_flights_resume(void) { held--; }
 
 /* Moves all flights once, and returns those that are done. */
 static struct ob_flight *move_all_flights(void) {
@@ -85,7 +85,7 @@ static int progress_flights(void) {
       pthread_mutex_trylock(&lock) != 0)
     return 0;
   OB_CALL_SCOPE;
-  ob_flights_hold();
+  ob_flights_pause();
   struct ob_flight *done = move_all_flights();
   pthread_mutex_unlock(&lock);
   for (struct ob_flight *next; done; done = next, ended++) {
@@ -93,7 +93,7 @@ static int progress_flights(void) {
     PMPI_Grequest_complete(done->request); /* this may free the flight */
     atomic_fetch_sub(&alive, 1);
   }
-  ob_flights_release();
+  ob_flights_resume();
   return ended;
 }
 
@@ -195,7 +195,7 @@ static bool can_move_flights(void) {
 
 /* Adds a flight, which is moved from now on until it has ended. */
 static void add_flight(struct ob_flight *flight) {
-  ob_flights_hold(); /* this thread moves no flight while it has the lock */
+  ob_flights_pause(); /* this thread moves no flight while it has the lock */
   pthread_mutex_lock(&lock);
   struct ob_flight **at = &flights;
   while (*at)
@@ -204,7 +204,7 @@ static void add_flight(struct ob_flight *flight) {
   *at = flight;
   atomic_fetch_add(&alive, 1);
   pthread_mutex_unlock(&lock);
-  ob_flights_release();
+  ob_flights_resume();
   wake_thread();
 }
 
@@ -262,11 +262,11 @@ static int begin_compressed(const struct ob_mpi_call *what,
   }
   flight->request = *request;
   flight->record = decision->record;
-  ob_flights_hold();
+  ob_flights_pause();
   int code = ob_exchange_begin(decision->exchange, what, ob_shadow_is_quiet(decision->shadow, what),
                                &flight->operation);
   flight->tally = *ob_exchange_tally(decision->exchange);
-  ob_flights_release();
+  ob_flights_resume();
   if (code == MPI_SUCCESS)
     add_flight(flight);
   return code;

@@ -111,9 +111,9 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
  * has shown, and a fifth of what was seen where one mean-absolute scale served all. */
 #define ONEBIT_RESIDUAL_RATIO_LIMIT 10
 
-/* From this part of a tensor's elements on whose steps are held at ONEBIT_STEP_BOUND it warns too.
+/* It also warns if at least this part of a tensor's elements have steps held at ONEBIT_STEP_BOUND.
  * Trainings that came near their dense form's result had up to a quarter, a freeze after three
- * steps a third, and what did not come near it more than four fifths. */
+ * steps a third, and those that did not come near it more than four fifths. */
 #define ONEBIT_BOUNDED_LIMIT 0.5
 
 /* Warns of what is about to harm a training, of the first of these that there is:

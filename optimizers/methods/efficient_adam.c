@@ -90,8 +90,8 @@ static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Ends the warm-up when its steps are made. Bias corrections continue from their number; w, the
- * last step that ranks agreed on, becomes the residual of an empty message. */
+/* Ends the warm-up after its last step. Bias corrections go on counting from the warm-up's steps;
+ * w, the last step that ranks agreed on, becomes the residual, as if none of it had been sent. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;

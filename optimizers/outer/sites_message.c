@@ -143,7 +143,8 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   const bool allowed =
       header->kind == kind || (kind == OB_SITE_PIECE && header->kind == OB_SITE_ROUND);
   if (!allowed || header->shard != fragment->number)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "a message of kind %d about shard %u, not %d about %zu",
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "received a message of kind %d about shard %u, expected %d about %zu",
                     header->kind, (unsigned)header->shard, (int)kind, fragment->number);
   const size_t values = fragment->count * (fragment->momentum ? 2 : 1);
   if (header->kind == OB_SITE_PIECE &&

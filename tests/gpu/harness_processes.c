@@ -72,7 +72,7 @@ static size_t read_numbers(const char **text, int *numbers, size_t most) {
   return count;
 }
 
-/* Also makes the rank end with the test that waits for it. */
+/* Parses a rank's arguments. The rank also ends when the test that waits for it ends. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)

@@ -55,7 +55,7 @@ static struct ob_json predict_begin_json(const struct ob_costs *costs,
                                          const struct tune_training *training) {
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
-  ob_json_string(&json, "costs", costs->source);
+  ob_json_put_string(&json, "costs", costs->source);
   ob_json_real(&json, "core_sharing", tune_sharing_factor(costs, training));
   return json;
 }

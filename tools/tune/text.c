@@ -98,7 +98,7 @@ void tune_write_row(struct ob_json *json, const struct tune_column *columns,
   ob_json_begin(json, NULL, '{');
   for (; columns->width || columns->key; columns++)
     if (columns->unit == TUNE_NAME)
-      ob_json_string(json, columns->key, *texts++);
+      ob_json_put_string(json, columns->key, *texts++);
     else if (columns->key)
       ob_json_real(json, columns->key, *values++ * (columns->unit == TUNE_RATE ? 8 : 1));
     else

@@ -1,6 +1,6 @@
-"""Released trainers, as their users write them: the programs of docs/python-trainers.md, and stops in
-the warm-up and after it, after which they resume by their own checkpoints. test_torch.py runs it
-as torch_resume_ranks.py."""
+"""Runs the programs of docs/python-trainers.md with released trainers, stops them in the warm-up and
+after it, and resumes them from the trainers' own checkpoints. test_torch.py starts this file as it
+starts torch_resume_ranks.py."""
 
 import os
 import pathlib

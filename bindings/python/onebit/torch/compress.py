@@ -287,7 +287,7 @@ def _share_report(optimizers, carried, averaged):
             one.report, one.clip_grad_norm_ = carried.report, carried.clip_grad_norm_
 
 
-def _average(comm, model, optimizers, timeout, options, dense, averaged):
+def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, averaged):
     """Keeps the optimizers as they are, and registers a hook that averages gradients in few bits,
     unless nothing is compressed."""
     state = agreed(comm, lambda: _hook_state(model, timeout, **options))
@@ -404,7 +404,7 @@ def compress(
             _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day,
                         local_steps)
         elif choice.carried is None:
-            _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
+            _register_averaging_hook(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
             carried = inner[choice.carried]
             kind = kind or _HOWS[type(carried)].kind  # docs/optimizers.md

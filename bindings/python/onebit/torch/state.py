@@ -421,8 +421,8 @@ class _Loaded:
         return np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
 
     def _divide_momentum(self, arrays, steps, over):
-        """Makes of compressed tensors' momentum that of divided gradients, or when the warm-up is `over`
-        the step."""
+        """Converts compressed tensors' momentum to that of divided gradients or, if the warm-up is
+        `over`, to the step."""
         momentum, variance = arrays[part.MOMENTUM], arrays[part.VARIANCE]
         defaults = self.optimizer.defaults
         beta1, beta2 = self.optimizer._beta1, defaults["betas"][1]
