@@ -6,7 +6,7 @@
  *   the caller's   gradients of bucket 1 . gradients of bucket 0 .               : next
  *   the step's                            \ exchange 1            \ exchange 0, update /
  *
- * What a call adds waits for the work that is on the caller's stream by then, and the last call
+ * The step's work of a call waits for all earlier work on the caller's stream, and the last call
  * makes the caller's next work wait for the step. Events order both, so a capture includes them.
  */
 #include "base/call_scope.h"

@@ -165,7 +165,7 @@ void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucke
 /* --- Master values -----------------------------------------------------------------------------*/
 
 /* Sets `count` master values from parameters, in memory of the bucket's arrays; a master value that
- * already rounds to its parameter stays. `buffer`, on the host, has room for OB_CHUNK float32
+ * already rounds to its parameter stays. `buffer`, on the host, holds OB_CHUNK float32
  * values and as many of the parameters' type. */
 static onebit_status_t convert_masters(const struct ob_memory *memory, onebit_dtype_t dtype,
                                        float *master, const uint16_t *parameter, size_t count,

@@ -30,7 +30,7 @@
 struct ob_bucket {
   onebit_plan_t bits, dense;
   /* With sharded state `bits` and `dense` are reduce-scatters, and these are the allgathers of the
-   * servers' results: steps in bits (or NULL), and parameters. Else both are NULL. */
+   * servers' results: compressed steps (or NULL), and parameters. Else both are NULL. */
   onebit_plan_t steps_back, parameters_back;
   struct ob_bucket_device *device; /* the executor's part, on a device */
   bool uncompressed;               /* exchanged dense in every step */

@@ -175,8 +175,8 @@ onebit_status_t ob_reader_create(struct ob_reader *reader,
 void ob_reader_destroy(struct ob_reader *reader);
 
 /* ob_section_read reads the elements of a run as floats, whatever their memory and form;
- * ob_section_write writes them. The values of a residual are written as plain errors. `scratch` has
- * room for a chunk. Errors are those of copying. */
+ * ob_section_write writes them. The values of a residual are written as plain errors. `scratch`
+ * holds a chunk. Errors are those of copying. */
 onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
                                 const struct ob_run *run, float *values);
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,

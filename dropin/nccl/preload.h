@@ -260,8 +260,8 @@ bool ob_nccl_in_group(void);
 /* Adds a call to the group: one to be compressed when the group ends, or one that NCCL has been
  * given. Takes over the reference to the communicator. False: no memory. */
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
-/* Adds a communicator whose state is created when the group ends. False: there is no room for one
- * more. */
+/* Adds a communicator whose state is created when the group ends. False: the
+ * list is full. */
 bool ob_nccl_group_add_comm(const struct ob_nccl_made *made);
 
 /* ---- The beginning and the end (preload.c) ---- */

@@ -91,7 +91,7 @@ typedef enum onebit_outer_rule {
 /* A value of bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements
  * of a tensor every rank sends the 64 of the largest compensated drift to all others, two bits each
  * and their positions, 0.164 bits an element in all; the next exchange adds 0.95 of the residual.
- * As published it goes with MEAN. Memory: 8 bytes an element for the residual. */
+ * The paper uses it with ONEBIT_OUTER_MEAN. Memory: 8 bytes an element for the residual. */
 #define ONEBIT_OUTER_SPARSE (-1)
 
 /* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the

@@ -49,17 +49,18 @@ struct rank_process {
 
 /* Writes the value of --group, CALL:PIPE,PIPE,...:AREA,AREA,... Pipes and areas are numbers of
  * inherited files. */
-static void write_group(char *text, size_t room, int rank, int size, const int *read_ends,
+static void write_group(char *text, size_t capacity, int rank, int size, const int *read_ends,
                         const int *write_ends) {
-  size_t at = (size_t)snprintf(text, room, "%u:", gpu_running.calls);
+  size_t at = (size_t)snprintf(text, capacity, "%u:", gpu_running.calls);
   for (int r = 1; r < size; r++)
     if (rank == 0 || r == rank)
-      at += (size_t)snprintf(text + at, room - at, "%d,", rank == 0 ? write_ends[r] : read_ends[r]);
-  at += (size_t)snprintf(text + at, room - at, ":");
+      at += (size_t)snprintf(text + at, capacity - at, "%d,",
+                             rank == 0 ? write_ends[r] : read_ends[r]);
+  at += (size_t)snprintf(text + at, capacity - at, ":");
   int areas[MOST_AREAS];
   size_t count = gpu_list_area_files(areas);
   for (size_t i = 0; i < count; i++)
-    at += (size_t)snprintf(text + at, room - at, "%d,", areas[i]);
+    at += (size_t)snprintf(text + at, capacity - at, "%d,", areas[i]);
 }
 
 static size_t read_numbers(const char **text, int *numbers, size_t most) {

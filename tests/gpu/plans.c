@@ -127,9 +127,9 @@ static const char *kind_name(const onebit_plan_options_t *options) {
   return "a plan";
 }
 
-const char *describe_plan_case(const struct plan_case *what, char *text, size_t room) {
+const char *describe_plan_case(const struct plan_case *what, char *text, size_t capacity) {
   const onebit_plan_options_t *options = &what->options;
-  snprintf(text, room, "%s of %zu, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
+  snprintf(text, capacity, "%s of %zu, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
            kind_name(options), what->count, (int)options->dtype, (int)options->scale,
            (ssize_t)options->block_size, options->chunk_size,
            options->no_error_feedback ? ", no feedback" : "", what->in_place ? ", in place" : "",

@@ -87,7 +87,7 @@ struct sample sample_plan_cases(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
 /* Describes a case, for check_case. */
-const char *describe_plan_case(const struct plan_case *what, char *text, size_t room);
+const char *describe_plan_case(const struct plan_case *what, char *text, size_t capacity);
 
 /* A case with the default options. */
 struct plan_case default_plan_case(onebit_operation_t operation, size_t count);

@@ -12,20 +12,20 @@
 static const char *const mode_names[SCENE_MODES] = {
     "exchange", "shifted", "padded", "scatter", "whole", "rotated", "gathered", "gathered rotated"};
 
-void scene_describe(const struct scene_case *what, char *words, size_t room) {
+void scene_describe(const struct scene_case *what, char *words, size_t capacity) {
   size_t at = (size_t)snprintf(
-      words, room,
+      words, capacity,
       "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d to %d rule %d values %d%s%s%s%s",
       mode_names[what->mode], what->members, what->place, what->block,
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
       (int)what->output_dtype, (int)what->rule, (int)what->values,
       what->momentum ? " momentum" : "", what->moments ? " moments" : "", what->lion ? " lion" : "",
       what->from_values ? " from values" : "");
-  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s%s%s, now %u%s, elements", what->skew,
-                         what->each ? " each" : "", what->float32 ? " float32" : "",
+  at += (size_t)snprintf(words + at, capacity - at, ", skew %zu%s%s%s, now %u%s, elements",
+                         what->skew, what->each ? " each" : "", what->float32 ? " float32" : "",
                          what->weighed ? " weighed" : "", what->now, what->stop ? " stop" : "");
-  for (size_t k = 0; k < what->pieces && at < room; k++)
-    at += (size_t)snprintf(words + at, room - at, " %zu", what->counts[k]);
+  for (size_t k = 0; k < what->pieces && at < capacity; k++)
+    at += (size_t)snprintf(words + at, capacity - at, " %zu", what->counts[k]);
 }
 
 static bool is_whole(const struct scene_case *what) { return what->mode >= SCENE_WHOLE; }

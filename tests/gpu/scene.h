@@ -33,13 +33,13 @@ struct twin_array {
 
 struct twin {
   unsigned char *host, *device, *back; /* back: a copy of the device's memory */
-  size_t room, used;
+  size_t capacity, used;
   struct twin_array arrays[TWIN_ARRAYS];
   size_t count;
 };
 
 /* Returns false, after reporting it, if the device does not have enough memory. */
-bool twin_create(struct twin *twin, size_t room);
+bool twin_create(struct twin *twin, size_t capacity);
 void twin_destroy(struct twin *twin);
 
 /* Frees all arrays. */
@@ -132,7 +132,7 @@ void scene_fill_buffers(struct scene *scene);
 /* The address on the device of an object on the host. */
 #define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))
 
-void scene_describe(const struct scene_case *what, char *words, size_t room);
+void scene_describe(const struct scene_case *what, char *words, size_t capacity);
 
 /* Run the host's step for a chunk. */
 void scene_compress(struct scene *scene, size_t chunk);

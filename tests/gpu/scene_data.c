@@ -15,12 +15,12 @@
 #define TWIN_ALIGNMENT ((size_t)256)
 #define TWIN_GAP       ((size_t)256)
 
-bool twin_create(struct twin *twin, size_t room) {
-  *twin = (struct twin){.room = room};
-  if (!CHECK_CUDA(cudaMalloc((void **)&twin->device, room)))
+bool twin_create(struct twin *twin, size_t capacity) {
+  *twin = (struct twin){.capacity = capacity};
+  if (!CHECK_CUDA(cudaMalloc((void **)&twin->device, capacity)))
     return false;
-  twin->host = gpu_allocate(room, 1);
-  twin->back = gpu_allocate(room, 1);
+  twin->host = gpu_allocate(capacity, 1);
+  twin->back = gpu_allocate(capacity, 1);
   twin_clear(twin);
   return true;
 }
@@ -48,7 +48,7 @@ void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin
                     size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;
   size_t end = at + bytes + TWIN_GAP;
-  if (twin->count == TWIN_ARRAYS || end > twin->room) {
+  if (twin->count == TWIN_ARRAYS || end > twin->capacity) {
     CHECK(false, "the twin is too small for %zu bytes of %s", bytes, name);
     abort();
   }

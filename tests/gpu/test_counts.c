@@ -56,7 +56,7 @@ static struct emulation_counters count_case(onebit_comm_t comm, size_t kind, siz
   what.options.block_size = 0;
   what.options.chunk_size = 2048;
   what.count = 2048 * chunks * (shares ? (size_t)onebit_comm_size(comm) : 1);
-  what.count -= 100; /* room for the padding of profile deepspeed: no further message */
+  what.count -= 100; /* the padding of profile deepspeed then adds no message */
   if (!part_create(&part, comm, &what, true))
     return counts;
   CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);
