@@ -249,7 +249,9 @@ def check_resumed_local_steps(rank, size):
         run.train(40, 150)
         wanted = run.train(150, 160)
         for when in "saved", "late":
-            other = Run(**{when: copy.deepcopy(own)}, twin=twin)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                other = Run(**{when: copy.deepcopy(own)}, twin=twin)
+            assert said.getvalue().count("auto goes on with local steps (100), as saved; the ranks' models") == (rank == 0)
             assert other.method == "local steps" and not is_equal_on_ranks(other.get_parameters())
             assert other.optimizer.automatic.steps == 40
             assert other.train(40, 160) == wanted and torch.equal(run.get_parameters(), other.get_parameters()), when

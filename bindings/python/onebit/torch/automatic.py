@@ -126,6 +126,7 @@ class Automatic:
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
         self._begin(record)
+        self._print_resumed()
         if not self.decided:
             self._measure()
         dense, eight = self._choice.exchange[:2]
@@ -497,6 +498,11 @@ class Automatic:
             words = words + _DIFFER if method == LOCAL != self.method else words
             print(f"onebit: auto {text}{words}", file=sys.stderr, flush=True)
 
+    def _print_resumed(self):
+        if self.local is not None and not self.comm.rank:
+            print(f"onebit: auto goes on with local steps ({self.local.steps}), as saved{_DIFFER}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+
     # --- State -----------------------------------------------------------------------------------
 
     def _agreed_record(self, states):
@@ -541,6 +547,7 @@ class Automatic:
         if self.made is not None:
             self.lead.param_groups = self.made.param_groups
         self._begin(record)
+        self._print_resumed()
 
     def _consolidate(self, to=0):
         self.synchronize()
