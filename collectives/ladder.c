@@ -24,7 +24,7 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 /* The windows in which a residual of the old width decays, after a change of width. */
 #define SETTLING_WINDOWS 2
 
-/* The number of times that OB_LADDER_PATIENCE is doubled. */
+/* The limit of patience, in windows: each climb after a descent doubles it. */
 #define MAX_PATIENCE 64
 
 /* --- A call ------------------------------------------------------------------------------------*/
