@@ -96,6 +96,7 @@ class Training:
         self.model, self.optimizer, self.close = make(self.plain, optimizer, self.short)
         self.random = torch.Generator().manual_seed(1000 * job["seed"] + dist.get_rank())
         self.bytes, self.seconds, self.core_seconds = [], [], []
+        self.methods = {}  # of auto: the first step of each
 
     def short(self, steps):
         """Returns the number of steps; a run that only takes times needs a few of each kind of step."""
@@ -112,6 +113,9 @@ class Training:
         self.seconds.append(time.perf_counter() - begin)
         self.core_seconds.append(time.process_time() - begin_core)
         self.bytes.append(sent() - before)
+        now = getattr(getattr(self.optimizer, "automatic", None), "method", None)
+        if now not in (None, *list(self.methods.values())[-1:]):
+            self.methods[len(self.bytes)] = now
 
     @torch.no_grad()
     def validate(self):
@@ -131,7 +135,8 @@ def train(training):
             if step >= job["steps"] and (job["target"] is None or min(mean_of_ranks(own)) <= job["target"]):
                 break
     losses = dict(zip(range(job["every"], len(training.bytes) + 1, job["every"]), mean_of_ranks(own)))
-    return {"losses": losses, "bytes": mean_of_ranks(training.bytes)}
+    return {"losses": losses, "bytes": mean_of_ranks(training.bytes), "seconds": mean_of_ranks(training.seconds, max),
+            "methods": training.methods}  # fmt: skip
 
 
 def take_times(training):

@@ -1,5 +1,6 @@
 """onebit beside DistributedDataParallel: compress, whose AdamW is Efficient-Adam in one bit after 40
-steps in 8 bits, and the hook, which sends gradients in 8 bits to torch's own AdamW."""
+steps in 8 bits, the hook, which sends gradients in 8 bits to torch's own AdamW, and auto, which times
+the network and chooses among them, dense sums and local steps."""
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,4 +20,18 @@ def make_hook(model, optimizer, short):
     return model, optimizer, state.close
 
 
-METHODS = {"onebit compress, 1 bit": make_compress, "onebit hook, 8 bits": make_hook}
+def make_auto(model, optimizer, _):
+    model = DistributedDataParallel(model)
+    optimizer = onebit.torch.auto(model, optimizer)
+    return model, optimizer, optimizer.close
+
+
+def make_auto_each_step(model, optimizer, _):
+    model = DistributedDataParallel(model)
+    optimizer = onebit.torch.auto(model, optimizer, local_steps=False)
+    return model, optimizer, optimizer.close
+
+
+METHODS = {"onebit compress, 1 bit": make_compress, "onebit hook, 8 bits": make_hook,
+           "onebit auto": make_auto, "onebit auto, local_steps=False": make_auto_each_step}  # fmt: skip
+WALL = {"onebit auto", "onebit auto, local_steps=False"}
