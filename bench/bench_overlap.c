@@ -94,7 +94,7 @@ static onebit_status_t overlap_start(struct side *side) {
   return test->collective->start(test->send, test->receive, test->plan, &side->request);
 }
 
-static onebit_status_t overlap_test(struct side *side) { return onebit_test(&side->request); }
+static onebit_status_t overlap_poll(struct side *side) { return onebit_test(&side->request); }
 
 static onebit_status_t overlap_finish(struct side *side) { return onebit_wait(&side->request); }
 
@@ -105,7 +105,7 @@ static onebit_status_t overlap_start_dense(struct side *side) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t overlap_test_dense(struct side *side) {
+static onebit_status_t overlap_poll_dense(struct side *side) {
   side->test->team->kind->finish_dense(side->test->team, false);
   return ONEBIT_OK;
 }
@@ -140,11 +140,11 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds, stru
 int bench_measure_overlap(struct bench_job *job, struct bench_case *test) {
   struct side sides[] = {{.test = test,
                           .start = overlap_start,
-                          .test_request = overlap_test,
+                          .test_request = overlap_poll,
                           .finish = overlap_finish},
                          {.test = test,
                           .start = overlap_start_dense,
-                          .test_request = overlap_test_dense,
+                          .test_request = overlap_poll_dense,
                           .finish = overlap_finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {.repeats = 1, .team = test->team};

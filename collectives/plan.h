@@ -167,7 +167,7 @@ struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server
 
 /* Begin to measure the time of calls with the host's clock; return the time since the last
  * reading. */
-void ob_plan_clock(onebit_plan_t plan);
+void ob_plan_start_timing(onebit_plan_t plan);
 struct ob_spent ob_plan_read_spent(onebit_plan_t plan);
 
 /* Returns a call on one send and one receive buffer, to which the caller may add more. */

@@ -95,7 +95,7 @@ static void end_moment(struct ob_trace *trace, double now) {
   trace->open = false;
 }
 
-void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
+void ob_plan_start_timing(onebit_plan_t plan) { plan->state->clocked = true; }
 
 struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   const struct ob_spent spent = plan->state->spent;

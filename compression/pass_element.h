@@ -97,7 +97,8 @@ OB_INLINE int ob_pass_has_quotient(enum ob_pass_kind kind) {
   return kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MET;
 }
 
-/* Returns that quotient; `last` is the previous message times beta1. */
+/* Returns the quotient of such a pass, which its kind defines, and 0 for other passes. `last` is
+ * the previous message times beta1. */
 OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float last,
                                  const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)
@@ -105,7 +106,7 @@ OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float la
   return kind == OB_PASS_ZERO_ONE_MET && f->rate_sum > 0 ? -(message / f->rate_sum) : 0;
 }
 
-/* Computes one element of a pass with that quotient; inputs that the pass does not read are
+/* Computes one element of a pass with the quotient given; inputs that the pass does not read are
  * zero. */
 OB_INLINE struct ob_element ob_pass_element_by_quotient(enum ob_pass_kind kind, struct ob_element e,
                                                         float quotient,

@@ -114,7 +114,8 @@ int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]);
  * method; 0: Adam's rate. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
-/* Checks that the options are compatible. Returns 0, or -1 with words that name the others. */
+/* Checks that the options are compatible. Returns 0, or -1 with words that name two that are
+ * not. */
 int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]);
 
 /* The form of one training: --compare makes two. */

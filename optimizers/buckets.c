@@ -277,8 +277,8 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &bucket->bits));
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &bucket->dense));
   }
-  ob_plan_clock(bucket->bits);
-  ob_plan_clock(bucket->dense);
+  ob_plan_start_timing(bucket->bits);
+  ob_plan_start_timing(bucket->dense);
   return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 

@@ -143,7 +143,8 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
-/* Bytes grow with the bits, except those of scales; the bytes of a message stay the same. */
+/* With 8 bits the elements take 8 times the bytes, the scales as many as before, and a message has
+ * an eighth of the elements. */
 Test(cost, more_bits_are_longer_messages) {
   struct ob_costs costs = make_costs();
   struct ob_cost_task one = make_task(1 << 24, 4, 1), eight = one;

@@ -138,7 +138,8 @@ Test(method, local) { on_ranks(2, check_local_steps, NULL); }
 static void check_byte_limit(onebit_comm_t comm, void *context) {
   (void)context;
   onebit_method_choice_t choice = make_choice(ELEMENTS, 1);
-  const double one_bit = 86400 / 1.0 * ELEMENTS / 8; /* nearly, of two ranks */
+  /* The bytes that each of two ranks sends in a day of steps of a second, without scales. */
+  const double one_bit = 86400.0 * ELEMENTS / 8;
   choice.bytes_a_day = 2 * one_bit;
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
   CHECK(choice.method == ONEBIT_METHOD_ONE_BIT && choice.exchange[2] > 0, "%s", choice.text);

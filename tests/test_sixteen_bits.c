@@ -233,7 +233,7 @@ struct grown {
   onebit_optimizer_t optimizer;
 };
 
-static void create_grown(struct grown *grown, onebit_comm_t comm) {
+static void create_growing_optimizer(struct grown *grown, onebit_comm_t comm) {
   onebit_tensor_t tensor = {grown->parameter, grown->gradient, PARAMETERS, 0, 0, 0};
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
   options.warmup_steps = 1000; /* all steps */
@@ -261,8 +261,8 @@ static void step_all_parameters(struct grown *grown, float distance) {
 Test(sixteen_bits, parameters_stay_finite) {
   struct grown first = {{0}, {0}, NULL}, second = {{0}, {0}, NULL};
   onebit_comm_t comm = self_comm();
-  create_grown(&first, comm);
-  create_grown(&second, comm);
+  create_growing_optimizer(&first, comm);
+  create_growing_optimizer(&second, comm);
   for (int step = 0; step < 3; step++) {
     step_all_parameters(&first, 1000.0f);
     check_parameters(&first, 65504.0f, "grown");

@@ -177,7 +177,7 @@ static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
 /* ---- Positions ---- */
 
 /* Resets the residuals of a loop that the program has left: they may belong to other tensors. */
-static void reset_left_residuals(struct ob_attached *attached) {
+static void reset_residuals_of_left_loop(struct ob_attached *attached) {
   int first, count;
   ob_loops_read_left_positions(attached->loops, &first, &count);
   for (int position = first; position < first + count; position++) {
@@ -194,7 +194,7 @@ static int mpi_communicator_note_call(struct ob_attached *attached, const struct
   attached->calls++;
   int position = ob_loops_position(attached->loops, signature,
                                    in_place ? call->recvbuf : call->sendbuf, call->recvbuf, look);
-  reset_left_residuals(attached);
+  reset_residuals_of_left_loop(attached);
   return position;
 }
 

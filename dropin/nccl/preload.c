@@ -299,7 +299,7 @@ static struct ob_nccl_decision nccl_preload_decide(const struct ob_nccl_call *ca
   decision.record = nccl_preload_find_record(call, kind.dtype, comm);
   decision.position =
       ob_loops_position(comm->loops, signature, call->sendbuf, call->recvbuf, &look);
-  ob_nccl_reset_left_residuals(comm, call->stream);
+  ob_nccl_reset_residuals_of_left_loop(comm, call->stream);
   comm->look |= look;
   if (decision.position == OB_NO_POSITION)
     decision.reason = ob_loops_reason(comm->loops);

@@ -227,7 +227,7 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 void ob_nccl_find_loop(struct ob_nccl_comm *comm);
 
 /* Resets the residuals of a loop that the program has left: they may belong to other tensors. */
-void ob_nccl_reset_left_residuals(struct ob_nccl_comm *comm, cudaStream_t stream);
+void ob_nccl_reset_residuals_of_left_loop(struct ob_nccl_comm *comm, cudaStream_t stream);
 
 /* Destroys all tensors. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);

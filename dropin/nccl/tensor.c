@@ -168,7 +168,7 @@ static onebit_status_t reset_residual(const struct ob_nccl_tensor *tensor, cudaS
   return onebit_plan_reset_residual_stream(tensor->plan, stream);
 }
 
-void ob_nccl_reset_left_residuals(struct ob_nccl_comm *comm, cudaStream_t stream) {
+void ob_nccl_reset_residuals_of_left_loop(struct ob_nccl_comm *comm, cudaStream_t stream) {
   int first, count;
   ob_loops_read_left_positions(comm->loops, &first, &count);
   for (int position = first; position < first + count; position++) {

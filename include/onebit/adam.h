@@ -40,11 +40,11 @@ extern "C" {
 #endif
 
 /* MOMENTUM is 1-bit Adam as it was published. STEP exchanges w = m / (sqrt(v^) + eps) instead,
- * which is linear in m while the variance is frozen (the scale that arrives is bounded): elements
- * of very different scale get one size, and the update needs no variance (docs/optimizers.md has
- * the measurement). On the other hand an element without variance is not left alone: like all
- * elements whose w is small within their block it takes steps of the block's scale, whose signs
- * cancel. */
+ * which is linear in m while the variance is frozen. Elements whose m differ widely have w of
+ * about the same size, and the update needs no variance (docs/optimizers.md has the measurement).
+ * The scale of a received message is limited. But an element whose variance is 0 is moved too: like
+ * each element whose w is small within its block, it makes steps of the block's scale, whose signs
+ * cancel over time. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */
   ONEBIT_ADAM_EXCHANGE_MOMENTUM = 1,

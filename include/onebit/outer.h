@@ -107,8 +107,8 @@ typedef struct onebit_outer_options {
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
   size_t delay;     /* local steps, less than local_steps; default 0: waits for an exchange */
-  /* The weight of the consensus when it becomes the parameters, in (0, 1]; default 1, with a delay
-   * 0.5. */
+  /* After an exchange the parameters become mixing * consensus + (1 - mixing) * parameters. In
+   * (0, 1]; default 1, or 0.5 where delay is not 0. */
   double mixing;
   int weighted;                   /* nonzero: by the weights given to onebit_outer_step */
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32 */

@@ -31,7 +31,7 @@
 /* The form in which the momentum is sent. */
 enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
 
-/* A part begins with this header; its sizes are multiples of 8 bytes. */
+/* A part begins with this header. The sizes that the header states are multiples of 8 bytes. */
 struct ob_part_header {
   unsigned char magic[8];
   uint32_t version, order;

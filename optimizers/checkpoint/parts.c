@@ -192,8 +192,9 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   const bool before = optimizer->method->divides && header->numbers + 1 == numbers;
   if (before && header->stage == OB_STAGE_WARMUP)
     return ob_part_error(part,
-                         "saved in the warm-up of %s by library 0x%06" PRIx32 ", which did not "
-                         "divide gradients as this one, %s, does: load one that was saved after it",
+                         "saved in the warm-up of %s by library 0x%06" PRIx32 ", which sent plain "
+                         "gradients in it; library %s sends gradients divided by the root of their "
+                         "second moment: load a checkpoint that was saved after the warm-up",
                          optimizer->method->name, header->library, onebit_version());
   if (header->numbers != numbers && !before)
     return ob_part_error(part, "has %" PRIu64 " numbers that are %s's own, expected %" PRIu64,

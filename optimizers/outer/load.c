@@ -95,7 +95,7 @@ static const struct ob_fragment_numbers *fragment_numbers(const struct loading *
   return &part_numbers(loading, part)->fragment[fragment->number];
 }
 
-static onebit_status_t read_numbers(struct loading *loading, int k) {
+static onebit_status_t read_part_numbers(struct loading *loading, int k) {
   struct ob_part *part = &loading->parts->list[k];
   const size_t count = ob_outer_number_count(loading->outer);
   const struct ob_part_section *section;
@@ -326,7 +326,7 @@ static onebit_status_t outer_check_all_parts(struct loading *loading, struct ob_
     OB_TRY(load_check_part(&parts->list[k], outer));
   OB_TRY(outer_load_allocate(loading));
   for (int k = 0; k < parts->count; k++)
-    OB_TRY(read_numbers(loading, k));
+    OB_TRY(read_part_numbers(loading, k));
   if (parts->count == outer->comm->size)
     parts->own = outer->comm->rank;
   loading->dry = true;

@@ -64,7 +64,8 @@ static void check_exchanges(onebit_optimizer_t optimizer, const onebit_optimizer
     CHECK_FACT(exchanges[k], "%llu", unsigned long long);
 }
 
-static void read_numbers(onebit_optimizer_t optimizer, double numbers[TRAINING_TENSORS][2]) {
+static void read_tensor_statistics(onebit_optimizer_t optimizer,
+                                   double numbers[TRAINING_TENSORS][2]) {
   for (size_t t = 0; t < TRAINING_TENSORS; t++) {
     onebit_tensor_statistics_t statistics = {.size = sizeof statistics};
     CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &statistics), ONEBIT_OK);
@@ -154,7 +155,7 @@ void training_record_case(const struct training_case *what, onebit_comm_t comm, 
     memcpy(record->parameters[rank][attempt], learner.parameters,
            learner_parameter_bytes(&learner));
   }
-  read_numbers(learner.optimizer, record->numbers[rank]);
+  read_tensor_statistics(learner.optimizer, record->numbers[rank]);
   learner_close(&learner);
 }
 
@@ -179,7 +180,7 @@ static void check_outcome(const struct learner *learner, const struct training_r
 
 static void check_numbers(const struct learner *learner, const struct training_record *record) {
   double numbers[TRAINING_TENSORS][2];
-  read_numbers(learner->optimizer, numbers);
+  read_tensor_statistics(learner->optimizer, numbers);
   CHECK(!memcmp(numbers, record->numbers[learner->rank], sizeof numbers),
         "coefficient %.17g, factor %.17g of the largest tensor should be %.17g, %.17g",
         numbers[TRAINING_TENSORS - 1][0], numbers[TRAINING_TENSORS - 1][1],

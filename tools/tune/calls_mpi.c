@@ -114,7 +114,7 @@ static bool begin_contest(struct tune_run *run, struct contest *contest) {
                               .send = ob_allocate(count, sizeof(float)),
                               .receive = ob_allocate(count, sizeof(float))};
   if (!tune_have_all_succeeded(contest->send && contest->receive)) {
-    tune_print_error("no memory for buffers of %zu bytes on every rank", 4 * count);
+    tune_print_error("at least one rank has no memory for buffers of %zu bytes", 4 * count);
     return false;
   }
   tune_fill_random(contest->send, count, (uint64_t)run->team.rank + 1);

@@ -212,7 +212,7 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
     }
     set_codec_costs(run, alone, host);
   } else if (run->team.rank == 0)
-    tune_print_error("no memory for arrays of %zu elements on every rank", ELEMENTS);
+    tune_print_error("at least one rank has no memory for arrays of %zu elements", ELEMENTS);
   ob_release(arrays.input);
   ob_release(arrays.residual);
   ob_release(arrays.next);

@@ -80,14 +80,14 @@ class _Writer:
         result = self.type_of(result).replace("c_char_p", "c_void_p")
         return f"CFUNCTYPE({', '.join([result, *self.arguments_of(parameters)])})"
 
-    def write_enums(self):
+    def generate_enums(self):
         for body, name in re.findall(r"typedef enum \w+ \{(.*?)\} (onebit_\w+_t);", self.all, re.S):
             self.enums.append(name)
             yield f'\n\nclass {_python_name(name)}(enum.IntEnum):\n    """{name}"""\n\n'
             yield from (f"    {one} = {value}\n"
                         for one, value in re.findall(r"ONEBIT_(\w+)\s*=\s*(-?\d+)", body))  # fmt: skip
 
-    def write_constants(self):
+    def generate_constants(self):
         yield "\n\n"
         numbers = re.findall(r"#define ONEBIT_(?!VERSION)(\w+)[ ]+(\(?\(?(size_t)?\)?-?\d+\)?)[ ]*$", self.all, re.M)
         for name, value, size in numbers:
@@ -108,7 +108,7 @@ class _Writer:
                 kind = self.type_of(declared)
                 yield name, f"{kind} * {count.replace('ONEBIT_', '')}" if count else kind
 
-    def write_structures(self):
+    def generate_structures(self):
         found = re.findall(r"typedef struct \w+ \{(.*?)\n\} (onebit_\w+_t);", self.all, re.S)
         self.handles.update(re.findall(r"typedef struct \w+ \*(\w+);", self.all))
         # A structure that others have as a field comes first.
@@ -121,7 +121,7 @@ class _Writer:
             if name.endswith("_options_t"):
                 self.kinds.append((_python_name(name)[: -len("Options")], fields))
 
-    def write_functions(self):
+    def generate_functions(self):
         for result, name, parameters in re.findall(r"typedef (\w+) \(\*(\w+)\)\((.*?)\);", self.all, re.S):
             self.pointers.append(name)
             yield f"\n\n{_python_name(name)} = {self.function_of(result, parameters)}\n"
@@ -135,7 +135,7 @@ class _Writer:
             yield from (f'    "{one}": {types},\n' for one, types in rows.items())
             yield "}\n"
 
-    def write_tables(self):
+    def generate_tables(self):
         yield f"\nENUMS = {', '.join(map(_python_name, self.enums))}\n"
         yield f"STRUCTURES = {', '.join(map(_python_name, self.structures))}\n"
         yield f"ENUM_FIELDS = {{{', '.join(f'{name!r}: {kind}' for name, kind in self.enum_fields.items())}}}\n"
@@ -146,7 +146,7 @@ class _Writer:
                 yield f'    ("{_python_name("onebit_" + stem)}", "{stem}", "{title}", {_python_name(f"onebit_{stem}_options")}),\n'
         yield ")\n"
 
-    def write_types(self):
+    def generate_types(self):
         yield _TYPES
         for kind, fields in sorted(self.kinds, key=lambda one: one[0] != "Optimizer"):
             base = "OptimizerKeywords" if "common" in fields else "TypedDict"
@@ -164,7 +164,7 @@ def generate_module(headers, label=""):
     writer = _Writer(headers)
     numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", writer.all))
     made = [_BEGIN, f'\nVERSION = "{numbers}{label}"\n']
-    for part in (writer.write_enums, writer.write_constants, writer.write_structures, writer.write_functions,
-                 writer.write_tables, writer.write_types):  # fmt: skip
+    for part in (writer.generate_enums, writer.generate_constants, writer.generate_structures, writer.generate_functions,
+                 writer.generate_tables, writer.generate_types):  # fmt: skip
         made += part()
     return "".join(made)
