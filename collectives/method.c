@@ -150,12 +150,14 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* The number of elements grows until the time depends on it. A time that another program may have
- * lengthened is measured again: that of few elements, or one that has grown by more than the
+/* The number of elements grows until the time depends on it: in few growths where an exchange of
+ * few elements takes long already, as on a link with a long delay. A time that another program may
+ * have lengthened is measured again: that of few elements, or one that has grown by more than the
  * elements have. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
 #define SHOWS_AFTER 0.03 /* seconds */
-#define SPENT_AFTER 0.4
+#define SPENT_AFTER 0.4  /* seconds, or so many times the first exchange: */
+#define SPENT_TIMES 8    /* three growths from FIRST to LAST, each measured twice, and the first */
 
 static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
                                       double *result) {
@@ -167,17 +169,19 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   OB_TRY(time_exchange(probe, method, count, &again));
   spent = seconds + again;
   first = seconds = fmin(seconds, again);
+  const size_t growth = first < SHOWS_AFTER ? 4 : 16;
   for (bool shows = false; count < end && !shows;) {
     const double before = seconds;
-    count = end / 4 > count ? 4 * count : end;
+    count = end / growth > count ? growth * count : end;
     OB_TRY(time_exchange(probe, method, count, &seconds));
     spent += seconds;
-    if (seconds >= SHOWS_AFTER && (count <= SMALL || seconds > 6 * before)) {
+    if (seconds >= SHOWS_AFTER && (count <= SMALL || seconds > 1.5 * (double)growth * before)) {
       OB_TRY(time_exchange(probe, method, count, &again));
       spent += again;
       seconds = fmin(seconds, again);
     }
-    shows = spent >= SPENT_AFTER || (seconds >= SHOWS_AFTER && seconds >= 2 * first);
+    shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
+            (seconds >= SHOWS_AFTER && seconds >= 2 * first);
   }
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
   *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);
