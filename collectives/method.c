@@ -150,14 +150,13 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* The number of elements grows until the time depends on it: in few growths where an exchange of
- * few elements takes long already, as on a link with a long delay. A time that another program may
- * have lengthened is measured again: that of few elements, or one that has grown by more than the
- * elements have. */
+/* The number of elements grows by 4 until the time depends on it, and by 16 while it takes long and
+ * does not, as on a link with a long delay. A time that another program may have lengthened is
+ * measured again: that of few elements, or one that has grown by more than the elements have. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
 #define SHOWS_AFTER 0.03 /* seconds */
 #define SPENT_AFTER 0.4  /* seconds, or so many times the first exchange: */
-#define SPENT_TIMES 8    /* three growths from FIRST to LAST, each measured twice, and the first */
+#define SPENT_TIMES 8    /* from FIRST to LAST there are 4 growths, one measured twice */
 
 static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
                                       double *result) {
@@ -169,7 +168,7 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   OB_TRY(time_exchange(probe, method, count, &again));
   spent = seconds + again;
   first = seconds = fmin(seconds, again);
-  const size_t growth = first < SHOWS_AFTER ? 4 : 16;
+  size_t growth = 4;
   for (bool shows = false; count < end && !shows;) {
     const double before = seconds;
     count = end / growth > count ? growth * count : end;
@@ -182,6 +181,7 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
     }
     shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
             (seconds >= SHOWS_AFTER && seconds >= 2 * first);
+    growth = seconds < SHOWS_AFTER ? 4 : 16;
   }
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
   *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);
