@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/watch.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -71,15 +72,20 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   if (!is_own_directory(user_directory().text))
     return;
   int file = -1;
-  for (struct stat is = {0};
-       is.st_nlink == 0;) { /* before it is locked it looks like one that was left */
+  bool kept = false;
+  while (!kept) { /* `onebit status` may lock the new file for an instant, and remove it */
     ob_own_close(file);
     presence->number = ++numbers;
     file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
-    if (file <= 0 || flock(file, LOCK_EX | LOCK_NB) != 0 || fstat(file, &is) != 0) {
+    if (file <= 0)
+      return;
+    struct stat is = {0};
+    bool locked = flock(file, LOCK_EX | LOCK_NB) == 0;
+    if (!locked && errno != EWOULDBLOCK) {
       ob_own_close(file);
       return;
     }
+    kept = locked && fstat(file, &is) == 0 && is.st_nlink > 0;
   }
   presence->file = file;
   write_presence(presence, 0, "");
