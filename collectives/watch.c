@@ -72,8 +72,8 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   if (!is_own_directory(user_directory().text))
     return;
   int file = -1;
-  bool kept = false;
-  while (!kept) { /* `onebit status` may lock the new file for an instant, and remove it */
+  bool known = false;
+  while (!known) { /* `onebit status` may lock the new file for an instant, and remove it */
     ob_own_close(file);
     presence->number = ++numbers;
     file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
@@ -85,7 +85,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
       ob_own_close(file);
       return;
     }
-    kept = locked && fstat(file, &is) == 0 && is.st_nlink > 0;
+    known = locked && fstat(file, &is) == 0 && is.st_nlink > 0;
   }
   presence->file = file;
   write_presence(presence, 0, "");
