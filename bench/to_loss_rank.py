@@ -92,8 +92,9 @@ class Training:
         torch.manual_seed(job["seed"])
         self.plain = Transformer(job["width"], job["layers"], job["context"])
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=job["rate"], betas=(0.9, 0.95), weight_decay=0.1)
-        make = importlib.import_module(job["file"]).METHODS[job["method"]]
+        make, begin = importlib.import_module(job["file"]).METHODS[job["method"]], time.perf_counter()
         self.model, self.optimizer, self.close = make(self.plain, optimizer, self.short)
+        self.made = time.perf_counter() - begin  # auto measures exchanges there
         self.random = torch.Generator().manual_seed(1000 * job["seed"] + dist.get_rank())
         self.bytes, self.seconds, self.core_seconds = [], [], []
         self.methods = {}  # of auto: the first step of each
@@ -134,6 +135,7 @@ def train(training):
             own.append(training.validate())
             if step >= job["steps"] and (job["target"] is None or min(mean_of_ranks(own)) <= job["target"]):
                 break
+    training.seconds[0] += training.made
     losses = dict(zip(range(job["every"], len(training.bytes) + 1, job["every"]), mean_of_ranks(own)))
     return {"losses": losses, "bytes": mean_of_ranks(training.bytes), "seconds": mean_of_ranks(training.seconds, max),
             "methods": training.methods}  # fmt: skip
