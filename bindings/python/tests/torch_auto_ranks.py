@@ -53,9 +53,11 @@ def rate_for_seconds(seconds):
 
 
 class Run(Trainer):
-    """options: of `Trainer`, whose optimizer's class is not named"""
+    """options: of `Trainer`, whose optimizer's class is not named; the warm-up ends with the first choice"""
 
     def __init__(self, saved=None, twin=torch.optim.AdamW, late=None, **options):
+        if twin is torch.optim.AdamW:
+            options.setdefault("warmup_steps", 8)
         super().__init__(saved, "Momentum" if twin is torch.optim.SGD else "EfficientAdam",
                          twin=twin, compressed=False)  # fmt: skip
         self.optimizer = onebit.torch.auto(self.model, self.optimizer, **options)
@@ -84,9 +86,9 @@ def check_choices(rank, size):
         hook = run.optimizer.automatic.hook
         assert (hook.dense if seconds > 0.1 else hook.compressed) == 0  # the first step, too
         lines = said.getvalue().splitlines()
-        assert len(lines) == (rank == 0), lines
+        assert len(lines) == 2 * (rank == 0), lines
         if rank == 0 and wanted == "one bit":
-            assert "takes one bit, and expects a step of" in lines[0] and "instead of" in lines[0]
+            assert "takes one bit, and expects a step of" in lines[1] and "instead of" in lines[1]
         assert type(run.optimizer) is torch.optim.AdamW and is_equal_on_ranks(run.get_parameters())
         run.close()
     Network.rate = rate_for_seconds(12.0)
@@ -100,6 +102,43 @@ def check_choices(rank, size):
     assert run.method == "dense"
     run.close()
     Network.extra = 0.0
+
+
+def check_warmup(rank, size):
+    """A training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
+    goes on to the bit from any step of it. Local steps end it where a step waits long."""
+    for seconds, method, decides in (0.01, "dense", 39), (12.0, "one bit", 39), (20.0, "local steps", 7):
+        Network.rate, said = rate_for_seconds(seconds), io.StringIO()
+        with contextlib.redirect_stderr(said):
+            run = Run(warmup_steps=40)
+            run.train(0, 5)
+            assert run.method == "one bit" and not run.optimizer.automatic.decided
+            saved = run.saved()
+            for step in range(5, 50):
+                assert run.optimizer.automatic.decided == (step >= decides), (step, method)
+                run.train(step, step + 1)
+        assert run.method == method and run.optimizer.report().steps == 50, (method, run.method)
+        sent = run.optimizer.report()
+        assert sent.dense_bytes > 3 * sent.bytes_sent or method != "one bit"
+        lines = [line for line in said.getvalue().splitlines() if line.startswith("onebit: ")]
+        assert len(lines) == 2 * (rank == 0), lines
+        assert rank or "auto begins with 40 steps in 8 bits, one bit's warm-up" in lines[0], lines
+        for when in "saved", "late":
+            with contextlib.redirect_stderr(io.StringIO()):
+                other = Run(**{when: copy.deepcopy(saved)}, warmup_steps=40)
+                assert other.method == "one bit" and other.optimizer.automatic.steps == 5
+                other.train(5, 50)
+            assert other.method == method and other.optimizer.automatic.decided, (method, other.method)
+            assert method != "one bit" or torch.equal(run.get_parameters(), other.get_parameters()), when
+            other.close()
+        run.close()
+    Network.rate = rate_for_seconds(0.01)
+    dense = Trainer(compressed=False)
+    dense.train(0, 50)
+    other = Run(dense.saved(), warmup_steps=40)  # a training that has begun has no warm-up
+    other.train(50, 60)
+    assert other.method == "dense" and other.optimizer.automatic.made is None
+    other.close()
 
 
 def check_corrections(rank, size):
@@ -147,28 +186,24 @@ def check_corrections(rank, size):
     run.close()
 
 
-WARMUP = {"warmup_steps": 8, "warmup_bits": 8}  # of which one bit has what is left
-CASES = ((torch.optim.AdamW, {}), (torch.optim.AdamW, WARMUP), (torch.optim.SGD, {}))
-
 
 def check_resumed(rank, size):
     """The choice is in the state, and goes on to the bit with as many ranks: loaded before auto and
     after it, saved by each rank or by one for all."""
     for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")):
-        for twin, options in CASES:
+        for twin in torch.optim.AdamW, torch.optim.SGD:
             Network.rate = rate_for_seconds(seconds)
-            run = Run(twin=twin, **options)
+            run = Run(twin=twin)
             run.train(0, 12)
             own = run.saved()
             run.optimizer.consolidate_state_dict()
             whole = broadcast_from_rank_0(run.saved() if rank == 0 else None)
             run.train(12, 18)
             one_bit = run.optimizer.automatic.made is not None
-            assert run.method == method and one_bit == (method == "one bit" and (
-                bool(options) or twin is torch.optim.SGD)), (method, twin)  # fmt: skip
+            assert run.method == method and one_bit == (method == "one bit"), (method, twin)
             for saved in own, whole:
                 for when in "saved", "late":
-                    other = Run(**{when: copy.deepcopy(saved)}, twin=twin, **options)
+                    other = Run(**{when: copy.deepcopy(saved)}, twin=twin)
                     assert other.method == method and other.optimizer.automatic.steps == 12
                     other.train(12, 18)
                     assert torch.equal(run.get_parameters(), other.get_parameters()), (method, twin, when)
@@ -220,7 +255,7 @@ def check_local_steps(rank, size):
     assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
     assert not is_equal_on_ranks(collect_moments(run))
     before, Network.rate, step = run.optimizer.report(), rate_for_seconds(0.01), 150
-    assert before.steps == 150 and before.overlapped == 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
+    assert before.steps == 150 and before.overlapped <= 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1
@@ -338,7 +373,7 @@ def check_excluded_local_steps(rank, size):
     for late in (False, True) if hasattr(torch.amp, "GradScaler") else ():
         run, scaler = Run(), torch.amp.GradScaler("cpu", init_scale=4.0)
         run.train(0, 20 if late else 0)
-        assert run.method == ("local steps" if late else "8 bits")
+        assert run.method == ("local steps" if late else "one bit")
         for step in range(8):
             run.optimizer.zero_grad()
             scaler.scale(run.loss(run.model, step, 48, slice(rank, None, size))).backward()
@@ -369,11 +404,11 @@ def check_thawed_layers(rank, size):
     Network.rate, module = rate_for_seconds(0.01), make_network()
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)
-    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()))
+    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for step in range(4):
-            module[6].requires_grad_(step > 1)
+        for step in range(12):
+            module[6].requires_grad_(step > 9)
             optimizer.zero_grad()
             model(torch.ones(4, 20) + rank).sum().backward()
             optimizer.step()
@@ -398,7 +433,7 @@ def check_refused(rank, size):
 
 
 SCENARIOS = (
-    check_choices, check_corrections, check_resumed, check_local_steps, check_resumed_local_steps,
+    check_choices, check_warmup, check_corrections, check_resumed, check_local_steps, check_resumed_local_steps,
     check_skipped_local_steps, check_failed_local_steps, check_excluded_local_steps,
     check_thawed_layers, check_refused,
 )  # fmt: skip

@@ -1,9 +1,10 @@
 """The automatic choice of a method: `onebit.torch.auto(model, optimizer)`.
 
-The ranks time small exchanges of each method. The first steps are dense, as DistributedDataParallel
-makes them, or in 8 bits where that would take long, and are timed. Then `onebit_method_choose` chooses
-(include/onebit/method.h): the slowest rank counts, and all come to the same choice. From then on windows
-of steps are compared with what was expected of them.
+The ranks time small exchanges of each method. A training that begins, and could go on in one bit, has
+the warm-up of one bit, in 8 bits, where that exchanges sooner than dense sums; others begin dense, as
+DistributedDataParallel makes steps, or in 8 bits where that would take long. These steps are timed. Then
+`onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all come to the
+same choice. From then on windows of steps are compared with what was expected of them.
 """
 
 import ctypes
@@ -38,7 +39,8 @@ _DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), 
            "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 _SLOW = 0.1  # if a dense exchange takes as many seconds, the first steps are in 8 bits
-_FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before the first choice
+_FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before a choice
+_PATIENCE = 8  # a warm-up whose steps take more times as long as local steps ends with the first choice
 _SETTLING = 3  # steps after a change that are ignored
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the most steps that are compared at once; fewer if steps take more than 0.25 s
@@ -91,7 +93,7 @@ class Automatic:
     hook: the `HookState` by which gradients are averaged, dense and in 8 bits
     make: a function of what a state has besides: the library's optimizer, in the place of the lead;
         None: there is none
-    warmup: steps that the lead is to have made before
+    warmup: its steps in 8 bits at the beginning of a training; 0: it has none
     words: what to say when it is made
     bytes_a_day: that a host may send; None: any
     local_steps: whether local steps may be chosen
@@ -121,8 +123,8 @@ class Automatic:
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
-        self._switch_method(record["method"], waits=record.get("waits", False))
-        save_with(self.lead, SavedHook(hook, model, self._elements, self._record))
+        self._switch_method(record["method"])
+        save_with(self.lead, SavedHook(hook, model, self._elements, self._record, comm))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
         self._begin(record)
@@ -130,7 +132,10 @@ class Automatic:
         if not self.decided:
             self._measure()
         dense, eight = self._choice.exchange[:2]
-        if not self.steps and dense > max(_SLOW, eight):
+        if not self.steps and eight < dense and self._is_early():
+            self._switch_method(ONE)
+            self._print(f"begins with {self._warmup_left()} steps in 8 bits, one bit's warm-up, and then chooses")
+        elif not self.steps and dense > max(_SLOW, eight):
             self._switch_method(EIGHT)
         self._give_methods(optimizers)
 
@@ -161,6 +166,7 @@ class Automatic:
         joins = self._joins()
         if joins and self._obstacle is _NONE:
             self._obstacle = _JOIN
+        self.hook.number(bucket.parameters())
         if self.local is None:
             return (self.made or self.hook).add(bucket)
         if not joins:
@@ -232,33 +238,29 @@ class Automatic:
             return self.made.clip_grad_norm_(max_norm, norm_type)
         return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
 
-    def _switch_method(self, method, convert=True, waits=None):
-        """convert: whether the lead continues from the state of the previous method
-        waits: one bit begins later; None: where the lead has not made the steps of its warm-up
-        """
+    def _switch_method(self, method, convert=True):
+        """convert: whether the lead continues from the state of the previous method"""
         if self.local is not None:
             self._end_local(convert, method)
         if self.made is not None and method != ONE:
-            self._return_to_lead(convert)
+            self._return_to_lead(convert, method)
         self.method = method
         if method == LOCAL:
             self._begin_local()
         if method == ONE and self.made is None:
-            self._waits = self._is_early() if waits is None else waits
-            if not self._waits:
-                self._begin_one_bit()
-        in_bits = method == EIGHT or self._waits_for_one_bit()
-        if not in_bits:
+            self._begin_one_bit()
+        if method != EIGHT:
             self.hook.drop()
-        self.hook.warmup_steps = 0 if in_bits or method == LOCAL else math.inf
-
-    def _waits_for_one_bit(self):
-        return self.method == ONE and self.made is None
+        self.hook.warmup_steps = 0 if method in (EIGHT, LOCAL) else math.inf
 
     def _is_early(self):
-        """True in the warm-up of one bit: the program's optimizer steps, with gradients in 8 bits."""
+        """True if the lead has made fewer steps than the warm-up of one bit has, which it could have."""
         made = [float(one["step"]) for one in self.lead.state.values() if "step" in one]
-        return max(made, default=math.inf if not self._warmup else 0) < self._warmup
+        return self._warmup > max(made, default=0)
+
+    def _warmup_left(self):
+        """Returns the steps of the warm-up of one bit that are to come, which are in 8 bits."""
+        return 0 if self.made is None else max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
 
     def _begin_one_bit(self):
         self.made = self._make(self._record)
@@ -270,11 +272,11 @@ class Automatic:
             warnings.warn(one, OnebitWarning, stacklevel=4)
         self._words = ()
 
-    def _return_to_lead(self, convert):
+    def _return_to_lead(self, convert, method):
         """Lets the lead make its own steps again."""
         made, self.made = self.made, None
         if convert:
-            self.lead.state.update(moments_of(made, self._model().process_group))
+            self.lead.state.update(moments_of(made, self._model().process_group, method != LOCAL))
         del self.lead.add_param_group
         self.lead._step_supports_amp_scaling = self._scaling
         self._reports.append(made.report())
@@ -289,8 +291,6 @@ class Automatic:
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
         self.hook.waited = 0.0
-        if self.hook.comm is None:
-            self.hook._open(group)
 
     @torch.no_grad()
     def _average_thawed(self, group):
@@ -332,16 +332,15 @@ class Automatic:
     def _skip_next_steps(self, steps):
         self._window, self._skip = [], steps
         self._length = self._length if self.decided else _MEASURED
-        if self.made is not None:  # its class may have a warm-up
-            self._skip += max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
+        if self.decided:
+            self._skip += self._warmup_left()
         if self.local is not None and self.local.seconds is None:  # until an exchange has been measured
             self._skip += self.local.steps
 
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
         record = {name: getattr(self, name) for name in names}
-        record.update(extras=self._extras, cost=self._cost, compute=self._compute,
-                      waits=self._waits_for_one_bit())  # fmt: skip
+        record.update(extras=self._extras, cost=self._cost, compute=self._compute)
         if self.local is None:
             return {"auto": json.dumps(record)}
         return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
@@ -358,15 +357,12 @@ class Automatic:
             total += (self.local.seconds or 0.0) / self.local.steps - spent
         if self.made is None:
             self._own, compute = end - begin - spent, compute - self.hook.waited
+        elif not self.decided:
+            self._own = max(end - begin - self._choice.exchange[METHODS.index(EIGHT)], 0.0)
         compute += self._own  # a step of the library's optimizer includes its exchange
         if self._on_device and self.decided:  # the host does not wait for the device
             compute = self._compute
-        total, compute = self.meter.step(self.method, total, compute)
-        if self._waits_for_one_bit():
-            if not self._is_early():
-                self._switch_method(ONE)
-                self._skip_next_steps(_SETTLING)
-            return
+        total, compute = self.meter.step(self._timed_method(), total, compute)
         if self._skip:
             self._skip -= 1
             return
@@ -374,6 +370,10 @@ class Automatic:
         self._window.append((total, compute))
         if len(self._window) >= self._length:
             self._compare()
+
+    def _timed_method(self):
+        """Returns the method whose exchange the steps have: before a choice, one bit is in its warm-up."""
+        return EIGHT if self.method == ONE and not self.decided else self.method
 
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
@@ -424,7 +424,7 @@ class Automatic:
 
     def _choose(self, total, compute):
         """Returns the best method, and each one's expected step time; `total` is measured."""
-        choice, now = self._choice, METHODS.index(self.method)
+        choice, now = self._choice, METHODS.index(self._timed_method())
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER
         (number,) = self._max_over_ranks([float(_OBSTACLES.index(self._obstacle))])
@@ -439,7 +439,7 @@ class Automatic:
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         self._call_choose()
-        self._extras[self.method] = choice.extra[now], choice.exchange[now]
+        self._extras[METHODS[now]] = choice.extra[now], choice.exchange[now]
         if not self.decided:  # the method of the first steps has no advantage
             choice.current, choice.step = 0, 0.0
             self._call_choose()
@@ -450,7 +450,10 @@ class Automatic:
         check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
     def _decide(self, total, compute):
-        best = self._choose(total, compute)
+        best, left = self._choose(total, compute), self._warmup_left()
+        lasts = total > _PATIENCE * self._choice.expected[METHODS.index(best)]
+        if left > _MEASURED and not (lasts and best == LOCAL):
+            return self._skip_next_steps(left - _MEASURED - 1)  # in the last step all ranks know second moments
         self._print_choice()
         self.decided, self.hook.is_timed = True, False
         self._change(best)
@@ -492,16 +495,17 @@ class Automatic:
         return f"; no local steps: {self._obstacle}" if waits and self._obstacle else ""
 
     def _print_choice(self, words=""):
-        if not self.comm.rank:
-            method = METHODS[self._choice.method]
-            text = self._choice.text.decode() + self._why_not_local(method)
-            words = words + _DIFFER if method == LOCAL != self.method else words
-            print(f"onebit: auto {text}{words}", file=sys.stderr, flush=True)
+        method = METHODS[self._choice.method]
+        text = self._choice.text.decode() + self._why_not_local(method)
+        self._print(text + words + (_DIFFER if method == LOCAL != self.method else ""))
 
     def _print_resumed(self):
-        if self.local is not None and not self.comm.rank:
-            print(f"onebit: auto goes on with local steps ({self.local.steps}), as saved{_DIFFER}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+        if self.local is not None:
+            self._print(f"goes on with local steps ({self.local.steps}), as saved{_DIFFER}")
+
+    def _print(self, text):
+        if not self.comm.rank:
+            print(f"onebit: auto {text}", file=sys.stderr, flush=True)
 
     # --- State -----------------------------------------------------------------------------------
 
@@ -539,9 +543,7 @@ class Automatic:
     def _load_state_dict(self, state_dict):
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
         record = self._agreed_record([one["state"] for one in dicts])
-        if record.get("waits") and self.made is not None:
-            self._switch_method(DENSE, convert=False)
-        self._switch_method(record["method"], convert=False, waits=record.get("waits", False))
+        self._switch_method(record["method"], convert=False)
         load = self._dense_state[1] if self.made is None else self.made.load_state_dict
         load(state_dict)
         if self.made is not None:

@@ -325,7 +325,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     state.averaged = choice.averaged()
     words = choice.words() if make else ()
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
-    warmup = 0 if warmup == onebit.WARMUP_NONE else int(warmup)
+    warmup = 0 if warmup == onebit.WARMUP_NONE or options.get("warmup_bits", 8) != 8 else int(warmup)
     automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day, local_steps)
     register(model, automatic)
 
@@ -365,7 +365,8 @@ def compress(
     method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps, whatever makes a step
         shorter: exchanges and the first steps are timed, the ranks choose alike, rank 0 says what
         and why on standard error, and steps that take another time than was expected are looked
-        into. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
+        into. A training of Adam's that begins has the warm-up of one bit first, if 8 bits exchange
+        sooner than dense sums. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
         kind and options are those of one bit. None: as `kind` has it
     bytes_a_day: with method "auto", the most that a host may send: methods that send more are not
         chosen, and where all do, that is an `Error`. None: any

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from onebit._native import Status
 from onebit.outer import Outer
 from onebit.torch.ranks import gather, interruptible
-from onebit.torch.remainder import mean_share
+from onebit.torch.remainder import mean_shares
 from onebit.torch.report import Report, ring
 from onebit.torch.state import flat
 
@@ -102,11 +102,10 @@ class LocalSteps:
             values = torch.cat([values if finite else torch.zeros_like(values), finite.float().view(1)])
             dist.all_reduce(values, group=self._group)
             values = values[:-1] / values[-1].clamp(min=1)
-            for (one, value), mean in zip(own, values.split([value.numel() for _, value in own])):
-                share = 1.0
-                if of_means and name.endswith("_sq"):
-                    gradient = torch.zeros_like(one) if one.grad is None else one.grad
-                    share = mean_share(gradient, self._group, self._comm.size)
+            shares = [1.0] * len(own)
+            if of_means and name.endswith("_sq"):
+                shares = mean_shares([one for one, _ in own], self._group, self._comm.size)
+            for (_, value), mean, share in zip(own, values.split([value.numel() for _, value in own]), shares):
                 value.copy_(mean.view_as(value) * share)
 
     def part(self):

@@ -227,15 +227,16 @@ class SavedHook:
     model: the DistributedDataParallel
     elements: how many the hook averages, at most
     extra: a function: what else is saved with it; None: nothing is
+    comm: the ranks, where the hook has not averaged; None: then there is nothing to save
     """
 
-    def __init__(self, state, model, elements, extra=None):
+    def __init__(self, state, model, elements, extra=None, comm=None):
         group = model.process_group
         self.state, self._extra, self._is_used = state, extra or dict, bool(elements or extra)
         self._rank, self._ranks = group.rank(), group.size()
         words = 4 * (elements + elements // self._ranks + (elements if state.normalise else 0))
         self._size = _BYTES + words + _BYTES_OF_PARAMETER * len(list(model.parameters()))
-        self._everyone, self._said = None, False
+        self._everyone, self._said, self._comm = None, False, comm
 
     def entries(self):
         """Returns this rank's values by name, or after `consolidate` and before the next step those of all
@@ -252,9 +253,10 @@ class SavedHook:
 
     def consolidate(self, to=0):
         """Collective."""
-        if self.state.comm is None or not self._is_used:  # there was no backward pass
+        comm = self.state.comm or self._comm
+        if comm is None or not self._is_used:  # there was no backward pass
             return
-        parts = gather(self.state.comm, self._own().numpy().tobytes())
+        parts = gather(comm, self._own().numpy().tobytes())
         if self._rank == to:
             tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in parts]
             named = {f"{NAME}{rank}": one for rank, one in enumerate(tensors)}
@@ -312,15 +314,36 @@ def save_with(optimizer, saved):
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
 
 
-def mean_share(gradient, group, hosts):
-    """Returns the mean gradient's squares relative to those of the gradient whose moments a rank keeps,
-    its own or its host's: 1 / hosts where gradients are independent."""
-    ranks = group.size()
-    own = gradient.float().square().sum()
-    mean = gradient.float().clone()
-    dist.all_reduce(mean, group=group)
-    dist.all_reduce(own, group=group)
-    own, mean = float(own) / ranks, float((mean / ranks).square().sum())
+_TOGETHER = 2**22  # elements that are summed at once: each sum waits for the network's delay
+
+
+def _sums(tensors, group):
+    """Yields the sum over the ranks of each of some tensors, in float32. Collective."""
+    batch, count = [], 0
+    for number, one in enumerate(tensors):
+        batch.append(one.to(torch.float32).reshape(-1))
+        count += one.numel()
+        following = tensors[number + 1] if number + 1 < len(tensors) else None
+        if following is not None and following.device == one.device and count < _TOGETHER:
+            continue
+        every = torch.cat(batch)
+        dist.all_reduce(every, group=group)
+        yield from every.split([of.numel() for of in batch])
+        batch, count = [], 0
+
+
+def mean_shares(parameters, group, hosts):
+    """Returns for each parameter the mean gradient's squares relative to those of the gradient whose moments
+    a rank keeps, its own or its host's: 1 / hosts where gradients are independent. Collective."""
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    ranks, device = group.size(), gradients[0].device
+    own = torch.stack([one.float().square().sum().to(device) for one in gradients])
+    own = (next(_sums([own], group)) / ranks).tolist()
+    means = [float((one / ranks).square().sum()) for one in _sums(gradients, group)]
+    return [_share(*pair, ranks, hosts) for pair in zip(own, means)]
+
+
+def _share(own, mean, ranks, hosts):
     if not 0 < mean < float("inf") or ranks == 1:
         return 1 / hosts
     noise = max(own - mean, 0.0) / (1 - 1 / ranks)  # own is signal + noise, mean signal + noise / ranks
@@ -328,45 +351,57 @@ def mean_share(gradient, group, hosts):
     return min(max(mean / of_host, 1 / hosts), 1.0)
 
 
-def _estimate_variance(parameter, state, group, rank):
-    """Returns second moments of the mean gradient, estimated from the ranks' own."""
-    own = state[f"own_variance_{rank}"].to(parameter.device).clone()
-    known = (own > 0).float()
-    dist.all_reduce(own, group=group)
-    dist.all_reduce(known, group=group)
-    gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-    hosts = max(float(known.max()), 1.0)
-    return own / known.clamp(min=1.0) * mean_share(gradient, group, hosts)
-
-
-def _adam_moments(made, parameter, state, group, is_plain):
-    """is_plain: the parameter was exchanged in full precision, as dense Adam's is."""
-    steps, defaults = float(state["step"]), made.defaults
-    over = steps >= made._warmup_steps and not is_plain
-    momentum = state["momentum"].to(parameter.device)
-    if over:
-        variance = _estimate_variance(parameter, state, group, made.comm.rank)
+def _variances(made, states, parameters, of_means, group):
+    """Returns for each parameter second moments of gradients: of means over the ranks, or else of each rank's
+    own, of which the mean over the ranks; and those by whose root the momentum was divided. Collective."""
+    in_warmup = float(states[parameters[0]]["step"]) < made._warmup_steps
+    if in_warmup:  # all ranks know those of the mean
+        found = [states[one]["variance"].to(one.device).reshape(-1) for one in parameters]
+        hosts = made.comm.size
     else:
-        variance = state["variance"].to(parameter.device)
-    if not is_plain:
-        root = (variance / (1 - defaults["betas"][1] ** steps)).sqrt() + defaults["eps"]
+        own = [states[one][f"own_variance_{made.comm.rank}"].to(one.device) for one in parameters]
+        known = list(_sums([(one > 0).float() for one in own], group))
+        found = [one / count.clamp(min=1.0) for one, count in zip(_sums(own, group), known)]
+        hosts = max(1.0, *(float(one.max()) for one in known if one.numel()))
+    factors = [1.0] * len(found)
+    if of_means != in_warmup:
+        factors = mean_shares(parameters, group, hosts)
+        factors = [1 / one for one in factors] if in_warmup else factors
+    return [((one * factor).view_as(parameter), (one if in_warmup else one / hosts).view_as(parameter))
+            for one, factor, parameter in zip(found, factors, parameters)]  # fmt: skip
+
+
+def _adam_moments(made, state, variance, divisor, dtype):
+    """divisor: second moments by whose root the momentum was divided; None: by none"""
+    steps, defaults = float(state["step"]), made.defaults
+    momentum = state["momentum"].to(variance.device)
+    if divisor is not None:
+        over = steps >= made._warmup_steps  # the momentum has no bias correction then
+        root = (divisor / (1 - defaults["betas"][1] ** steps)).sqrt() + defaults["eps"]
         momentum = momentum * root * (1 - made._beta1**steps if over else 1)
     of = {"exp_avg": momentum, "exp_avg_sq": variance}
-    of = {name: one.to(parameter.dtype) for name, one in of.items()}
-    return {"step": torch.tensor(steps, **FLOATS), **of}
+    return {"step": torch.tensor(steps, **FLOATS), **{name: one.to(dtype) for name, one in of.items()}}
 
 
 @torch.no_grad()
-def moments_of(made, group):
-    """Returns moments by parameter. The second moments of compressed parameters are the mean of the ranks' own,
-    and what the latest gradients say a mean over the ranks leaves of them; residuals are dropped.
-    Collective."""
-    states, found = made.state, {}
+def moments_of(made, group, of_means=True):
+    """Returns torch's state by parameter; residuals are dropped. Collective.
+
+    of_means: the next gradients are means over the ranks, and their second moments are wanted; else those of
+        each rank's own gradients. Where the library's state has the others, what the latest gradients say of
+        the difference counts
+    """
+    states, found, divided = made.state, {}, []
     for parameter, number in zip(made._parameters, made._group_of):
         state = states[parameter]
         if "momentum" in made.defaults:
             found[parameter] = {"momentum_buffer": state["momentum"].to(parameter)}
+        elif made._uncompressed[number]:  # exchanged in full precision, as dense Adam's is
+            variance = state["variance"].to(parameter.device)
+            found[parameter] = _adam_moments(made, state, variance, None, parameter.dtype)
         else:
-            is_plain = made._uncompressed[number]
-            found[parameter] = _adam_moments(made, parameter, state, group, is_plain)
+            divided.append(parameter)
+    pairs = _variances(made, states, divided, of_means, group) if divided else ()
+    for parameter, pair in zip(divided, pairs):
+        found[parameter] = _adam_moments(made, states[parameter], *pair, parameter.dtype)
     return found
