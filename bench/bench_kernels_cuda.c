@@ -296,7 +296,8 @@ int bench_kernels_extend(struct bench_passes *passes) {
   for (int k = 0; k < 2; k++)
     if (!(passes->moments[k] = ob_memory_cuda.allocate(passes->count, sizeof(uint16_t))))
       return bench_complain_of_memory("moments", passes->count);
-  return BENCH_OK;
+  return ob_cuda_settle() == ONEBIT_OK ? BENCH_OK
+                                       : bench_complain_of_memory("passes", passes->count);
 }
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,

@@ -17,8 +17,9 @@ struct ob_addresses {
 struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
-  /* These arrays have one entry a piece and are in device memory; scalings_there is the host's copy
-   * of the device's scalings. */
+  /* A block in device memory, and the arrays that are in it, which have one entry a piece;
+   * scalings_there is the host's copy of the device's scalings. */
+  void *arrays;
   float **parameters;
   void **copies, **gradients, **means;
   float *factors, *weight_decays, *scalings, *floors;

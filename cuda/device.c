@@ -23,15 +23,10 @@ static onebit_status_t device_out_of_memory(const struct onebit_plan *plan) {
                   plan->device->number, plan->count);
 }
 
-/* Allocates an array on the device and copies the host's into it; NULL without memory. */
 static void *device_copy_array(struct onebit_plan *plan, const void *values, size_t count,
                                size_t size) {
-  void *memory = ob_memory_cuda.allocate(count, size);
   plan->memory_bytes += count * size;
-  if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
-    return memory;
-  ob_memory_cuda.release(memory);
-  return NULL;
+  return ob_cuda_copy_array(values, count, size);
 }
 
 static struct ob_cuda_residual describe_residual(const struct ob_residual *residual,

@@ -73,7 +73,16 @@ struct ob_device {
   size_t unopened_chunk;
 };
 
+/* ob_memory_cuda.allocate, and ob_cuda_copy_array, only begin to fill memory, on the default
+ * stream: what creates an object ends with ob_cuda_settle, which waits for that. */
 extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;
+
+/* Allocates an array on the current device and copies the host's into it; NULL without memory. */
+void *ob_cuda_copy_array(const void *values, size_t count, size_t size);
+
+/* Waits until the memory that this thread has allocated is filled. The streams that the library
+ * makes are not ordered after the default stream. */
+onebit_status_t ob_cuda_settle(void);
 
 #define OB_TRY_CUDA(call)                                                                          \
   do {                                                                                             \

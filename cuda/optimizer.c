@@ -13,46 +13,59 @@ static onebit_status_t device_optimizer_out_of_memory(const struct ob_bucket_dev
                   device->number);
 }
 
-/* Allocates an array on the device and copies the host's into it; NULL without memory. */
 static void *device_optimizer_copy_array(struct onebit_optimizer *optimizer, const void *values,
                                          size_t count, size_t size) {
-  void *memory = ob_memory_cuda.allocate(count, size);
   optimizer->own_bytes += count * size;
-  if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
-    return memory;
-  ob_memory_cuda.release(memory);
-  return NULL;
+  return ob_cuda_copy_array(values, count, size);
 }
 
+/* Copies the arrays that have an entry a piece into one block of the device: each copy makes the
+ * host wait for the default stream. */
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
-  size_t pieces = bucket->bits->geometry.layout.pieces;
-  device->parameters = device_optimizer_copy_array(optimizer, bucket->parameters, pieces,
-                                                   sizeof *device->parameters);
-  device->copies =
-      device_optimizer_copy_array(optimizer, bucket->copies, pieces, sizeof *device->copies);
-  device->gradients =
-      device_optimizer_copy_array(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
-  device->means =
-      device_optimizer_copy_array(optimizer, bucket->means, pieces, sizeof *device->means);
-  device->factors = device_optimizer_copy_array(optimizer, bucket->factors, pieces, sizeof(float));
-  device->weight_decays =
-      device_optimizer_copy_array(optimizer, bucket->weight_decays, pieces, sizeof(float));
-  device->scalings =
-      device_optimizer_copy_array(optimizer, bucket->scalings, pieces, sizeof(float));
-  device->floors = device_optimizer_copy_array(optimizer, bucket->floors, pieces, sizeof(float));
+  const size_t pieces = bucket->bits->geometry.layout.pieces;
+  const void *const pointers[] = {bucket->parameters, bucket->copies, bucket->gradients,
+                                  bucket->means};
+  const void *const numbers[] = {bucket->factors, bucket->weight_decays, bucket->scalings,
+                                 bucket->floors};
+  enum { ARRAYS = 4 };
+  const size_t size = ARRAYS * (sizeof(void *) + sizeof(float));
+  char *here = ob_allocate(pieces, size), *next = here;
+  for (int k = 0; here && k < ARRAYS; k++, next += pieces * sizeof(void *))
+    memcpy(next, pointers[k], pieces * sizeof(void *));
+  for (int k = 0; here && k < ARRAYS; k++, next += pieces * sizeof(float))
+    memcpy(next, numbers[k], pieces * sizeof(float));
+  device->arrays = here ? device_optimizer_copy_array(optimizer, here, pieces, size) : NULL;
+  ob_release(here);
+  if (!device->arrays)
+    return device_optimizer_out_of_memory(device);
+  void **const there = device->arrays;
+  float *const floats = (float *)(there + ARRAYS * pieces);
+  device->parameters = (float **)there;
+  device->copies = there + pieces;
+  device->gradients = there + 2 * pieces;
+  device->means = there + 3 * pieces;
+  device->factors = floats;
+  device->weight_decays = floats + pieces;
+  device->scalings = floats + 2 * pieces;
+  device->floors = floats + 3 * pieces;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_addresses(struct onebit_optimizer *optimizer,
+                                          struct ob_bucket *bucket) {
+  struct ob_bucket_device *device = bucket->device;
+  const size_t pieces = bucket->bits->geometry.layout.pieces;
   device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
+  if (!device->scalings_there)
+    return device_optimizer_out_of_memory(device);
+  memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
   for (int k = 0; k < 2; k++) {
     device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
     if (!device->addresses[k].memory)
       return device_optimizer_out_of_memory(device);
     OB_TRY_CUDA(cudaEventCreateWithFlags(&device->addresses[k].sent, cudaEventDisableTiming));
   }
-  if (!device->parameters || !device->copies || !device->gradients || !device->means ||
-      !device->factors || !device->weight_decays || !device->scalings || !device->floors ||
-      !device->scalings_there)
-    return device_optimizer_out_of_memory(device);
-  memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
   return ONEBIT_OK;
 }
 
@@ -155,6 +168,7 @@ static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimize
   bucket->device->number = bucket->bits->device->number;
   OB_ON_DEVICE(bucket->device->number);
   OB_TRY(copy_pieces(optimizer, bucket));
+  OB_TRY(allocate_addresses(optimizer, bucket));
   OB_TRY(allocate_sums(optimizer, bucket));
   OB_TRY(create_lamb(optimizer, bucket));
   OB_TRY(list_states(optimizer, bucket));
@@ -162,7 +176,7 @@ static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimize
   OB_TRY_CUDA(cudaEventCreateWithFlags(&bucket->device->last, cudaEventDisableTiming));
   if (bucket == optimizer->buckets)
     OB_TRY_CUDA(cudaStreamCreateWithFlags(&bucket->device->parts, cudaStreamNonBlocking));
-  return ONEBIT_OK;
+  return bucket == &optimizer->buckets[optimizer->bucket_count - 1] ? ob_cuda_settle() : ONEBIT_OK;
 }
 
 static void destroy_lamb(struct ob_bucket_device *device) {
@@ -194,14 +208,7 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
       cudaEventDestroy(device->addresses[k].sent);
     ob_memory_pinned.release(device->addresses[k].memory);
   }
-  ob_memory_cuda.release(device->parameters);
-  ob_memory_cuda.release(device->copies);
-  ob_memory_cuda.release(device->gradients);
-  ob_memory_cuda.release(device->means);
-  ob_memory_cuda.release(device->factors);
-  ob_memory_cuda.release(device->weight_decays);
-  ob_memory_cuda.release(device->scalings);
-  ob_memory_cuda.release(device->floors);
+  ob_memory_cuda.release(device->arrays);
   ob_memory_cuda.release(device->states);
   ob_memory_pinned.release(device->sums);
   destroy_lamb(device);
@@ -349,20 +356,20 @@ static onebit_status_t restore_device(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = device_optimizer_check,
-                                                                 .create = device_optimizer_create,
-                                                                 .destroy =
-                                                                     device_optimizer_destroy,
-                                                                 .follow = ob_cuda_step_follow,
-                                                                 .prepare = ob_cuda_step_prepare,
-                                                                 .join = ob_cuda_step_join,
-                                                                 .pass = ob_cuda_step_pass,
-                                                                 .sum = ob_cuda_step_sum,
-                                                                 .lamb = ob_cuda_step_lamb,
-                                                                 .repoint = mark_addresses_stale,
-                                                                 .reweigh = copy_factors,
-                                                                 .serve = update_serving,
-                                                                 .counts = count_steps,
-                                                                 .finish = ob_cuda_step_finish,
-                                                                 .wait = wait_for_passes,
-                                                                 .restored = restore_device};
+const struct ob_optimizer_executor ob_optimizer_executor_cuda = {
+    .check = device_optimizer_check,
+    .create = device_optimizer_create,
+    .destroy = device_optimizer_destroy,
+    .follow = ob_cuda_step_follow,
+    .prepare = ob_cuda_step_prepare,
+    .join = ob_cuda_step_join,
+    .pass = ob_cuda_step_pass,
+    .sum = ob_cuda_step_sum,
+    .lamb = ob_cuda_step_lamb,
+    .repoint = mark_addresses_stale,
+    .reweigh = copy_factors,
+    .set_server_factors = update_serving,
+    .counts = count_steps,
+    .finish = ob_cuda_step_finish,
+    .wait = wait_for_passes,
+    .restored = restore_device};

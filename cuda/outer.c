@@ -36,7 +36,7 @@ static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   device->found = ob_memory_cuda.allocate(FOUND, sizeof *device->found);
   outer->own_bytes += sizeof *device + sums * sizeof *device->sums + FOUND * sizeof *device->found;
   return device->sums && device->found
-             ? ONEBIT_OK
+             ? ob_cuda_settle()
              : ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an outer step",
                         device->number);
 }

@@ -318,7 +318,8 @@ static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wai
 
 static onebit_status_t staged_create(struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
-  return ob_staging_create(plan);
+  OB_TRY(ob_staging_create(plan));
+  return ob_cuda_settle();
 }
 
 static onebit_status_t staged_host_register(const struct onebit_plan *plan) {

@@ -33,7 +33,8 @@ static onebit_status_t stream_create(struct onebit_plan *plan) {
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->reached, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
   device->seen = ob_memory_pinned.allocate(1, sizeof *device->seen);
-  return device->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
+  return device->seen ? ob_cuda_settle()
+                      : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
 }
 
 static void stream_destroy(struct onebit_plan *plan) {

@@ -167,8 +167,8 @@ static void stream_host_add_results(const struct onebit_plan *plan, struct ob_ba
                            stream_host_message_bytes(plan, in, chunk, false), rank};
 }
 
-/* Puts one group of messages between this rank and all others of the host, beginning with its
- * neighbour. */
+/* Sends and receives one group of messages between this rank and all others of the host, beginning
+ * with its neighbour: puts it on the stream. */
 static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t chunk,
                                        void (*add)(const struct onebit_plan *plan,
                                                    struct ob_batch *batch, size_t chunk,

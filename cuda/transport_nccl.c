@@ -151,7 +151,7 @@ static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   own->memory = ob_memory_cuda.allocate(1, bytes);
   own->pinned = ob_memory_pinned.allocate(1, bytes);
   own->capacity = own->memory && own->pinned ? bytes : 0;
-  return own->capacity ? ONEBIT_OK
+  return own->capacity ? ob_cuda_settle()
                        : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
 }
 

@@ -229,8 +229,8 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     ob_plan_residual(bucket->bits, true)->serving.lion = ob_make_lion_factors(optimizer);
-    if (optimizer->executor->serve)
-      optimizer->executor->serve(bucket);
+    if (optimizer->executor->set_server_factors)
+      optimizer->executor->set_server_factors(bucket);
   }
 }
 

@@ -133,8 +133,8 @@ struct ob_optimizer_executor {
   /* Called when a piece's factor or weight decay has changed. */
   onebit_status_t (*reweigh)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
-  /* Called when the factors of the bucket's servers have changed. */
-  void (*serve)(struct ob_bucket *bucket);
+  /* Called when the factors by which this rank multiplies means as a server have changed. */
+  void (*set_server_factors)(struct ob_bucket *bucket);
   /* Returns the numbers of steps that were made and skipped; only a deferred executor has it, after
    * all plans have settled. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);

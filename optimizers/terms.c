@@ -269,12 +269,13 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
  * its outcome, so that no rank waits for a message that is not sent. */
 
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
-  struct onebit_plan *plan = optimizer->squares;
+  const struct ob_memory *memory = ob_plan_memory(optimizer->squares);
   for (int k = 0; k < 2; k++) {
     optimizer->own_bytes += sizeof(float);
-    optimizer->square[k] = ob_plan_memory(plan)->allocate(1, sizeof(float));
+    optimizer->square[k] = memory->allocate(1, sizeof(float));
     if (!optimizer->square[k])
       return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norm of the gradients");
+    OB_TRY(memory->clear(optimizer->square[k], sizeof(float))); /* waits until it is filled */
   }
   return ONEBIT_OK;
 }

@@ -125,6 +125,32 @@ static void costs_are_known(void) {
   }
 }
 
+/* --- Creation */
+
+/* Returns how often the host waits for the device while an optimizer and its test are created. */
+static long count_waits_of_creation(const struct training_case *what) {
+  struct learner learner;
+  onebit_comm_t comm;
+  long waits = 0;
+  if (!CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    return 0;
+  emulation_reset_counts();
+  if (learner_open(&learner, what, comm, 0, 1, true)) {
+    waits = emulation_counts().synchronisations;
+    learner_close(&learner);
+  }
+  onebit_comm_destroy(comm);
+  return waits;
+}
+
+/* A wait for the default stream is a wait for whatever the program does there. A bucket has two
+ * plans, each of which copies two arrays and waits once, and arrays of its own, which it copies as
+ * one. */
+static void creation_waits_little(void) {
+  const long each = (count_waits_of_creation(&four) - count_waits_of_creation(&single)) / 3;
+  CHECK(each > 0 && each <= 2 * 3 + 1, "the host waits %ld times for a bucket", each);
+}
+
 /* --- Exchange beside the backward pass */
 
 static bool is_eager(void) {
@@ -201,10 +227,13 @@ static void exchanges_begin_early(void) {
 
 static void costs_are_known(void) { SKIP("only the emulated device counts what is launched"); }
 
+static void creation_waits_little(void) { SKIP("only the emulated device counts waits"); }
+
 #endif
 
 static const struct gpu_test tests[] = {
     {"costs are known", costs_are_known, false},
+    {"creation waits little", creation_waits_little, false},
     {"exchanges begin early", exchanges_begin_early, false},
 };
 GPU_SUITE("step_costs", tests)
