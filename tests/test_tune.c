@@ -377,6 +377,22 @@ Test(tune, a_slow_link_takes_what_its_bytes_take) {
   cr_expect_lt(tune_card_update(&card, &hosts, TUNE_ZERO_ONE).host_bytes, wanted[3]);
 }
 
+/* A billion parameters on 4 hosts of 8 GPUs: the copies and the processors' passes, of all
+ * parameters on each GPU or of an eighth, and the bits of a host either way. */
+Test(tune, staged_gpus_take_what_copies_and_processors_take) {
+  struct tune_card card = card_with_link(1.25e8);
+  const struct tune_training hosts = {.parameters = 1e9, .hosts = 4, .ranks_per_host = 8};
+  static const double bits = 1.0 / 8 + 4.0 / 2048;
+  card.latency = card.group = 0;
+  struct tune_update each = tune_card_update(&card, &hosts, TUNE_STAGED);
+  struct tune_update share = tune_card_update(&card, &hosts, TUNE_STAGED_SHARES);
+  cr_expect_float_eq(each.kernels, 8 / 25.0 + 8 * 26 / 300.0, 1e-9, "%g", each.kernels);
+  cr_expect_float_eq(share.kernels, 1 / 25.0 + 26 / 300.0, 1e-9, "%g", share.kernels);
+  cr_expect_float_eq(each.messages, 1.5e9 * bits / 1.25e8, 1e-9, "%g", each.messages);
+  cr_expect_float_eq(share.messages, each.messages + 7 / 450.0, 1e-9, "%g", share.messages);
+  cr_expect_float_eq(share.together, share.kernels + share.messages, 1e-12);
+}
+
 /* --- Words and files */
 
 Test(tune, writes_a_file_and_its_directories) {
@@ -449,8 +465,11 @@ Test(tune, predicts_a_whole_run) {
 /* On a slow network compression pays, and over NVLink it does not: the summary says both. */
 Test(tune, predicts_for_gpus) {
   const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
-  for (int m = 0; m < TUNE_CARD_METHODS; m++)
-    expect_output(said, tune_method_names[m]);
+  static const enum tune_method methods[] = {TUNE_DENSE,        TUNE_HALF,     TUNE_FLAT,
+                                             TUNE_HIERARCHICAL, TUNE_ZERO_ONE, TUNE_STAGED,
+                                             TUNE_STAGED_SHARES};
+  for (size_t k = 0; k < sizeof methods / sizeof methods[0]; k++)
+    expect_output(said, tune_method_names[methods[k]]);
   expect_output(said, "Counted from the source, not measured");
   expect_output(said, "One host, 8 GPUs");
   expect_output(said, "does not pay here");

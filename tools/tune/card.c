@@ -19,6 +19,10 @@
 #define MEAN              4.0 /* of input: a rank's part of the data of each rank of the host */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
+/* The bytes an element that Efficient-Adam reads and writes on a processor: gradient 4, second
+ * moments 4, residual 8, momentum and bits 2, parameter 8. */
+#define STAGED 26.0
+
 /* The number of kernels of a call (conclude) and of each chunk (compress, seal, open, reduce, seal,
  * open, apply), as tests/gpu/test_sizes.c has them. Inside a host load, seal, open, mean and open
  * are added. A message of at most 8 runs of 1024 words is sealed by compress and opened by reduce,
@@ -38,9 +42,15 @@
 
 /* NVIDIA H200: a device-to-device copy, measured; a small kernel after another on a stream, and an
  * NCCL group of a few messages over NVLink, as they are usually seen; NVLink 4, 18 links of 25 GB/s
- * each way. Sockets between hosts: an interrupt and a switch. */
-const struct tune_card tune_card_default = {
-    .copy = 4.3e12, .launch = 2.5e-6, .group = 10e-6, .inside = 450e9, .latency = 30e-6};
+ * each way. Sockets between hosts: an interrupt and a switch. A copy over PCIe 5 in pieces; eight
+ * channels of DDR5. */
+const struct tune_card tune_card_default = {.copy = 4.3e12,
+                                            .launch = 2.5e-6,
+                                            .group = 10e-6,
+                                            .inside = 450e9,
+                                            .latency = 30e-6,
+                                            .pcie = 25e9,
+                                            .memory = 300e9};
 
 struct shape {
   double n, hosts, each, ranks;
@@ -65,8 +75,8 @@ static double wire_seconds(const struct tune_card *card, double inside, double h
   return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
 }
 
-/* Returns the update by a dense allreduce that sends the fewest bytes: by a ring inside a host, and
- * by a tree between hosts. A ring through all ranks sends up to twice as many. */
+/* Predicts the update by the dense allreduce that sends the fewest bytes: by a ring inside a host,
+ * and by a tree between hosts. A ring through all ranks sends up to twice as many. */
 static struct tune_update predict_dense(const struct tune_card *card, const struct shape *shape,
                                         double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
@@ -130,6 +140,23 @@ static struct tune_update predict_hierarchical(const struct tune_card *card,
   return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
+/* Returns the update of which the processors do the work: gradients are copied to the host and
+ * parameters back, and hosts exchange bits. `shares`: NCCL reduces and scatters gradients inside
+ * the host before, so that each GPU has a share, and gathers parameters after. Nothing overlaps. */
+static struct tune_update predict_staged(const struct tune_card *card, const struct shape *shape,
+                                         bool shares) {
+  const double own = shares ? shape->n / shape->each : shape->n; /* elements of a GPU */
+  const double near = shares ? (shape->each - 1) / shape->each * shape->n * (4 + 4) : 0;
+  struct tune_update update = {
+      .kernels = own * (4 + 4) / card->pcie + own * shape->each * STAGED / card->memory,
+      .groups = shares ? 2 : 0,
+      .host_bytes = 2 * (shape->hosts - 1) / shape->hosts * shape->n * BITS};
+  update.messages = update.groups * card->group + 2 * card->latency + near / card->inside +
+                    update.host_bytes / card->link;
+  update.together = update.kernels + update.messages;
+  return update;
+}
+
 static struct tune_update predict_compressed(const struct tune_card *card,
                                              const struct shape *shape, enum tune_method method) {
   struct tune_update one = predict_flat(card, shape);
@@ -163,6 +190,8 @@ struct tune_update tune_card_update(const struct tune_card *card,
     return predict_dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
   if (method == TUNE_ADAM || method == TUNE_ZERO_ONE)
     return predict_mixed(card, &shape, tune_policy(training, method));
+  if (method == TUNE_STAGED || method == TUNE_STAGED_SHARES)
+    return predict_staged(card, &shape, method == TUNE_STAGED_SHARES);
   return predict_compressed(card, &shape, method);
 }
 
@@ -215,12 +244,17 @@ static void card_print_assumptions(const struct network *network) {
       "# Dense: ncclAllReduce at the rate of its links, which sends 2(H-1)/H of the buffer between "
       "hosts,\n#   and a fused Adam. Float16: the gradients are float16.\n"
       "# One bit: 1-bit Adam's kernels in every step; chunks overlap as plans over NCCL cut them.\n"
+      "# Staged: without kernels of the library. Each GPU copies gradients to the host and "
+      "parameters "
+      "back at\n#   %.3g GB/s; the processors move %.3g GB/s, %.0f bytes a parameter; nothing "
+      "overlaps. "
+      "Inside 1st: NCCL\n#   gives each GPU a share before, and gathers parameters after.\n"
       "# 1-bit Adam: after %.3g %% dense steps. 0/1 Adam: mean of %.0f steps, with local ones. All "
       "times include the update.\n"
       "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
       "buckets.\n",
-      100 * network->training.warm_up, network->training.steps, 100 * OB_STEP_HIDING,
-      1 / OB_STEP_EXPOSED);
+      1e-9 * card->pcie, 1e-9 * card->memory, STAGED, 100 * network->training.warm_up,
+      network->training.steps, 100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
 }
 
 static double find_best_step(const struct network *network, enum tune_method first,
@@ -283,7 +317,14 @@ static const struct tune_column card_columns[] = {
 static void list_updates(const struct network *network, struct ob_json *json) {
   const struct tune_card *card = &network->card;
   const struct tune_training *training = &network->training;
-  for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++) {
+  static const enum tune_method methods[] = {TUNE_DENSE,        TUNE_HALF,    TUNE_FLAT,
+                                             TUNE_HIERARCHICAL, TUNE_STAGED,  TUNE_STAGED_SHARES,
+                                             TUNE_ADAM,         TUNE_ZERO_ONE};
+  for (size_t k = 0; k < sizeof methods / sizeof methods[0]; k++) {
+    const enum tune_method m = methods[k];
+    if ((m == TUNE_STAGED && training->hosts == 1) ||
+        (m == TUNE_STAGED_SHARES && (training->hosts == 1 || training->ranks_per_host == 1)))
+      continue;
     const struct tune_update update = tune_card_update(card, training, m);
     double step[2], dense[2];
     for (int overlap = 0; overlap < 2; overlap++) {

@@ -103,6 +103,12 @@ static const struct tool_option rows[] = {
     {"nvlink-rate", 0, TOOL_REAL, AT(card.inside), "N",
      "bytes a second of a GPU to those of its host, each way; default 450G", .low = 1e6,
      .high = 1e18, .groups = CARDS},
+    {"pcie-rate", 0, TOOL_REAL, AT(card.pcie), "N",
+     "bytes a second of copies between a GPU and its host; default 25G", .low = 1e6, .high = 1e18,
+     .groups = CARDS},
+    {"memory-rate", 0, TOOL_REAL, AT(card.memory), "N",
+     "bytes a second that a host's processors read and write; default 300G", .low = 1e6,
+     .high = 1e18, .groups = CARDS},
     {0}};
 
 static const struct tool tool = {

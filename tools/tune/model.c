@@ -9,9 +9,10 @@
 #include "onebit/efficient_adam.h"
 #include "optimizers/methods/zero_one_schedule.h"
 
-const char *const tune_method_names[TUNE_METHODS] = {
-    "dense float32", "dense float16", "Efficient-Adam", "same, hierarchical",
-    "1-bit Adam",    "0/1 Adam",      "momentum SGD",   "onebit run, 8 bits"};
+const char *const tune_method_names[TUNE_ALL_METHODS] = {
+    "dense float32", "dense float16",     "Efficient-Adam", "same, hierarchical",
+    "1-bit Adam",    "0/1 Adam",          "momentum SGD",   "onebit run, 8 bits",
+    "same, staged",  "staged, inside 1st"};
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method) {
   const double steps = training->steps, warm_up = training->warm_up;

@@ -9,19 +9,21 @@
 #include "collectives/cost/model.h"
 
 enum tune_method {
-  TUNE_DENSE,        /* MPI_Allreduce of float32 */
-  TUNE_HALF,         /* MPI_Allreduce of two bytes an element */
-  TUNE_FLAT,         /* Efficient-Adam, whose warm-up sends 8 bits: schedule exchange */
-  TUNE_HIERARCHICAL, /* Efficient-Adam, hierarchical; flat if that is not possible */
-  TUNE_ADAM,         /* 1-bit Adam: the faster of both schedules, after a dense warm-up */
-  TUNE_ZERO_ONE,     /* 0/1 Adam: the faster of both schedules, and not in every step */
-  TUNE_SGD,          /* 1-bit momentum SGD: the faster of both schedules */
-  TUNE_RUN,          /* onebit run --gradients: the faster of both schedules, in 8 bits */
-  TUNE_METHODS,
-  TUNE_CARD_METHODS = TUNE_SGD, /* the methods before this one are modelled for GPUs */
+  TUNE_DENSE,                 /* MPI_Allreduce of float32 */
+  TUNE_HALF,                  /* MPI_Allreduce of two bytes an element */
+  TUNE_FLAT,                  /* Efficient-Adam, whose warm-up sends 8 bits: schedule exchange */
+  TUNE_HIERARCHICAL,          /* Efficient-Adam, hierarchical; flat if that is not possible */
+  TUNE_ADAM,                  /* 1-bit Adam: the faster of both schedules, after a dense warm-up */
+  TUNE_ZERO_ONE,              /* 0/1 Adam: the faster of both schedules, and not in every step */
+  TUNE_SGD,                   /* 1-bit momentum SGD: the faster of both schedules */
+  TUNE_RUN,                   /* onebit run --gradients: the faster of both schedules, in 8 bits */
+  TUNE_METHODS,               /* the methods of training on hosts; two that only GPUs have: */
+  TUNE_STAGED = TUNE_METHODS, /* Efficient-Adam of each GPU in memory of its host */
+  TUNE_STAGED_SHARES,         /* the same, of a share of the parameters that it gets from NCCL */
+  TUNE_ALL_METHODS
 };
 
-extern const char *const tune_method_names[TUNE_METHODS];
+extern const char *const tune_method_names[TUNE_ALL_METHODS];
 
 struct tune_training {
   double parameters; /* elements exchanged */
@@ -140,6 +142,8 @@ struct tune_card {
   double inside;  /* bytes a second of one GPU to the others of its host, each way */
   double latency; /* additional seconds from host to host */
   double link;    /* bytes a second of a host's link to others, each way */
+  double pcie;    /* bytes a second of copies between a GPU and its host, each way */
+  double memory;  /* bytes a second that a host's processors read and write */
 };
 
 /* An H200, in a host where NVLink joins all GPUs; the caller sets the link. */
