@@ -150,13 +150,14 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* The number of elements grows by 4 until the time depends on it, and by 16 while it takes long and
- * does not, as on a link with a long delay. A time that another program may have lengthened is
- * measured again: that of few elements, or one that has grown by more than the elements have. */
+/* The number of elements grows by 4 until the time depends on it, by 16 while it takes long, and by
+ * 64 while it takes long and does not depend on it, as on a link with a long delay. A longer time
+ * that another program may have caused is measured again: that of few elements, or one that has
+ * grown by more than the elements have. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
 #define SHOWS_AFTER 0.03 /* seconds */
 #define SPENT_AFTER 0.4  /* seconds, or so many times the first exchange: */
-#define SPENT_TIMES 8    /* from FIRST to LAST there are 4 growths, one measured twice */
+#define SPENT_TIMES 8    /* two, and from FIRST to LAST 3 growths, each measured twice at most */
 
 static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
                                       double *result) {
@@ -168,20 +169,20 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   OB_TRY(time_exchange(probe, method, count, &again));
   spent = seconds + again;
   first = seconds = fmin(seconds, again);
-  size_t growth = 4;
+  size_t growth = first < SHOWS_AFTER ? 4 : 16;
   for (bool shows = false; count < end && !shows;) {
     const double before = seconds;
     count = end / growth > count ? growth * count : end;
     OB_TRY(time_exchange(probe, method, count, &seconds));
     spent += seconds;
-    if (seconds >= SHOWS_AFTER && (count <= SMALL || seconds > 1.5 * (double)growth * before)) {
+    if (seconds >= SHOWS_AFTER && seconds > 1.5 * before * (count <= SMALL ? 1 : (double)growth)) {
       OB_TRY(time_exchange(probe, method, count, &again));
       spent += again;
       seconds = fmin(seconds, again);
     }
     shows = spent >= fmax(SPENT_AFTER, SPENT_TIMES * first) ||
             (seconds >= SHOWS_AFTER && seconds >= 2 * first);
-    growth = seconds < SHOWS_AFTER ? 4 : 16;
+    growth = seconds < SHOWS_AFTER ? 4 : seconds < 1.25 * first ? 64 : 16;
   }
   const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
   *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);

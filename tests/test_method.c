@@ -88,7 +88,7 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
   CHECK(choice.exchange[0] < 0.06, "%g s", choice.exchange[0]);
   link = (struct link){1e9, 0.1, 0, 0, 0};
   CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
-  CHECK(link.calls <= 21, "%zu calls of 0.1 s", link.calls);
+  CHECK(link.calls <= 12, "%zu calls of 0.1 s", link.calls);
   const double wire = 4e-9 * ELEMENTS;
   CHECK(fabs(choice.exchange[0] - 0.1 - wire) < 0.2 * (0.1 + wire), "%g s", choice.exchange[0]);
   /* Steps that were seen count, and a method in use stays where no other is worth a change. */
