@@ -130,9 +130,29 @@ def check_warmup(rank, size):
                 other.train(5, 50)
             assert other.method == method and other.optimizer.automatic.decided, (method, other.method)
             assert method != "one bit" or torch.equal(run.get_parameters(), other.get_parameters()), when
+            if method == "local steps":  # whose hook has averaged nothing yet
+                other.optimizer.consolidate_state_dict()
+                whole = broadcast_from_rank_0(other.saved() if rank == 0 else None)
+                other.close()
+                other = Run(**{when: whole}, warmup_steps=40)
+                Network.rate = rate_for_seconds(0.01)
+                for step in range(50, 450):
+                    other.train(step, step + 1)
+                    if other.method != "local steps":
+                        break
+                other.train(450, 452)
+                Network.rate = rate_for_seconds(seconds)
+                assert other.method == "dense" and is_equal_on_ranks(collect_moments(other)), other.method
             other.close()
         run.close()
     Network.rate = rate_for_seconds(0.01)
+    run = Run(warmup_steps=40)
+    with run.model.join():
+        run.train(0, 3 + rank)
+    assert run.method == "dense" and run.optimizer.automatic.made is None
+    run.train(4, 14)  # torch's model stays in join(), and no step is timed there
+    assert run.method == "dense" and not run.optimizer.automatic.decided
+    run.close()
     dense = Trainer(compressed=False)
     dense.train(0, 50)
     other = Run(dense.saved(), warmup_steps=40)  # a training that has begun has no warm-up

@@ -27,7 +27,7 @@ from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK
 from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.ranks import FLOATS, gather, interruptible
-from onebit.torch.remainder import SavedHook, moments_of, records, save_with, take
+from onebit.torch.remainder import SavedHook, is_in_warmup, moments_of, records, save_with, take
 from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
@@ -85,6 +85,14 @@ def _format_seconds(value):
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
+def _without_hook(dicts):
+    """Returns states without what a hook has saved in them, as a version did that waited for one bit with 8."""
+    found = [{**one, "state": {key: dict(of) for key, of in one["state"].items()}} for one in dicts]
+    for one in found:
+        take(one["state"])
+    return found if len(found) > 1 else found[0]
+
+
 class Automatic:
     """Chooses among the methods of a model's exchange, and steps the optimizer with the chosen one.
 
@@ -123,6 +131,8 @@ class Automatic:
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
+        if record.get("waits"):
+            take(self.lead.state)
         self._switch_method(record["method"])
         save_with(self.lead, SavedHook(hook, model, self._elements, self._record, comm))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
@@ -131,13 +141,23 @@ class Automatic:
         self._print_resumed()
         if not self.decided:
             self._measure()
+        self._begin_training()
+        self._give_methods(optimizers)
+
+    def _begin_training(self):
+        """Chooses the method of the first steps, if none was made."""
         dense, eight = self._choice.exchange[:2]
-        if not self.steps and eight < dense and self._is_early():
+        if self.steps or self.method != DENSE:
+            return
+        if eight < dense and self._is_early():
             self._switch_method(ONE)
             self._print(f"begins with {self._warmup_left()} steps in 8 bits, one bit's warm-up, and then chooses")
-        elif not self.steps and dense > max(_SLOW, eight):
-            self._switch_method(EIGHT)
-        self._give_methods(optimizers)
+        else:
+            self._switch_method(self._method_without_warmup())
+
+    def _method_without_warmup(self):
+        dense, eight = self._choice.exchange[:2]
+        return EIGHT if dense > max(_SLOW, eight) else DENSE
 
     def _give_methods(self, optimizers):
         def step(_, closure=None):
@@ -166,13 +186,15 @@ class Automatic:
         joins = self._joins()
         if joins and self._obstacle is _NONE:
             self._obstacle = _JOIN
+        if joins and self.made is not None and not self.decided and bucket.index() == 0:
+            self._switch_method(self._method_without_warmup())  # all ranks come here, also those without inputs
         self.hook.number(bucket.parameters())
         if self.local is None:
             return (self.made or self.hook).add(bucket)
         if not joins:
             return self._own_gradients(bucket.buffer())
         future = self.hook.add(bucket)
-        if bucket.is_last():  # all ranks come here, also those without inputs, which make no step
+        if bucket.is_last():  # of these, ranks without inputs make no step
             self._change(EIGHT)
         return future
 
@@ -260,7 +282,9 @@ class Automatic:
 
     def _warmup_left(self):
         """Returns the steps of the warm-up of one bit that are to come, which are in 8 bits."""
-        return 0 if self.made is None else max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
+        if self.made is None or not is_in_warmup(self.made):
+            return 0
+        return max(self.made._warmup_steps - self.made.onebit.info()["steps"], 1)
 
     def _begin_one_bit(self):
         self.made = self._make(self._record)
@@ -268,6 +292,9 @@ class Automatic:
         self.lead.add_param_group = self.made.add_param_group
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
+        if self.made._remainder is not None:  # as when its first pass has the buckets of the first step
+            carried = set(self.made._parameters)
+            self.made._remainder.state.number([one for one in self.hook._numbers if one not in carried])
         for one in self._words:
             warnings.warn(one, OnebitWarning, stacklevel=4)
         self._words = ()
@@ -358,7 +385,7 @@ class Automatic:
         if self.made is None:
             self._own, compute = end - begin - spent, compute - self.hook.waited
         elif not self.decided:
-            self._own = max(end - begin - self._choice.exchange[METHODS.index(EIGHT)], 0.0)
+            self._own = max(end - begin - self._choice.exchange[METHODS.index(self._timed_method())], 0.0)
         compute += self._own  # a step of the library's optimizer includes its exchange
         if self._on_device and self.decided:  # the host does not wait for the device
             compute = self._compute
@@ -372,8 +399,8 @@ class Automatic:
             self._compare()
 
     def _timed_method(self):
-        """Returns the method whose exchange the steps have: before a choice, one bit is in its warm-up."""
-        return EIGHT if self.method == ONE and not self.decided else self.method
+        """Returns the method whose exchange the steps have."""
+        return EIGHT if self._warmup_left() else self.method
 
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
@@ -424,7 +451,7 @@ class Automatic:
 
     def _choose(self, total, compute):
         """Returns the best method, and each one's expected step time; `total` is measured."""
-        choice, now = self._choice, METHODS.index(self._timed_method())
+        choice, now = self._choice, METHODS.index(self.method)
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER
         (number,) = self._max_over_ranks([float(_OBSTACLES.index(self._obstacle))])
@@ -432,14 +459,16 @@ class Automatic:
         choice.methods = 2 ** len(self.methods) - 1
         choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute, choice.current, choice.step = compute, now, total
+        warms = self._warmup_left() > 0  # such a step says little about other methods
         for number, one in enumerate(self.methods):
             # Steps have taken this many seconds more than the model says. On a faster link they take
             # less, never more, so a method that is slower than expected is recognised.
             seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
-        self._call_choose()
-        self._extras[METHODS[now]] = choice.extra[now], choice.exchange[now]
+        if not warms:
+            self._call_choose()
+            self._extras[self.method] = choice.extra[now], choice.exchange[now]
         if not self.decided:  # the method of the first steps has no advantage
             choice.current, choice.step = 0, 0.0
             self._call_choose()
@@ -524,10 +553,13 @@ class Automatic:
             record = {"method": ONE, "decided": True}
         else:
             record = {"method": DENSE}
-        methods = {one.decode() for one in gather(self.comm, record["method"].encode())}
-        if len(methods) > 1 or record["method"] not in self.methods:
-            raise argument_error(f"the state is of method {' and '.join(sorted(methods))}, not of one of "
-                                 f"{', '.join(self.methods)}, the same on all ranks")  # fmt: skip
+        made = max((float(of["step"]) for one in states for of in one.values() if "step" in of), default=0)
+        own = f"method {record['method']}, {made:g} steps{'' if record.get('decided') else ', before a choice'}"
+        every = {one.decode() for one in gather(self.comm, own.encode())}
+        if len(every) > 1:
+            raise argument_error(f"the ranks' states differ: {'; '.join(sorted(every))}")
+        if record["method"] not in self.methods:
+            raise argument_error(f"the state is of method {record['method']}, not of one of {', '.join(self.methods)}")
         if record["method"] == LOCAL:
             self._saved = record["local_steps"], saved_parts(self.comm, saved)
         return record
@@ -545,11 +577,12 @@ class Automatic:
         record = self._agreed_record([one["state"] for one in dicts])
         self._switch_method(record["method"], convert=False)
         load = self._dense_state[1] if self.made is None else self.made.load_state_dict
-        load(state_dict)
+        load(_without_hook(dicts) if record.get("waits") else state_dict)
         if self.made is not None:
             self.lead.param_groups = self.made.param_groups
         self._begin(record)
         self._print_resumed()
+        self._begin_training()
 
     def _consolidate(self, to=0):
         self.synchronize()

@@ -325,7 +325,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     state.averaged = choice.averaged()
     words = choice.words() if make else ()
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
-    warmup = 0 if warmup == onebit.WARMUP_NONE or options.get("warmup_bits", 8) != 8 else int(warmup)
+    warmup = 0 if warmup == onebit.WARMUP_NONE or (options.get("warmup_bits") or 8) != 8 else int(warmup)
     automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day, local_steps)
     register(model, automatic)
 

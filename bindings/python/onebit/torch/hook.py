@@ -26,7 +26,7 @@ from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.ranks import FLOATS, agree, wait_for
 from onebit.torch.report import Report, ring
-from onebit.torch.staged import Stage, is_always
+from onebit.torch.staged import Stage, is_staging_forced
 from onebit.torch.width import Normaliser, choose
 
 # Elements in a message. Buckets overlap, so messages of a bucket need not: with the plan's own choice,
@@ -273,7 +273,7 @@ class HookState:
             self._start_dense(job)
             job.done.set()
             return
-        if job.on_device or is_always():
+        if job.on_device or is_staging_forced():
             self._normalise(job)
             job.gradients = None
             job.host, job.copied = self._stage.begin(job.index, job.tensor)
@@ -426,7 +426,8 @@ class HookState:
     def _take(self, state_dict):
         self.drop()
         self._normaliser = Normaliser() if self.normalise else None
-        self._loaded = state_dict if state_dict is not None and state_dict["steps"] > 1 else None
+        goes_on = state_dict is not None and state_dict["steps"] > 1 and state_dict["buckets"]
+        self._loaded = state_dict if goes_on else None  # without buckets the hook has averaged nothing
         for name in "steps", "skipped", "dropped":
             setattr(self, name, state_dict[name] if self._loaded else 0)
 

@@ -11,6 +11,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from onebit import Stage
 from onebit._native import OnebitWarning
 from onebit.torch.ranks import FLOATS, gather, missing_residuals
 
@@ -144,11 +145,15 @@ class Remainder:
         for one in self.parameters if self.optimizer is not None else ():
             saved = loaded.get(one) or {}
             if not _OF_TORCH.isdisjoint(saved):
+                of_step = device_of_step(self._group_of(one), one)
                 self.optimizer.state[one] = {
-                    name: value.detach().clone().to("cpu" if name == "step" else one.device)
+                    name: value.detach().clone().to(of_step if name == "step" else one.device)
                     if isinstance(value, torch.Tensor) else value
                     for name, value in saved.items()
                 }
+
+    def _group_of(self, parameter):
+        return next(of for of in self.optimizer.param_groups if any(one is parameter for one in of["params"]))
 
 
 # --- The hook's saved state -----------------------------------------------------------------------
@@ -354,38 +359,48 @@ def _share(own, mean, ranks, hosts):
 def _variances(made, states, parameters, of_means, group):
     """Returns for each parameter second moments of gradients: of means over the ranks, or else of each rank's
     own, of which the mean over the ranks; and those by whose root the momentum was divided. Collective."""
-    in_warmup = float(states[parameters[0]]["step"]) < made._warmup_steps
-    if in_warmup:  # all ranks know those of the mean
+    shared = is_in_warmup(made) or not made._divides  # all ranks know those of the mean
+    if shared:
         found = [states[one]["variance"].to(one.device).reshape(-1) for one in parameters]
         hosts = made.comm.size
     else:
-        own = [states[one][f"own_variance_{made.comm.rank}"].to(one.device) for one in parameters]
+        name = f"own_variance_{made.comm.rank}"  # where a host exchanges as one, a rank has those of a part
+        own = [states[one].get(name, torch.zeros(one.numel())).to(one.device) for one in parameters]
         known = list(_sums([(one > 0).float() for one in own], group))
         found = [one / count.clamp(min=1.0) for one, count in zip(_sums(own, group), known)]
-        hosts = max(1.0, *(float(one.max()) for one in known if one.numel()))
+        hosts = max(1.0, *(float(one.max()) for one in known))
     factors = [1.0] * len(found)
-    if of_means != in_warmup:
+    if of_means != shared:
         factors = mean_shares(parameters, group, hosts)
-        factors = [1 / one for one in factors] if in_warmup else factors
-    return [((one * factor).view_as(parameter), (one if in_warmup else one / hosts).view_as(parameter))
-            for one, factor, parameter in zip(found, factors, parameters)]  # fmt: skip
+        factors = [1 / one for one in factors] if shared else factors
+    return [(one * factor, one if shared else one / hosts) for one, factor in zip(found, factors)]
 
 
-def _adam_moments(made, state, variance, divisor, dtype):
+def is_in_warmup(made):
+    return made._warmup_steps > 0 and made.onebit.info()["stage"] == Stage.STAGE_WARMUP
+
+
+def _adam_moments(made, parameter, group, state, variance, divisor):
     """divisor: second moments by whose root the momentum was divided; None: by none"""
     steps, defaults = float(state["step"]), made.defaults
-    momentum = state["momentum"].to(variance.device)
+    momentum = state["momentum"].to(parameter.device)
     if divisor is not None:
-        over = steps >= made._warmup_steps  # the momentum has no bias correction then
-        root = (divisor / (1 - defaults["betas"][1] ** steps)).sqrt() + defaults["eps"]
-        momentum = momentum * root * (1 - made._beta1**steps if over else 1)
-    of = {"exp_avg": momentum, "exp_avg_sq": variance}
-    return {"step": torch.tensor(steps, **FLOATS), **{name: one.to(dtype) for name, one in of.items()}}
+        root = (divisor.view_as(parameter) / (1 - defaults["betas"][1] ** steps)).sqrt() + defaults["eps"]
+        # the momentum has no bias correction after the warm-up
+        momentum = momentum * root * (1 if is_in_warmup(made) else 1 - made._beta1**steps)
+    step = torch.tensor(steps, **FLOATS).to(device_of_step(group, parameter))
+    of = {"exp_avg": momentum, "exp_avg_sq": variance.view_as(parameter)}
+    return {"step": step, **{name: torch.empty_like(parameter).copy_(one) for name, one in of.items()}}
+
+
+def device_of_step(group, parameter):
+    """Returns where torch's optimizer has the number of its steps."""
+    return parameter.device if group.get("fused") or group.get("capturable") else "cpu"
 
 
 @torch.no_grad()
 def moments_of(made, group, of_means=True):
-    """Returns torch's state by parameter; residuals are dropped. Collective.
+    """Returns torch's state by parameter; residuals are dropped. Without steps it is empty. Collective.
 
     of_means: the next gradients are means over the ranks, and their second moments are wanted; else those of
         each rank's own gradients. Where the library's state has the others, what the latest gradients say of
@@ -393,15 +408,17 @@ def moments_of(made, group, of_means=True):
     """
     states, found, divided = made.state, {}, []
     for parameter, number in zip(made._parameters, made._group_of):
-        state = states[parameter]
+        state, of = states.get(parameter, {}), made.param_groups[number]
+        if not parameter.numel() or not float(state.get("step", 0)):
+            continue
         if "momentum" in made.defaults:
             found[parameter] = {"momentum_buffer": state["momentum"].to(parameter)}
         elif made._uncompressed[number]:  # exchanged in full precision, as dense Adam's is
             variance = state["variance"].to(parameter.device)
-            found[parameter] = _adam_moments(made, state, variance, None, parameter.dtype)
+            found[parameter] = _adam_moments(made, parameter, of, state, variance, None)
         else:
-            divided.append(parameter)
-    pairs = _variances(made, states, divided, of_means, group) if divided else ()
-    for parameter, pair in zip(divided, pairs):
-        found[parameter] = _adam_moments(made, states[parameter], *pair, parameter.dtype)
+            divided.append((parameter, of))
+    pairs = _variances(made, states, [one for one, _ in divided], of_means, group) if divided else ()
+    for (parameter, of), pair in zip(divided, pairs):
+        found[parameter] = _adam_moments(made, parameter, of, states[parameter], *pair)
     return found
