@@ -116,7 +116,7 @@ void ob_plan_revoke(onebit_plan_t plan) {
 
 static void end_call(onebit_plan_t plan) {
   if (ob_ladder_is_used(&plan->state->ladder))
-    ob_ladder_end(plan);
+    ob_ladder_apply_width(plan);
   if (plan->flight->outcome.status != ONEBIT_OK)
     call_undo(plan);
   if (plan->host.shared.base)

@@ -207,7 +207,7 @@ void ob_ladder_destroy(const struct onebit_plan *plan) {
 
 /* --- Another width -----------------------------------------------------------------------------*/
 
-void ob_ladder_end(struct onebit_plan *plan) {
+void ob_ladder_apply_width(struct onebit_plan *plan) {
   if (plan->state->ladder.width != plan->geometry.width)
     set_width(plan, plan->state->ladder.width);
 }
@@ -321,7 +321,7 @@ static void apply_fitted_widths(const onebit_plan_t *plans, size_t count) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ob_ladder_is_used(ladder)) {
       fix_ladder_width(plans[i], ladder->fitted);
-      ob_ladder_end(plans[i]);
+      ob_ladder_apply_width(plans[i]);
     }
     ladder->fitted = 0;
   }

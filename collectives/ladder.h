@@ -98,7 +98,7 @@ void ob_ladder_begin(const struct onebit_plan *plan);
 void ob_ladder_commit(const struct onebit_plan *plan);
 
 /* Ends a call: gives the plan the width that the ladder has chosen. */
-void ob_ladder_end(struct onebit_plan *plan);
+void ob_ladder_apply_width(struct onebit_plan *plan);
 
 /* Return the state of the ladder for a checkpoint, and restore it in a plan without a call in
  * flight; widths outside of the plan's range become the nearest one in it. A width that a budget

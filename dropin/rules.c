@@ -117,7 +117,7 @@ static void narrow_range(struct ob_rule_range *range, struct word sign, uint64_t
   range->high = high < range->high ? high : range->high;
 }
 
-static bool is_sign(struct word sign) {
+static bool is_comparison(struct word sign) {
   return word_equals(sign, "=") || word_equals(sign, "!=") || word_equals(sign, "<") ||
          word_equals(sign, "<=") || word_equals(sign, ">") || word_equals(sign, ">=");
 }
@@ -136,7 +136,7 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
     uint64_t number;
     if (!sign.length)
       break;
-    if (!is_sign(sign) || !parse_integer(digits, &number))
+    if (!is_comparison(sign) || !parse_integer(digits, &number))
       return refuse_word(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
     if (word_equals(sign, "!=") && range->excepts)

@@ -46,8 +46,8 @@ struct norm_walk {
   size_t beyond;
 };
 
-/* Returns the elements of a run that are not padding, or all if the span has padding. A piece
- * without a tensor is all padding; other pieces may end with padding. */
+/* Returns the part of a run that is not padding; where the walk's span counts padding too, the
+ * whole run. A piece without a tensor is all padding; other pieces may end with padding. */
 static struct ob_run unpadded_run(const struct norm_walk *walk, const struct ob_run *run) {
   const struct ob_bucket *bucket = walk->section.bucket;
   bool none = bucket->tensor_of[run->piece] == walk->optimizer->tensor_count;

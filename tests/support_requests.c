@@ -1,4 +1,5 @@
-/* The scenarios of requests in flight, and of a rank that the others miss. */
+/* The scenarios of requests in flight, and of a rank that takes no part, for which the others wait.
+ * */
 #include "tests/support_requests.h"
 
 #include <sched.h>

@@ -99,9 +99,9 @@ static float gradient_scale(const struct task *task, size_t i, int step) {
   }
 }
 
-/* Adds the gradients of the drawn rows one after the other: a row may be drawn twice. */
-static void draw_rows(const struct task *task, const float *parameters, int rank, int step,
-                      float *gradient) {
+/* A row may be drawn twice. */
+static void add_gradients_of_drawn_rows(const struct task *task, const float *parameters, int rank,
+                                        int step, float *gradient) {
   size_t rows = task->count / WIDTH;
   for (size_t d = 0; d < DRAWS; d++) {
     size_t draw = (size_t)(step * TASK_RANKS + rank) * DRAWS + d;
@@ -121,7 +121,7 @@ static bool task_gradient(const struct task *task, const float *parameters, int 
   if (task->kind == TASK_IDLE && rank == 1)
     return false;
   if (task->kind == TASK_EMBEDDING) {
-    draw_rows(task, parameters, rank, step, gradient);
+    add_gradients_of_drawn_rows(task, parameters, rank, step, gradient);
     return true;
   }
   for (size_t i = 0; i < task->count; i++)

@@ -41,7 +41,7 @@ static void end_windows(onebit_plan_t plan, int count, unsigned flags, unsigned 
     plan->state->ladder.state.voting = true;
     plan->state->ladder.heard = flags;
     ob_ladder_commit(plan);
-    ob_ladder_end(plan);
+    ob_ladder_apply_width(plan);
   }
   CHECK(plan->geometry.width == bits, "%d windows of %u: %u bits, not %u", count, flags,
         plan->geometry.width, bits);

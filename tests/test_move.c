@@ -388,7 +388,7 @@ static void train_worker(struct worker *worker, const struct run *run, int rank,
   }
 }
 
-static void train_with_loss_on_rank(onebit_comm_t comm, void *context) {
+static void train_and_lose_a_rank(onebit_comm_t comm, void *context) {
   struct run *run = context;
   struct worker *worker = create_worker(comm, run);
   int rank = onebit_comm_rank(comm), size = RANKS;
@@ -423,7 +423,7 @@ static double loss_after(const struct row *row, int lost_at, int lost, int joine
   *run = (struct run){.row = row, .lost_at = lost_at, .lost = lost, .joined_at = joined_at};
   CHECK_STATUS(onebit_comm_create_loopback(RANKS - 1, run->fewer), ONEBIT_OK);
   CHECK_STATUS(onebit_comm_create_loopback(RANKS, run->again), ONEBIT_OK);
-  on_ranks(RANKS, train_with_loss_on_rank, run);
+  on_ranks(RANKS, train_and_lose_a_rank, run);
   double loss = run->loss;
   for (int rank = 0; rank < RANKS; rank++) {
     onebit_comm_destroy(rank < RANKS - 1 ? run->fewer[rank] : NULL);

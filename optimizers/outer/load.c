@@ -313,8 +313,10 @@ static onebit_status_t cut_as_saved(struct loading *loading) {
   if (!loading->outer->sites)
     return ONEBIT_OK;
   if (shards < groups || shards % groups || shards / groups > OB_SITES_MAX)
-    return ob_part_error(part, "saved in %zu shards, which are not %zu fragments of some sites",
-                         shards, groups);
+    return ob_part_error(part,
+                         "saved in %zu shards: not a multiple of this outer step's %zu fragments, "
+                         "or of more than %d sites",
+                         shards, groups, OB_SITES_MAX);
   return ob_outer_recut(loading->outer, shards);
 }
 

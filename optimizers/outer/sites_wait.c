@@ -142,8 +142,8 @@ static onebit_status_t apply_message(struct ob_shard *shard, unsigned char *mess
   return ONEBIT_OK;
 }
 
-/* Applies the results that have arrived. With `all`, messages after the end of the synchronisation
- * are left for later. */
+/* Applies the results that have arrived. With `all` these are a synchronisation's: what a site
+ * sends after the message that ends it is left for later. */
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);

@@ -100,7 +100,8 @@ static void sum_with_feedback(void) {
   free(mine), free(sum), free(drift);
 }
 
-/* Sums a tensor that needs more than one bit, on one rank, and one that a bit holds exactly. */
+/* Sums a tensor that needs more than one bit, since rank 0 has outliers in it, and one that a bit
+ * holds exactly. */
 static void sum_outlier(void) {
   enum { CALLS = 200 };
   float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),

@@ -49,11 +49,11 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
   char network[DOCTOR_ADDRESS];
   fprintf(file,
           "\nSubnets that all hosts share; plain TCP in one stream, the fastest pair of hosts\n"
-          "  %-20s %9s  of MPI's traffic\n",
-          "subnet", "Gbit/s");
+          "  %-20s %10s  share of MPI's bytes\n",
+          "subnet", "TCP Gbit/s");
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *subnet = &facts->subnets[s];
-    fprintf(file, "  %-20s %9.2f  %.0f %%%s\n",
+    fprintf(file, "  %-20s %10.2f  %.0f %%%s\n",
             doctor_format_network(subnet->network, subnet->netmask, network), subnet->tcp,
             100 * doctor_traffic_part(facts, -1, s),
             subnet->tcp > 0 ? "" : "  no connection: a firewall?");

@@ -82,8 +82,8 @@ static void predict_print_costs(const struct ob_costs *costs,
            "alone.\n",
            sharing);
   else
-    printf("each rank has one to itself. Else:\n#   --cores N of a host, --shared-cores N of one "
-           "machine.\n");
+    printf("each rank has one to itself. If not, give\n#   --cores N of each host, or "
+           "--shared-cores N of one machine that has all hosts.\n");
 }
 
 static void predict_print_assumptions(const struct ob_costs *costs,

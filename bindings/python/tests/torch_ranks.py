@@ -158,8 +158,8 @@ def check_shortest_warmup(rank):
 
 
 def check_other_types(rank):
-    """A type that cannot be compressed is averaged as without a hook. This gloo has no bfloat16, nor a model in
-    it: such a bucket is handed to the hook here."""
+    """A type that cannot be compressed is averaged as without a hook. gloo cannot add bfloat16, so no model of
+    that type can be wrapped: the test hands such a bucket to the hook itself."""
     state = onebit.torch.HookState(warmup_steps=1)
     bits, plain = (wrap_model(one, torch.float64) for one in (state, None))
     for step in range(2):

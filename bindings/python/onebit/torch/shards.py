@@ -43,7 +43,7 @@ class Whole:
         """Returns the elements that this rank works on; None for None."""
         return tensor
 
-    def like(self, parameter, values):
+    def distribute_like(self, parameter, values):
         """Returns this rank's values, one for each of its elements, as a tensor like the parameter."""
         return values
 
@@ -136,7 +136,7 @@ class Sharded(_Shards):
         with torch.no_grad():
             return tensor.to_local()
 
-    def like(self, parameter, values):
+    def distribute_like(self, parameter, values):
         return DTensor.from_local(
             values, self.mesh, parameter.placements, run_check=False, shape=parameter.shape,
             stride=parameter.stride(),
@@ -176,7 +176,7 @@ class Inside(_Shards):
         elements = flat(tensor.detach())
         return elements if elements is None else self._shard(elements)
 
-    def like(self, parameter, values):
+    def distribute_like(self, parameter, values):
         return self._distributed(values, (parameter.numel(),))
 
     def complete(self, state):
@@ -186,7 +186,7 @@ class Inside(_Shards):
             for name in dict.fromkeys(sum(names, [])):
                 value = values.get(name)
                 if value is None:
-                    value = self.like(parameter, torch.zeros(len(self.local(parameter)), **FLOATS))
+                    value = self.distribute_like(parameter, torch.zeros(len(self.local(parameter)), **FLOATS))
                 values[name] = value.full_tensor() if isinstance(value, DTensor) else value
 
     def _buckets(self, parameters):

@@ -38,12 +38,12 @@ def is_staged(stage, parameters):
     may_use = kinds == {"cuda"} and has_kernels()
     if stage == "device" and kinds and not may_use:
         raise argument_error(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
-    if stage == "host" or is_always():
+    if stage == "host" or is_staging_forced():
         return True
     return stage == "auto" and bool(kinds) and not may_use
 
 
-def is_always():
+def is_staging_forced():
     return os.environ.get("ONEBIT_STAGE") == "always"
 
 

@@ -180,7 +180,7 @@ def of_parts(parameters, parts, beta1, shards):
             if some is not None:
                 tensor = torch.empty_like(local, dtype=torch.float32, device="cpu")
                 flat(tensor).copy_(torch.from_numpy(some))
-                state[parameter][name] = shards.like(parameter, tensor)
+                state[parameter][name] = shards.distribute_like(parameter, tensor)
         first += count
     return state
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from onebit import _native
 from onebit._native import Error, OnebitWarning, Status, argument_error, check
 from onebit.torch.rendezvous import Rendezvous, capture_result, create_sockets, find_failure
-from onebit.torch.staged import has_kernels, is_always
+from onebit.torch.staged import has_kernels, is_staging_forced
 from onebit.transport import Transport
 
 HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's headers arrive in order, and so do its messages
@@ -377,7 +377,7 @@ def _end(wait, comm):
 def suits(group, parameters, stage):
     """True if an optimizer of such parameters would work over NCCL, as the program's own collectives
     on their devices do. All ranks find the same, and `create` asks them for the rest."""
-    if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_always():
+    if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_staging_forced():
         return False
     if any(hasattr(one, "to_local") for one in parameters):  # all shards must skip a step together
         return False
