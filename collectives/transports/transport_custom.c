@@ -43,29 +43,31 @@ static bool custom_cancel(struct ob_batch *base) {
   return true;
 }
 
-static void custom_give_up(struct custom *custom) {
+/* Ends the communicator. Another plan of this rank may see that first, and gives this message. */
+static void custom_give_up(onebit_comm_t comm, const char *text) {
+  struct custom *custom = comm->state;
+  ob_comm_hear_end(comm, text);
   if (!atomic_exchange(&custom->failed, true) && custom->call.abort)
     custom->call.abort(custom->call.context);
 }
 
-/* Ends a batch and the communicator. It reads the error message before it calls anything else. */
+/* Ends a batch, and the communicator with the message of this thread's error. */
+static onebit_status_t end_failed_batch(struct custom_batch *batch, onebit_status_t status) {
+  custom_give_up(batch->base.comm, onebit_last_error());
+  custom_cancel_all(batch);
+  return status;
+}
+
+/* Reads the callbacks' message before it calls anything else. */
 static onebit_status_t fail_operation(struct custom_batch *batch, const char *what, int peer,
                                       int code) {
-  struct custom *custom = batch->base.comm->state;
+  const struct custom *custom = batch->base.comm->state;
   const char *message =
       custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
   onebit_status_t status =
       message ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, message)
               : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
-  custom_give_up(custom);
-  custom_cancel_all(batch);
-  return status;
-}
-
-static onebit_status_t end_failed_batch(struct custom_batch *batch, onebit_status_t status) {
-  custom_give_up(batch->base.comm->state);
-  custom_cancel_all(batch);
-  return status;
+  return end_failed_batch(batch, status);
 }
 
 static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, int tag) {
@@ -175,16 +177,8 @@ static int custom_peer_awaited(struct ob_batch *base) {
   return -1;
 }
 
-static onebit_status_t custom_health(onebit_comm_t comm) {
-  const struct custom *custom = comm->state;
-  if (!atomic_load(&custom->failed))
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "custom: the transport of this communicator has failed");
-}
-
 static void custom_abort_for_all(onebit_comm_t comm, const char *text) {
-  (void)text; /* callbacks get no text */
-  custom_give_up(comm->state);
+  custom_give_up(comm, text); /* callbacks get no text */
 }
 
 static void custom_progress(onebit_comm_t comm) {
@@ -219,7 +213,6 @@ const struct ob_transport ob_transport_custom = {
     .begin = custom_begin,
     .test = custom_test,
     .peer_awaited = custom_peer_awaited,
-    .health = custom_health,
     .abort = custom_abort_for_all,
     .progress = custom_progress,
     .destroy = custom_destroy,
