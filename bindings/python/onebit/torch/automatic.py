@@ -399,8 +399,8 @@ class Automatic:
             self._compare()
 
     def _timed_method(self):
-        """Returns the method whose exchange the steps have."""
-        return EIGHT if self._warmup_left() else self.method
+        """Returns the method whose exchange the timed steps have; after a choice the warm-up is not timed."""
+        return EIGHT if not self.decided and self._warmup_left() else self.method
 
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
