@@ -32,7 +32,7 @@ LAUNCHES = {
     ],
     "torch_auto_ranks": [
         ("check_choices,check_thawed_layers,check_refused", 2), ("check_corrections", 2), ("check_resumed", 2),
-        ("check_warmup", 2),
+        ("check_warmup", 2), ("check_waiting_states,check_odd_parameters", 2),
         ("check_local_steps,check_excluded_local_steps", 2), ("check_resumed_local_steps", 2),
         ("check_local_steps,check_skipped_local_steps", 4), ("check_failed_local_steps", 2),
     ],

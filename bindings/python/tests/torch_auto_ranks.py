@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import json
 import time
 import warnings
 
@@ -12,7 +13,7 @@ from torch_resume_ranks import Trainer, make_network
 import onebit.torch
 import torch
 from onebit._native import argument_error
-from onebit.torch import automatic
+from onebit.torch import automatic, remainder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -443,6 +444,55 @@ def check_thawed_layers(rank, size):
     assert is_equal_on_ranks(flatten_parameters(module))
 
 
+def check_waiting_states(rank, size):
+    """A state of the version that averaged in 8 bits until one bit began goes on in the warm-up of one bit."""
+    Network.rate = rate_for_seconds(0.01)
+    run = Run()
+    run.train(0, 12)
+    saved = run.saved()
+    run.close()
+    name = f"hook_{rank}"
+    state = next(one for one in saved["optimizer"]["state"].values() if name in one)
+    record = remainder._unpack_record(state[name])
+    auto = {**json.loads(record["auto"]), "method": "one bit", "waits": True}
+    state[name] = remainder._pack_record({**record, "auto": json.dumps(auto)}, len(state[name]))
+    for when in "saved", "late":
+        other = Run(**{when: copy.deepcopy(saved)}, warmup_steps=40)
+        assert other.method == "one bit" and other.optimizer.automatic.made is not None
+        assert other.optimizer.automatic.made._remainder.state._loaded is None
+        other.train(12, 50)
+        assert other.method == "one bit" and is_equal_on_ranks(other.get_parameters())
+        other.close()
+
+
+def check_odd_parameters(rank, size):
+    """The way back from one bit gives torch the moments of all parameters but those without elements, in
+    their order in memory, also after a first step that was skipped."""
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.nothing = make_network(), nn.Parameter(torch.empty(0))
+
+        def forward(self, points):
+            return self.inner(points) + self.nothing.sum()
+
+    automatic.Meter.rate = rate_for_seconds(0.01)
+    module = Network()
+    model = DistributedDataParallel(module)
+    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8)
+    for step in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 20) + rank).sum()
+        (loss * float("inf") if step == 0 else loss).backward()
+        optimizer.step()
+    assert optimizer.automatic.method == "dense" and is_equal_on_ranks(flatten_parameters(module))
+    for one in module.inner.parameters():
+        moments = optimizer.state[one]
+        assert moments["exp_avg_sq"].stride() == one.stride() and torch.isfinite(moments["exp_avg"]).all()
+    optimizer.close()
+
+
 def check_refused(rank, size):
     model = DistributedDataParallel(make_network())
     optimizer = torch.optim.AdamW(model.parameters())
@@ -455,7 +505,7 @@ def check_refused(rank, size):
 SCENARIOS = (
     check_choices, check_warmup, check_corrections, check_resumed, check_local_steps, check_resumed_local_steps,
     check_skipped_local_steps, check_failed_local_steps, check_excluded_local_steps,
-    check_thawed_layers, check_refused,
+    check_thawed_layers, check_waiting_states, check_odd_parameters, check_refused,
 )  # fmt: skip
 
 
