@@ -71,21 +71,19 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   *presence = (struct ob_presence){.rank = rank, .size = size, .over = over};
   if (!is_own_directory(user_directory().text))
     return;
-  int file = -1;
-  bool known = false;
-  while (!known) { /* `onebit status` may lock the new file for an instant, and remove it */
-    ob_own_close(file);
+  int file;
+  for (;;) { /* `onebit status` may lock a new file for an instant, and remove it */
     presence->number = ++numbers;
     file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
     if (file <= 0)
       return;
     struct stat is = {0};
-    bool locked = flock(file, LOCK_EX | LOCK_NB) == 0;
-    if (!locked && errno != EWOULDBLOCK) {
-      ob_own_close(file);
+    const int refused = flock(file, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (!refused && fstat(file, &is) == 0 && is.st_nlink > 0)
+      break;
+    ob_own_close(file);
+    if (refused && refused != EWOULDBLOCK)
       return;
-    }
-    known = locked && fstat(file, &is) == 0 && is.st_nlink > 0;
   }
   presence->file = file;
   write_presence(presence, 0, "");

@@ -95,12 +95,8 @@ static onebit_status_t begin_send(struct custom_batch *batch, size_t number, int
 }
 
 static onebit_status_t check_not_failed(struct custom_batch *batch) {
-  const struct custom *custom = batch->base.comm->state;
-  if (!atomic_load(&custom->failed))
-    return ONEBIT_OK;
-  return end_failed_batch(batch,
-                          ob_error(ONEBIT_ERROR_TRANSPORT,
-                                   "custom: the transport of this communicator has failed before"));
+  const onebit_status_t status = ob_comm_check(batch->base.comm);
+  return status == ONEBIT_OK ? ONEBIT_OK : end_failed_batch(batch, status);
 }
 
 static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
