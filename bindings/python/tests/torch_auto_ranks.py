@@ -12,6 +12,7 @@ from torch_resume_ranks import Trainer, make_network
 
 import onebit.torch
 import torch
+import torch.distributed as dist
 from onebit._native import argument_error
 from onebit.torch import automatic, remainder
 from torch import nn
@@ -465,6 +466,28 @@ def check_waiting_states(rank, size):
         other.close()
 
 
+def check_moments_of(made, group, size):
+    """Second moments of a rank's own gradients are those of means divided by the share that is left of them;
+    all tensors are summed together."""
+    sums, all_reduce = [], dist.all_reduce
+
+    def count(*arguments, **options):
+        sums.append(1)
+        return all_reduce(*arguments, **options)
+
+    dist.all_reduce = count
+    try:
+        means, own = (remainder.moments_of(made, group, of_means) for of_means in (True, False))
+    finally:
+        dist.all_reduce = all_reduce
+    assert len(sums) == 2, sums  # of squares, and of gradients
+    shares = remainder.mean_shares(list(own), group, size)
+    for one, share in zip(own, shares):
+        assert 1 / size <= share <= 1
+        assert torch.allclose(own[one]["exp_avg_sq"] * share, means[one]["exp_avg_sq"], rtol=1e-5)
+        assert torch.equal(own[one]["exp_avg"], means[one]["exp_avg"])
+
+
 def check_odd_parameters(rank, size):
     """The way back from one bit gives torch the moments of all parameters but those without elements, in
     their order in memory, also after a first step that was skipped."""
@@ -486,6 +509,8 @@ def check_odd_parameters(rank, size):
         loss = model(torch.ones(4, 20) + rank).sum()
         (loss * float("inf") if step == 0 else loss).backward()
         optimizer.step()
+        if step == 5:
+            check_moments_of(optimizer.automatic.made, model.process_group, size)
     assert optimizer.automatic.method == "dense" and is_equal_on_ranks(flatten_parameters(module))
     for one in module.inner.parameters():
         moments = optimizer.state[one]

@@ -188,7 +188,7 @@ class Automatic:
             self._obstacle = _JOIN
         if joins and self.made is not None and not self.decided and bucket.index() == 0:
             self._switch_method(self._method_without_warmup())  # all ranks come here, also those without inputs
-        self.hook.number(bucket.parameters())
+        self.hook._number(bucket.parameters())
         if self.local is None:
             return (self.made or self.hook).add(bucket)
         if not joins:
@@ -294,7 +294,7 @@ class Automatic:
         self.lead._step_supports_amp_scaling = True
         if self.made._remainder is not None:  # as when its first pass has the buckets of the first step
             carried = set(self.made._parameters)
-            self.made._remainder.state.number([one for one in self.hook._numbers if one not in carried])
+            self.made._remainder.state._number([one for one in self.hook._numbers if one not in carried])
         for one in self._words:
             warnings.warn(one, OnebitWarning, stacklevel=4)
         self._words = ()

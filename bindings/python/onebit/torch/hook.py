@@ -218,7 +218,7 @@ class HookState:
 
     def _add(self, bucket, parameters):
         self.comm._check_process()
-        numbers = self.number(parameters)
+        numbers = self._number(parameters)
         job = _Job(bucket.buffer(), bucket.index(), numbers, self.steps < self.warmup_steps)
         if job.strided:
             self._layouts[job.index] = numbers
@@ -229,7 +229,7 @@ class HookState:
             self._start(job)
         return job.future
 
-    def number(self, parameters):
+    def _number(self, parameters):
         """Returns the numbers of a bucket's parameters. A state names parameters by these, so that also a hook
         that averages later steps has all buckets of the first one numbered."""
         return [self._numbers.setdefault(one, len(self._numbers)) for one in parameters]
