@@ -1,5 +1,4 @@
-/* The scenarios of requests in flight, and of a rank that takes no part, for which the others wait.
- * */
+/* The scenarios of requests in flight, and of a rank that keeps others waiting. */
 #include "tests/support_requests.h"
 
 #include <sched.h>

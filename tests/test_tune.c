@@ -480,7 +480,9 @@ Test(tune, predicts_for_gpus) {
   expect_output(said, "\"hosts\": 2, \"payload_bits_per_s\": 941");
   cr_expect(!strstr(said, "\"hosts\": 1,"), "a host of one GPU: %s", said);
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
-  said = program(0, PREDICT_CARDS "--hosts 1 --nvlink-rate 64G --copy-rate 1500G");
+  said = program(0, PREDICT_CARDS "--hosts 1 --nvlink-rate 64G --copy-rate 1500G "
+                                  "--pcie-rate 50G --memory-rate 600G");
+  expect_output(said, "50 GB/s; processors move 600 GB/s");
   expect_output(said, "1.5 TB/s");
   expect_output(said, "64 GB/s");
 }
