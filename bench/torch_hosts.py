@@ -1,12 +1,18 @@
 """Measures a step's time and bytes between hosts, where several ranks share a host: plain
-DistributedDataParallel and HSDP beside compressed ones, step by step in turn, in one run.
+DistributedDataParallel and HSDP beside compressed ones, step by step in turn, in one run, and Hugging
+Face's Trainer after them.
 
     tools/netlab --sockets -H 2 -r 2 -b 1gbit -- env GLOO_SOCKET_IFNAME=eth0 python3 bench/torch_hosts.py
+
+`--nanogpt DIRECTORY`, a checkout of karpathy/nanoGPT, takes its model instead of plain layers.
+`--trainer` trains transformers' GPT-2 of the same size.
 """
 
 import argparse
 import os
 import statistics
+import sys
+import tempfile
 import time
 
 import torch
@@ -19,9 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import onebit.torch
 
-WIDTH = 512
 KINDS = ("DDP", "DDP, fp16 hook", "HSDP", "DDP, compressed", "DDP, compressed, inside first",
          "HSDP, compressed")  # fmt: skip
+TRAINERS = ("Trainer", "Trainer, fp16 hook", "Trainer, compressed")
+FIRST = 4  # steps that are not counted: the buckets of DistributedDataParallel, the warm-up
+CONTEXT, SYMBOLS, HEADS, WIDTH = 64, 256, 4, 256  # of the transformers
 
 
 def sent():
@@ -30,13 +38,69 @@ def sent():
     return int(line.split(":")[1].split()[8])
 
 
-class Kind:
-    def __init__(self, name, layers, mesh, inside):
+class Times:
+    """Seconds and bytes of the steps of one kind."""
+
+    def __init__(self):
+        self.seconds, self.bytes = [], []
+
+    def begin(self):
+        dist.barrier()
+        self.began, self.before = time.perf_counter(), sent()
+
+    def end(self):
+        self.seconds.append(time.perf_counter() - self.began)
+        dist.barrier()
+        self.bytes.append(sent() - self.before)
+
+    def __str__(self):
+        seconds = [1000 * one for one in sorted(self.seconds[FIRST:])]
+        return (f"{statistics.median(seconds):8.0f} ms ({seconds[0]:.0f} to {seconds[-1]:.0f})"
+                f" {statistics.median(self.bytes[FIRST:]):12.0f} bytes on eth0")  # fmt: skip
+
+
+class Layers(nn.Sequential):
+    """Plain layers, of 262,656 parameters each."""
+
+    def __init__(self, layers):
+        super().__init__(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(layers)))
+
+    def blocks(self):
+        return self
+
+    def batch(self, random):
+        return (torch.randn(8, 512, generator=random),)
+
+    def forward(self, points):
+        return (super().forward(points) - points).square().mean()
+
+
+def make_nanogpt(directory, layers):
+    """nanoGPT's model, of 789,760 parameters a layer and 82,176 beside them."""
+    sys.path.insert(0, directory)
+    import model as nanogpt
+
+    class Model(nanogpt.GPT):
+        def blocks(self):
+            return self.transformer.h
+
+        def batch(self, random):
+            return torch.randint(SYMBOLS, (2, 1, CONTEXT), generator=random).unbind()
+
+        def forward(self, tokens, wanted):
+            return super().forward(tokens, wanted)[1]
+
+    return Model(nanogpt.GPTConfig(CONTEXT, SYMBOLS, layers, HEADS, WIDTH))
+
+
+class Kind(Times):
+    def __init__(self, name, make_model, mesh, inside):
+        super().__init__()
         torch.manual_seed(0)
-        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(layers)]
-        self.model, self.seconds, self.bytes = nn.Sequential(*blocks), [], []
+        self.model = make_model()
+        self.data = self.model.batch(torch.Generator().manual_seed(dist.get_rank()))
         if name.startswith("HSDP"):
-            for one in blocks:
+            for one in self.model.blocks():
                 fully_shard(one, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         else:
@@ -50,22 +114,59 @@ class Kind:
                 self.model, self.optimizer, inside=group, warmup_steps=1
             )
 
-    def step(self, points):
-        dist.barrier()
-        begin, before = time.perf_counter(), sent()
+    def step(self):
+        self.begin()
         self.optimizer.zero_grad()
-        (self.model(points) - points).square().mean().backward()
+        self.model(*self.data).backward()
         self.optimizer.step()
-        seconds = time.perf_counter() - begin
-        dist.barrier()
-        self.bytes.append(sent() - before)
-        self.seconds.append(seconds)
+        self.end()
+
+
+def train_with_trainer(name, layers, steps):
+    """A training by Hugging Face's Trainer: its times."""
+    import transformers
+
+    times = Times()
+
+    class Watch(transformers.TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            if "fp16" in name:
+                trainer.model_wrapped.register_comm_hook(None, fp16_compress_hook)
+
+        def on_step_begin(self, *_, **__):
+            times.begin()
+
+        def on_step_end(self, *_, **__):
+            times.end()
+
+    callbacks = [Watch()]
+    if "compressed" in name:
+        callbacks.append(onebit.torch.TrainerCallback(warmup_steps=1))
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=SYMBOLS, n_positions=CONTEXT, n_embd=WIDTH, n_layer=layers, n_head=HEADS,
+        bos_token_id=0, eos_token_id=0))  # fmt: skip
+    tokens = torch.randint(SYMBOLS, (256, CONTEXT), generator=torch.Generator().manual_seed(1))
+    with tempfile.TemporaryDirectory() as place:
+        arguments = transformers.TrainingArguments(
+            place, max_steps=FIRST + steps, per_device_train_batch_size=1, save_strategy="no",
+            report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no",
+            ddp_find_unused_parameters=False,
+        )
+        trainer = transformers.Trainer(
+            model, arguments, callbacks=callbacks,
+            train_dataset=[{"input_ids": one, "labels": one} for one in tokens],
+        )  # fmt: skip
+        trainer.train()
+    return times
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--layers", type=int, default=32, help="of 262,656 parameters (%(default)s)")
-    parser.add_argument("--steps", type=int, default=7, help="after 4 others (%(default)s)")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--layers", type=int, default=32, help="of the model (%(default)s)")
+    parser.add_argument("--steps", type=int, default=7, help="that count (%(default)s)")
+    parser.add_argument("--nanogpt", metavar="DIRECTORY", help="which has nanoGPT's model.py")
+    parser.add_argument("--trainer", action="store_true", help="the Trainer too, with a GPT-2")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -74,16 +175,23 @@ def main():
     dist.all_gather_object(counts, on_host)
     mesh = init_device_mesh("cpu", (size // max(counts), max(counts)),
                             mesh_dim_names=("replicate", "shard"))  # fmt: skip
-    kinds = {name: Kind(name, options.layers, mesh, mesh.get_group(1)) for name in KINDS}
-    points = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
-    for _ in range(4 + options.steps):
+
+    def make_model():
+        if options.nanogpt:
+            return make_nanogpt(options.nanogpt, options.layers)
+        return Layers(options.layers)
+
+    kinds = {name: Kind(name, make_model, mesh, mesh.get_group(1)) for name in KINDS}
+    count = sum(one.numel() for one in make_model().parameters())
+    for _ in range(FIRST + options.steps):
         for kind in kinds.values():
-            kind.step(points)
+            kind.step()
+    if options.trainer:
+        kinds |= {name: train_with_trainer(name, options.layers, options.steps) for name in TRAINERS}
     if dist.get_rank() == 0:
-        print(f"{options.layers * (WIDTH + 1) * WIDTH} parameters, {size} ranks on {mesh.size(0)} hosts")
+        print(f"{count} parameters, {size} ranks on {mesh.size(0)} hosts")
         for name, kind in kinds.items():
-            seconds = 1000 * statistics.median(kind.seconds[4:])
-            print(f"{name:30} {seconds:8.0f} ms {statistics.median(kind.bytes[4:]):12.0f} bytes on eth0")
+            print(f"{name:30} {kind}")
     dist.barrier()
 
 
