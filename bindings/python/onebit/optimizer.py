@@ -58,7 +58,7 @@ class Stateful:
         check(function(self.handle, None, 0, ctypes.byref(count)))
         part = ctypes.create_string_buffer(count.value)
         check(function(self.handle, part, count.value, ctypes.byref(count)))
-        return part.raw[: count.value]
+        return ctypes.string_at(part, count.value)
 
     def load(self, parts: Sequence[bytes]) -> None:
         """Takes the state, parameters too, from the parts of all ranks that saved, in their order.

@@ -107,6 +107,51 @@ def test_gradients_may_have_other_strides(made):
     assert all(torch.equal(results[0], one) for one in results)
 
 
+def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
+    """`compress` takes the state of a training that begins: the library's state is not copied for it."""
+    import torch
+
+    calls = []
+    monkeypatch.setattr(onebit.Adam, "save_whole", lambda *given: calls.append(given) or save(*given))
+    save = onebit.optimizer.Optimizer.save_whole
+    optimizer, parameters = made("Adam")
+    optimizer._load({})
+    assert not calls
+    state = {one: {"exp_avg": torch.ones_like(one), "exp_avg_sq": torch.ones_like(one),
+                   "step": torch.tensor(3.0)} for one in parameters}  # fmt: skip
+    optimizer._load(state)
+    assert len(calls) == 1 and optimizer.onebit.info()["steps"] == 3
+
+
+def test_scalers_are_found_in_their_step(made):
+    """Of all GradScalers that exist, those that make the step are told of it, and no others."""
+    import torch
+
+    from onebit.torch.backward import scalers_of
+
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this torch scales on CUDA only")
+
+    class Scaler(torch.amp.GradScaler):
+        def step(self, optimizer):  # not by the base class's
+            return optimizer.step()
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            found.append(scalers_of(self))
+
+    found, parameter = [], torch.nn.Parameter(torch.ones(3))
+    optimizer, scalers = Watched([parameter], lr=0.1), [torch.amp.GradScaler("cpu"), Scaler("cpu")]
+    for one in (*scalers, torch.amp.GradScaler("cpu", enabled=False)):
+        parameter.grad = torch.ones(3)
+        if one.is_enabled():
+            one.scale(torch.ones(()))
+            one.unscale_(optimizer)
+        one.step(optimizer)
+    optimizer.step()
+    assert found == [[scalers[0]], [scalers[1]], [], []]
+
+
 def test_empty_parameters(made):
     import torch
 

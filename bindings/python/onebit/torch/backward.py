@@ -7,6 +7,7 @@ backward pass has filled it, and the rest in its step.
     optimizer.attach(model)
 """
 
+import sys
 import weakref
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
 from onebit._native import argument_error
-from onebit.torch.hook import bytes_of, instances_of
+from onebit.torch.hook import bytes_of
 from onebit.torch.ranks import interruptible
 
 # The number of steps that are observed before a step begins in the backward pass. Torch lays the
@@ -120,10 +121,16 @@ def check_model(model, parameters, ranks, remainder):
 
 
 def scalers_of(optimizer):
-    """Returns the scalers with which the program makes the current step."""
+    """Returns the scalers with which the program makes the current step: their step() is among the callers."""
     kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
-    every = [one for one in instances_of(kind) if one.is_enabled()]
-    return [one for one in every if one._found_inf_per_device(optimizer)]
+    frame, found = sys._getframe(1), []
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, kind) and caller.is_enabled() and caller not in found:
+                found.append(caller)
+        frame = frame.f_back
+    return [one for one in found if one._found_inf_per_device(optimizer)]
 
 
 def tell_scalers(optimizer):

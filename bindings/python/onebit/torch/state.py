@@ -9,6 +9,7 @@ an element of a tensor of uint8, which stay what they are when torch converts a 
 its parameter.
 """
 
+import functools
 import json
 import struct
 import warnings
@@ -225,8 +226,6 @@ class _Loaded:
             for name, tensor in first.items()
             if name.startswith(_HEAD)
         }
-        self.template = part.read_part(optimizer.onebit.save_whole())
-        self.here = part.rank_of(self.template.header), part.ranks_of(self.template.header)
         self.firsts = np.cumsum([0, *(one.numel() for one in self.parameters)])
         for head in self.heads.values():
             elements = part.elements_of(head.header)
@@ -255,6 +254,11 @@ class _Loaded:
                         stacklevel=6,
                     )
                     return
+
+    @functools.cached_property
+    def template(self):
+        """The part that this rank would save now."""
+        return part.read_part(self.optimizer.onebit.save_whole())
 
     @property
     def ranks(self):
@@ -379,7 +383,7 @@ class _Loaded:
         begins with the step of the momentum. alone: as one rank would have saved it, which ranks with the same
         moments make alike; else this rank's"""
         header, sections = bytearray(self.template.header), []
-        ranks = self.here[1]
+        ranks = part.ranks_of(self.template.header)
         if alone:
             part.place_alone(header)
         kind, no_warmup = part.kind_of(header), self.optimizer._no_warmup
@@ -472,7 +476,8 @@ def load(optimizer, state, begin):
             return [], loaded.part_of_torch(alone=True)
         if whole:
             return [loaded.part(rank, whole, True) for rank in range(whole)], None
-        return [], loaded.part(*loaded.here, False)
+        here = loaded.template.header
+        return [], loaded.part(part.rank_of(here), part.ranks_of(here), False)
 
     parts, mine = agreed(comm, make)
     if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
