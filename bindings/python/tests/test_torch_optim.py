@@ -124,7 +124,7 @@ def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
 
 
 def test_scalers_are_found_in_their_step(made):
-    """Of all GradScalers that exist, those that make the step are told of it, and no others."""
+    """The GradScaler that makes a step is found, and no other one that exists."""
     import torch
 
     from onebit.torch.backward import scalers_of
