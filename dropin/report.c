@@ -168,12 +168,16 @@ static double estimate_saved_seconds(const struct ob_record *record,
 static void print_seconds(FILE *file, const struct ob_record *record,
                           const struct ob_report *report) {
   double dense = atomic_load(&record->seconds_dense),
-         saved = estimate_saved_seconds(record, report);
+         saved = estimate_saved_seconds(record, report),
+         deciding = atomic_load(&record->seconds_deciding);
   if (atomic_load(&record->timed_compressed))
-    fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
-            ob_record_dense_seconds(record),
-            get_mean_seconds(&record->seconds_compressed, &record->timed_compressed),
-            ob_record_saved_seconds(record));
+    fprintf(
+        file,
+        "    a call took %.6f s dense (of %llu timed), %.6f s compressed: %.3f s saved, less the "
+        "%.3f s of agreements and checks\n",
+        ob_record_dense_seconds(record), (unsigned long long)atomic_load(&record->timed_dense),
+        get_mean_seconds(&record->seconds_compressed, &record->timed_compressed),
+        ob_record_saved_seconds(record) + deciding, deciding);
   else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
             saved > 0 ? "" : "\n");
@@ -235,6 +239,14 @@ static void print_other_calls(FILE *file, const struct ob_report *report) {
   print_passed(file, "  other calls, passed on: ", left);
 }
 
+/* Returns true if the dense time of some compressed calls is that of fewer than 5 others. */
+static bool is_dense_time_rough(void) {
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+    if (atomic_load(&record->timed_compressed) && atomic_load(&record->timed_dense) < 5)
+      return true;
+  return false;
+}
+
 static void print_sum(FILE *file, const struct ob_report *report) {
   fprintf(file, "  in all: %llu calls compressed ", (unsigned long long)report->compressed);
   if (report->own_only)
@@ -249,7 +261,10 @@ static void print_sum(FILE *file, const struct ob_report *report) {
           report_speedup(report), report->calls, report->seconds, report->span,
           report->seconds + report->seconds_saved);
   if (report->compressed && report->seconds_saved < 0)
-    fprintf(file, "  Compressing took longer than the network did: dense sums are faster here.\n");
+    fprintf(file, "%s",
+            is_dense_time_rough()
+                ? "  Few dense calls were timed, so the speed-up is a rough estimate.\n"
+                : "  Compressing took longer than the network did: dense sums are faster here.\n");
 }
 
 static void print_advice(FILE *file, const struct ob_report *report) {
@@ -272,6 +287,9 @@ static void print_advice(FILE *file, const struct ob_report *report) {
           (unsigned long long)watched, seconds, report->seconds,
           report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
+  if (seconds < 0.05 * report->seconds)
+    fprintf(file, "  On this network that is hardly worth it; onebit-tune --predict computes the "
+                  "saving on another one.\n");
 }
 
 /* Prints the smallest number of bits of the compressed calls, and for which optimizers it is
