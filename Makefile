@@ -187,14 +187,16 @@ only_nccl := $(if $(has_nccl),,%_nccl.o)
 only_its_system := $(if $(is_darwin),$(call objects,collectives/transports/*sockets*.c),%_darwin.o)
 
 # The preload libraries' objects, which replace calls of MPI or NCCL, are no part of the library.
+# The codecs take longest to compile, so they come first.
+CODECS   := $(call objects,compression/codec_*.c)
 RULES    := $(call objects,dropin/rules*.c)
 PRELOADED := $(call objects,dropin/preload.c dropin/report*.c) $(RULES)
 PRELOADED_MPI := $(call objects,dropin/mpi/preload*.c)
 PRELOADED_NCCL := $(call objects,dropin/nccl/*.c)
 LIBRARY  := $(filter-out $(only_its_system) $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),\
-              $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c \
-                optimizers/*.c optimizers/*/*.c dropin/*.c $(if $(has_mpi),dropin/mpi/*.c) \
-                $(if $(has_cuda),cuda/*.c)) \
+              $(CODECS) $(filter-out $(CODECS),$(call objects,base/*.c compression/*.c collectives/*.c \
+                collectives/*/*.c optimizers/*.c optimizers/*/*.c dropin/*.c \
+                $(if $(has_mpi),dropin/mpi/*.c) $(if $(has_cuda),cuda/*.c))) \
               $(if $(has_cuda),$(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/$(call so_name,$(VERSION))
@@ -332,7 +334,7 @@ installed-check: all
 demo_build = $(BUILD)$(if $(and $(has_cuda),$(is_unbuilt)),/demo/build)
 demo: $(BUILD)/flags
 	+$(Q)$(MAKE) $(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) $(demo_build)/examples/train_text \
-	  BUILD=$(demo_build) $(if $(filter-out $(BUILD),$(demo_build)),CUDA=0 NCCL=0)
+	  $(if $(is_darwin),,$(demo_build)/onebit-tune) BUILD=$(demo_build) $(if $(filter-out $(BUILD),$(demo_build)),CUDA=0 NCCL=0)
 	@DATA='$(DATA)' BUILD=$(demo_build) TO=$(or $(TO),$(BUILD)/demo) examples/demo
 
 include docs/site/rules.mk

@@ -114,7 +114,7 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR
   -e 's|@POINTER@|$(shell echo __SIZEOF_POINTER__ | $(CC) -E -P -)|g'
 
 # These files are written anew each time, since PREFIX and the like may differ from those of the last
-# call. They are removed first: root may have written them in another user's build directory.
+# call, and removed once they are installed: root may have written them in another user's directory.
 all: | $(FILLED)
 $(FILLED):
 	@mkdir -p $@
@@ -125,9 +125,9 @@ $(FILLED)/onebit-config-version.cmake: packaging/cmake/onebit-config-version.cma
   | $(BUILD)/flags $(FILLED)
 $(FILLED)/modulefile: packaging/modulefile.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/%:
-	@rm -f $@; $(FILL) $< >$@
+	@$(FILL) $< >$@
 $(FILLED)/%.md: %.md packaging/links.awk
-	@mkdir -p $(@D); rm -f $@; \
+	@mkdir -p $(@D); \
 	awk -v installed="$(DOCUMENTS) $(BESIDE)" -f packaging/links.awk $< >$@
 
 FILLED_FILES = $(patsubst "%,%,$(foreach pair,$(filter "$(FILLED)/%,$(INSTALLED_DATA)),\
@@ -139,9 +139,12 @@ lay = @set -e; $(set_paths) for pair in $(2); do from=$${pair%%:*}; to=$$DESTDIR
 is_elsewhere = $(filter-out /usr /usr/local,$(call hide,$(PREFIX)))
 SHELL_NEEDS  = PATH="$(BINDIR):$$PATH" PKG_CONFIG_PATH="$(LIBDIR)/pkgconfig" LD_LIBRARY_PATH="$(LIBDIR)"
 install: all $(FILLED_FILES)
+	@$(set_paths) [ ! "$$DESTDIR$$PREFIX" -ef . ] || \
+	  { echo "install: PREFIX=$$PREFIX is this checkout; take another directory, such as $$HOME/.local" >&2; exit 1; }
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
 	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
+	@rm -rf $(FILLED)/*
 	$(if $(DESTDIR)$(is_elsewhere),,@ldconfig 2>/dev/null || :)
 	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
 	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS),try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
@@ -156,6 +159,7 @@ uninstall: $(MAN_LIST)
 	@$(set_paths) for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
 	  "$$DOCDIR/examples" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
 	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done
+	@echo 'onebit is removed from $(DESTDIR)$(PREFIX)'
 
 # The source archive of a release has the same bytes from every checkout of the commit.
 .PHONY: dist

@@ -21,7 +21,9 @@ class Report(NamedTuple):
 
     def __str__(self):
         sent, dense = self.bytes_sent, self.dense_bytes
-        less = f"{dense / sent:.1f}x less traffic: " if sent and dense > sent else ""
+        less = "no less traffic yet: " if sent else ""
+        if sent and dense > sent:
+            less = f"{dense / sent:.1f}x less traffic: "
         text = (
             f"{self.steps} steps, {self.skipped} skipped, {self.overlapped} with an exchange in the "
             f"backward pass; {less}{sent / 1e6:.3g} MB sent instead of {dense / 1e6:.3g} MB"
