@@ -311,6 +311,9 @@ static void describe_choice(onebit_method_choice_t *choice) {
     if (needs_exchange_time(choice, m))
       at += (size_t)snprintf(text + at, capacity - at, "%s %s %s", some++ ? "," : "",
                              duration(choice->exchange[m]).text, rows[m].name);
+  if (choice->method == ONEBIT_METHOD_DENSE)
+    snprintf(text + at, capacity - at, "; no other step is %.0f %% faster",
+             100 * (OB_STEP_WORTH - 1));
 }
 
 static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {

@@ -67,6 +67,9 @@ static void check_choices(onebit_comm_t comm, void *context) {
           choice.warmup_steps);
     CHECK(strstr(choice.text, "takes ") == choice.text && strstr(choice.text, "computation 1 s"),
           "%s", choice.text);
+    CHECK(!strstr(choice.text, "; no other step is 5 % faster") ==
+              (choice.method != ONEBIT_METHOD_DENSE),
+          "%s", choice.text);
   }
 }
 Test(method, choices) { on_ranks(3, check_choices, NULL); }
