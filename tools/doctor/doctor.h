@@ -3,7 +3,7 @@
  *
  * Measuring and judging are separate. doctor_mpi.c measures between ranks, host.c measures this
  * host and plain TCP; they fill in a struct doctor_facts. judge.c derives findings from it, and
- * report.c prints them; both need neither MPI nor the machine.
+ * report.c prints them, with the subnets of subnets.c; these need neither MPI nor the machine.
  */
 #ifndef TOOLS_DOCTOR_H
 #define TOOLS_DOCTOR_H
@@ -69,6 +69,7 @@ struct doctor_facts {
 /* Finds the subnets in which every host has an address of its own. docker0 has the same address on
  * all hosts, so it connects no hosts. */
 void doctor_find_subnets(struct doctor_facts *facts);
+bool doctor_is_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask);
 /* Returns the host's interface in a subnet; NULL: none is up. */
 const struct doctor_interface *doctor_find_interface(const struct doctor_facts *facts, int host,
                                                      int subnet);
@@ -86,8 +87,7 @@ bool doctor_is_outlier(double value, const double *values, int count, double rat
 
 enum { DOCTOR_SEEN = 320 };
 
-/* The kinds of findings, in the order of causes: processors, interfaces, hosts, networks, others.
- * The rules in judge.c have their texts. */
+/* The kinds of findings, in the order of causes: processors, interfaces, hosts, networks, others. */
 enum doctor_kind {
   DOCTOR_BUSY, /* makes measured times inaccurate */
   DOCTOR_STOLEN,

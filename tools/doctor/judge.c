@@ -1,83 +1,13 @@
 /* Derives the doctor's findings from the facts by a table of rules. Needs neither MPI nor the
  * machine. */
-#define _POSIX_C_SOURCE 200809L /* fmemopen */
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
 #include "tools/tune/tune.h"
-
-/* --- Subnets -----------------------------------------------------------------------------------*/
-
-static bool is_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
-  return one->netmask == netmask && ((one->address ^ address) & netmask) == 0;
-}
-
-const struct doctor_interface *doctor_find_interface(const struct doctor_facts *facts, int host,
-                                                     int subnet) {
-  const struct doctor_subnet *in = &facts->subnets[subnet];
-  const struct doctor_host *the = &facts->hosts[host];
-  for (int i = 0; i < the->interface_count; i++)
-    if (the->interfaces[i].up && is_in_network(&the->interfaces[i], in->network, in->netmask))
-      return &the->interfaces[i];
-  return NULL;
-}
-
-/* True if every host has an address of its own in the candidate's subnet. */
-static bool is_shared_subnet(const struct doctor_facts *facts, int candidate) {
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *mine = doctor_find_interface(facts, h, candidate);
-    for (int other = 0; mine && other < h; other++)
-      if (doctor_find_interface(facts, other, candidate)->address == mine->address)
-        return false;
-    if (!mine)
-      return false;
-  }
-  return true;
-}
-
-void doctor_find_subnets(struct doctor_facts *facts) {
-  const struct doctor_host *first = &facts->hosts[0];
-  facts->subnet_count = 0;
-  for (int i = 0; i < first->interface_count && facts->subnet_count < DOCTOR_SUBNETS; i++) {
-    const struct doctor_interface *one = &first->interfaces[i];
-    facts->subnets[facts->subnet_count] =
-        (struct doctor_subnet){.network = one->address & one->netmask, .netmask = one->netmask};
-    facts->subnet_count += doctor_find_interface(facts, 0, facts->subnet_count) == one &&
-                           is_shared_subnet(facts, facts->subnet_count);
-  }
-}
-
-double doctor_traffic_part(const struct doctor_facts *facts, int host, int subnet) {
-  double there = 0, all = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    uint64_t sent = 0;
-    for (int i = 0; i < facts->hosts[h].interface_count; i++)
-      sent += facts->hosts[h].interfaces[i].sent;
-    if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* other traffic is small */
-    all += (double)sent;
-    there += (double)doctor_find_interface(facts, h, subnet)->sent;
-  }
-  return all > 0 ? there / all : 0;
-}
-
-int doctor_used_subnet(const struct doctor_facts *facts) {
-  int best = -1;
-  for (int s = 0; s < facts->subnet_count; s++)
-    if (doctor_traffic_part(facts, -1, s) > (best < 0 ? 0 : doctor_traffic_part(facts, -1, best)))
-      best = s;
-  return best;
-}
-
-int doctor_fastest_subnet(const struct doctor_facts *facts) {
-  int best = 0;
-  for (int s = 1; s < facts->subnet_count; s++)
-    best = facts->subnets[s].tcp > facts->subnets[best].tcp ? s : best;
-  return best;
-}
 
 /* --- The input and output of a rule ------------------------------------------------------------*/
 
@@ -90,20 +20,22 @@ struct question {
   const struct doctor_host *the; /* the host */
   const struct doctor_interface *one; /* its interface `other`, or that in the used subnet */
   double bound;
-  struct answer { /* the values of {0} to {3}, and {a} to {d}, in the row's text */
-    double number[4];
-    const char *word[4];
-  } answer;
-  char network[2][DOCTOR_ADDRESS]; /* the memory of two words */
-  bool of_all;                     /* the finding names no host */
+  char seen[DOCTOR_SEEN]; /* the finding's first line */
+  bool of_all;            /* the finding names no host */
 };
 
-/* A rule returns whether there is a finding. */
+/* A rule describes what it has seen, and returns whether that is a finding. */
 typedef bool rule(struct question *at);
 
-/* --- Processors, and the accuracy of times -----------------------------------------------------*/
+static void __attribute__((format(printf, 2, 3)))
+describe(struct question *at, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(at->seen, sizeof at->seen, format, arguments);
+  va_end(arguments);
+}
 
-static const char *plural_ending(int count) { return count == 1 ? "" : "s"; }
+/* --- Processors, and the accuracy of times -----------------------------------------------------*/
 
 static bool is_busy(const struct doctor_host *host, double bound) {
   return host->others >= bound && host->others + host->ranks > host->usable;
@@ -116,15 +48,19 @@ static bool judge_busy(struct question *at) {
   for (int h = 0; h < at->facts->host_count; h++)
     busy += is_busy(&at->facts->hosts[h], at->bound);
   at->of_all = busy > 1;
-  at->answer =
-      (struct answer){{the->others, the->usable, the->ranks},
-                      {plural_ending(the->ranks), busy > 1 ? ", and so on other hosts" : ""}};
+  describe(at, "%s: other programs use %.1f of the %d CPUs of %d rank%s%s", the->name, the->others,
+           the->usable, TUNE_COUNTED(the->ranks), busy > 1 ? ", and so on other hosts" : "");
   return is_busy(the, at->bound);
 }
 
 static bool judge_stolen(struct question *at) {
-  at->answer = (struct answer){{100 * at->the->stolen, at->the->lost_periods}, {0}};
-  return at->the->stolen >= at->bound || at->the->lost_periods >= 2; /* one may be chance */
+  const struct doctor_host *the = at->the;
+  describe(
+      at,
+      "%s: the hypervisor took %.0f %% of the time, and a limit of its container stopped it %d "
+      "times",
+      the->name, 100 * the->stolen, the->lost_periods);
+  return the->stolen >= at->bound || the->lost_periods >= 2; /* one may be chance */
 }
 
 /* A scheduler's time slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks
@@ -135,15 +71,19 @@ static bool judge_stolen(struct question *at) {
 static bool judge_waiting(struct question *at) {
   const struct doctor_host *the = at->the;
   const bool off = at->facts->yields == 0, crowded = off && the->ranks > the->usable;
-  at->answer = (struct answer){{the->local_hop, the->ranks, the->usable},
-                               {off ? ", mpi_yield_when_idle is off" : ""}};
+  describe(at,
+           "a message that goes round the ranks of a host takes %.0f us a hop; %d ranks on %d CPUs "
+           "of %s%s",
+           the->local_hop, the->ranks, the->usable, the->name,
+           off ? ", mpi_yield_when_idle is off" : "");
   return the->local_hop >= (crowded ? CROWDED_MICROSECONDS : at->bound);
 }
 
 /* True if ranks share CPUs although the host has further CPUs. */
 static bool judge_binding(struct question *at) {
   const struct doctor_host *the = at->the;
-  at->answer = (struct answer){{the->ranks, the->usable, the->cpus_online}, {0}};
+  describe(at, "%s: %d ranks are bound to the same %d of %d CPUs", the->name, the->ranks,
+           the->usable, the->cpus_online);
   return the->usable > 0 && the->ranks > the->usable && the->usable < the->cpus_online;
 }
 
@@ -156,7 +96,7 @@ static int count_similar_interfaces(const struct question *at, bool address) {
   for (int h = 0; h < at->facts->host_count; h++)
     for (int i = 0; h != at->host && i < at->facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &at->facts->hosts[h].interfaces[i];
-      count += one->up && is_in_network(one, at->one->address, at->one->netmask) &&
+      count += one->up && doctor_is_in_network(one, at->one->address, at->one->netmask) &&
                (!address || one->address == at->one->address);
     }
   return count;
@@ -164,13 +104,9 @@ static int count_similar_interfaces(const struct question *at, bool address) {
 
 static bool judge_down(struct question *at) {
   const int up = count_similar_interfaces(at, false);
-  at->answer = (struct answer){{up}, {plural_ending(up)}};
+  describe(at, "%s: %s is down; on %d other host%s it is up", at->the->name, at->one->name,
+           TUNE_COUNTED(up));
   return !at->one->up && up > 0;
-}
-
-static bool judge_duplex(struct question *at) {
-  at->answer.number[0] = at->one->speed;
-  return at->one->up && at->one->half_duplex;
 }
 
 /* Finds the slowest or the fastest link of the used subnet, in Mbit/s; an unknown speed counts as
@@ -187,8 +123,15 @@ static int find_speed(const struct question *at, bool slowest) {
 
 static bool judge_speed(struct question *at) {
   const int fastest = find_speed(at, false);
-  at->answer = (struct answer){{at->one->speed, fastest}, {0}};
+  describe(at, "%s: the link of %s runs at %d Mbit/s, those of others at %d", at->the->name,
+           at->one->name, at->one->speed, fastest);
   return at->one->physical && at->one->speed > 0 && at->one->speed < fastest;
+}
+
+static bool judge_duplex(struct question *at) {
+  describe(at, "%s: %s has half duplex, at %d Mbit/s", at->the->name, at->one->name,
+           at->one->speed);
+  return at->one->up && at->one->half_duplex;
 }
 
 static int count_mtu(const struct question *at, int mtu) {
@@ -199,15 +142,16 @@ static int count_mtu(const struct question *at, int mtu) {
 }
 
 static bool judge_mtu(struct question *at) {
-  at->answer =
-      (struct answer){{at->one->mtu, at->mtu, count_mtu(at, at->mtu), at->facts->host_count}, {0}};
+  describe(at, "%s: MTU %d on %s, %d on %d of %d hosts", at->the->name, at->one->mtu, at->one->name,
+           at->mtu, count_mtu(at, at->mtu), at->facts->host_count);
   return at->one->mtu != at->mtu;
 }
 
 /* Finds an address that other hosts have too. */
 static bool judge_bridge(struct question *at) {
   const int like = count_similar_interfaces(at, true);
-  at->answer = (struct answer){{like}, {like == 1 ? " has" : "s have"}};
+  describe(at, "%s: %s has an address that %d other host%s too", at->the->name, at->one->name, like,
+           like == 1 ? " has" : "s have");
   return at->one->up && !at->one->physical && like > 0;
 }
 
@@ -218,7 +162,8 @@ static bool judge_bridge(struct question *at) {
 
 static bool judge_interface_choice(struct question *at) {
   const double part = doctor_traffic_part(at->facts, at->host, at->used);
-  at->answer.number[0] = 100 * part;
+  describe(at, "%s: %.0f %% of what it sends takes %s, as most hosts' does", at->the->name,
+           100 * part, at->one->name);
   return part < at->bound;
 }
 
@@ -237,12 +182,15 @@ static bool judge_subnet(struct question *at) {
   const int best = doctor_fastest_subnet(at->facts);
   const struct doctor_subnet *slow = &at->facts->subnets[at->other];
   const struct doctor_subnet *fast = &at->facts->subnets[best];
-  at->answer =
-      (struct answer){{100 * doctor_traffic_part(at->facts, -1, at->other), slow->tcp, fast->tcp},
-                      {doctor_find_interface(at->facts, 0, at->other)->name,
-                       doctor_format_network(slow->network, slow->netmask, at->network[0]),
-                       doctor_find_interface(at->facts, 0, best)->name,
-                       doctor_format_network(fast->network, fast->netmask, at->network[1])}};
+  char network[2][DOCTOR_ADDRESS];
+  describe(at,
+           "%.0f %% of MPI's traffic takes %s (%s), where plain TCP carries %.2f Gbit/s; %s (%s), "
+           "which all hosts have too, carries %.2f",
+           100 * doctor_traffic_part(at->facts, -1, at->other),
+           doctor_find_interface(at->facts, 0, at->other)->name,
+           doctor_format_network(slow->network, slow->netmask, network[0]), slow->tcp,
+           doctor_find_interface(at->facts, 0, best)->name,
+           doctor_format_network(fast->network, fast->netmask, network[1]), fast->tcp);
   return slow->tcp > 0 && fast->tcp >= at->bound * slow->tcp &&
          (at->other == at->used || sends_in_both(at->facts, at->other, best));
 }
@@ -255,15 +203,20 @@ static bool judge_mpi(struct question *at) {
   const int from = at->host ^ 1; /* the last host of an odd number has no partner, and no rate */
   const double tcp = at->the->tcp[at->used];
   const double mpi = tcp > 0 ? at->facts->bandwidth[from * at->facts->host_count + at->host] : 0;
-  at->answer = (struct answer){{mpi, tcp}, {mpi > 0 ? at->facts->hosts[from].name : ""}};
+  describe(at, "%s to %s: MPI carries %.2f Gbit/s, plain TCP %.2f between the same two by %s",
+           mpi > 0 ? at->facts->hosts[from].name : "", at->the->name, mpi, tcp, at->one->name);
   return mpi > 0 && tcp < MAX_LINK && tcp >= at->bound * mpi;
 }
 
-static bool judge_firewall(struct question *at) { return at->facts->subnets[at->used].tcp <= 0; }
+static bool judge_firewall(struct question *at) {
+  describe(at, "MPI works, but no plain TCP connection is made by %s", at->one->name);
+  return at->facts->subnets[at->used].tcp <= 0;
+}
 
 static bool judge_link(struct question *at) {
   const double tcp = at->facts->subnets[at->used].tcp, slowest = find_speed(at, true) * 1e-3;
-  at->answer = (struct answer){{tcp, slowest}, {0}};
+  describe(at, "plain TCP carries %.2f Gbit/s at best, but the slowest link has %.1f", tcp,
+           slowest);
   return tcp > 0 && slowest < MAX_LINK && tcp < at->bound * slowest;
 }
 
@@ -308,10 +261,11 @@ static bool judge_slow_host(struct question *at) {
   const bool out = doctor_is_outlier(at->sends[at->host], at->sends, hosts, at->bound);
   const bool in = doctor_is_outlier(at->receives[at->host], at->receives, hosts, at->bound);
   const double *way = out ? at->sends : at->receives;
-  at->answer = (struct answer){{way[at->host], way[hosts]},
-                               {!in   ? "to"
-                                : out ? "to and from"
-                                      : "from"}};
+  describe(at, "%s: %.2f Gbit/s %s every other host, the others %.2f", at->the->name, way[at->host],
+           !in   ? "to"
+           : out ? "to and from"
+                 : "from",
+           way[hosts]);
   return out || in;
 }
 
@@ -322,16 +276,17 @@ static bool judge_pair(struct question *at) {
   const double rate = at->facts->bandwidth[at->host * hosts + at->other];
   const double expected =
       hosts == 2 ? at->sends[hosts] : fmin(at->sends[at->host], at->receives[at->other]);
-  at->answer = (struct answer){
-      {rate, expected},
-      {at->facts->hosts[at->other].name, hosts == 2 ? "the other way" : "with other hosts"}};
+  describe(at, "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s", at->the->name,
+           at->facts->hosts[at->other].name, rate, expected,
+           hosts == 2 ? "the other way" : "with other hosts");
   return rate > 0 && rate * at->bound <= expected;
 }
 
 /* --- Faults that MPI tolerates -----------------------------------------------------------------*/
 
 static bool judge_loopback_name(struct question *at) {
-  at->answer.word[0] = at->the->loopback;
+  describe(at, "%s: /etc/hosts gives its own name the address %s", at->the->name,
+           at->the->loopback);
   return at->the->loopback[0];
 }
 
@@ -342,8 +297,10 @@ static bool judge_clock(struct question *at) {
   int apart = 0;
   for (int h = 0; h < count; h++) {
     const double by = at->the->clock - at->facts->hosts[h].clock;
-    if (fabs(by) >= at->bound)
-      apart++, at->answer.number[0] = by;
+    if (fabs(by) < at->bound)
+      continue;
+    apart++;
+    describe(at, "%s: its clock differs from the others' by %.1f s", at->the->name, by);
   }
   return 2 * apart > count || (2 * apart == count && fabs(at->the->clock) >= at->bound);
 }
@@ -364,114 +321,72 @@ static const struct {
   double bound;
   enum over over;
   unsigned when;
-  const char *seen, *why, *advice;
+  const char *why, *advice;
   int (*subnet)(const struct doctor_facts *facts); /* the one to use alone */
 } rules[DOCTOR_KINDS] = {
     /* Half a processor is more than a system's own services use. */
     [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
-        "{h}: other programs use {0:1} of the {1} CPUs of {2} rank{a}{b}",
         "times measure the processors, not the network: no host less than 5 times slower is named",
         "end the other programs, or give ranks cores of their own; then again", NULL},
     /* A twentieth of the time is beyond chance. */
     [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
-        "{h}: the hypervisor took {0} % of the time, and a limit of its container stopped it {1} "
-        "times",
         "ranks are stopped at any moment: no host less than 5 times slower is named",
         "a container's cpu.max, or another instance type; then again", NULL},
     [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, TIMES | BLURS | ONCE,
-        "a message that goes round the ranks of a host takes {0} us a hop; {1} ranks on {2} CPUs "
-        "of {h}{a}",
         "ranks that wait keep the processors from those that have work",
         "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", NULL},
     [DOCTOR_SAME_CPU] = {judge_binding, 0, HOSTS, ONCE | SURE,
-        "{h}: {0} ranks are bound to the same {1} of {2} CPUs",
         "they take turns on it while other CPUs are idle",
         "mpirun --bind-to none, or bind every rank to a core of its own", NULL},
     [DOCTOR_DOWN] = {judge_down, 0, INTERFACES, SEVERAL | SURE,
-        "{h}: {i} is down; on {0} other host{a} it is up",
         "a subnet that not all hosts have carries no exchange",
         "its cable, or there: ip link set dev INTERFACE up", NULL},
     [DOCTOR_DUPLEX] = {judge_duplex, 0, INTERFACES, SEVERAL | SURE,
-        "{h}: {i} has half duplex, at {0} Mbit/s",
         "a link that cannot send while it receives loses packets under load",
         "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", NULL},
     [DOCTOR_NEGOTIATED] = {judge_speed, 0, HOSTS, USED | SURE,
-        "{h}: the link of {i} runs at {0} Mbit/s, those of others at {1}",
         "every exchange waits for the slowest link",
         "its cable and switch port: ethtool INTERFACE there", NULL},
     [DOCTOR_SLOW_HOST] = {judge_slow_host, 1.6, HOSTS, SEVERAL | COARSE,
-        "{h}: {0:2} Gbit/s {a} every other host, the others {1:2}",
         "every exchange waits for the slowest host",
         "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
         NULL},
     /* Among many pairs one is more often slow by chance. */
     [DOCTOR_SLOW_PAIR] = {judge_pair, 2, PAIRS, SEVERAL | TIMES,
-        "{h} to {a}: {0:2} Gbit/s, but {1:2} Gbit/s {b}",
         "exchanges that use this way wait for it",
         "the way between these two: links (ethtool on both), switches, cables, routing", NULL},
     /* 1 and 2.5 Gbit/s differ by more, repeated measurements of one link by less. */
     [DOCTOR_WRONG_INTERFACE] = {judge_subnet, 1.6, SUBNETS, USED | TIMES | ONCE | ALL,
-        "{0} % of MPI's traffic takes {a} ({b}), where plain TCP carries {1:2} Gbit/s; {c} ({d}), "
-        "which all hosts have too, carries {2:2}",
         "every exchange takes as long as the slower one needs",
         "let MPI use the faster one alone", doctor_fastest_subnet},
     [DOCTOR_MTU] = {judge_mtu, 0, HOSTS, USED | SURE,
-        "{h}: MTU {0} on {i}, {1} on {2} of {3} hosts",
         "packets larger than the other side takes are lost silently",
         "ip link set dev INTERFACE mtu MTU there, as on the others", NULL},
     [DOCTOR_ODD_INTERFACE] = {judge_interface_choice, USED_PART, HOSTS, USED,
-        "{h}: {0} % of what it sends takes {i}, as most hosts' does",
         "its way to the others is another one, and may be a slower one",
         "name the interface, the same on every host; its routes if it is named: ip route there",
         doctor_used_subnet},
     [DOCTOR_MPI_SLOW] = {judge_mpi, 3, HOSTS, USED | TIMES | ALL,
-        "{a} to {h}: MPI carries {0:2} Gbit/s, plain TCP {1:2} between the same two by {i}",
         "the network carries more than MPI sends over it",
         "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN",
         NULL},
     [DOCTOR_FIREWALL] = {judge_firewall, 0, CLUSTER, USED | TIMES | ALL,
-        "MPI works, but no plain TCP connection is made by {i}",
         "MPI's own ports may be open, but others that programs choose are not",
         "open the ports between the hosts", NULL},
     [DOCTOR_LINK_SPEED] = {judge_link, 0.6, CLUSTER, USED | TIMES | ALL,
-        "plain TCP carries {0:2} Gbit/s at best, but the slowest link has {1:1}",
         "something between the hosts, or on them, holds the traffic back",
         "errors in ethtool -S, other traffic, a slower switch; iperf3 -P 4: several streams", NULL},
     [DOCTOR_BRIDGE] = {judge_bridge, 0, INTERFACES, ONCE | SURE | ALL,
-        "{h}: {i} has an address that {0} other host{a} too",
         "a library may take it for a network of all hosts, and wait for ever",
         "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", NULL},
     [DOCTOR_LOOPBACK_NAME] = {judge_loopback_name, 0, HOSTS, SEVERAL | SURE,
-        "{h}: /etc/hosts gives its own name the address {a}",
         "gloo and MPICH look the name up, and others then connect to themselves",
         "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", NULL},
     [DOCTOR_CLOCK] = {judge_clock, 1, HOSTS, SEVERAL | SURE,
-        "{h}: its clock differs from the others' by {0:1} s",
         "files, certificates and logs of several hosts contradict each other",
         "chronyc or ntpd there", NULL},
 };
 /* clang-format on */
-
-/* Writes a row's text with the answer filled in: {h} is the host, {i} the interface, {a} a word,
- * {0} a number, and {0:2} one with two decimals. */
-static void format_seen(const struct question *at, const char *text, char seen[DOCTOR_SEEN]) {
-  FILE *file = fmemopen(seen, DOCTOR_SEEN, "w");
-  for (; file && *text; text++) {
-    const char what = text[1];
-    if (*text != '{')
-      fputc(*text, file);
-    else if (what >= '0' && what <= '9')
-      fprintf(file, "%.*f", text[2] == ':' ? text[3] - '0' : 0, at->answer.number[what - '0']);
-    else
-      fputs(what == 'h'   ? at->the->name
-            : what == 'i' ? at->one->name
-                          : at->answer.word[what - 'a'],
-            file);
-    text = *text == '{' ? strchr(text, '}') : text;
-  }
-  if (file)
-    fclose(file);
-}
 
 static void add_finding(struct doctor_diagnosis *diagnosis, enum doctor_kind kind,
                         const struct question *at) {
@@ -486,7 +401,7 @@ static void add_finding(struct doctor_diagnosis *diagnosis, enum doctor_kind kin
                                      .why = rules[kind].why,
                                      .advice = rules[kind].advice,
                                      .subnet = -1};
-  format_seen(at, rules[kind].seen, finding->seen);
+  memcpy(finding->seen, at->seen, sizeof finding->seen);
   if (rules[kind].subnet && !diagnosis->has_subnet) { /* the settings are printed once */
     finding->subnet = rules[kind].subnet(at->facts);
     diagnosis->has_subnet = true;
