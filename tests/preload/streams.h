@@ -19,14 +19,8 @@ float *allocate_floats(size_t count);
 /* Sums over the ranks; the bits of the result are part of the program's output. */
 void sum_over_ranks(const float *from, float *to, int count);
 
-/* Cases: programs that solve or stack something. */
-void solve_with_gmres(void);
-void solve_with_bicgstab(void);
-void stack_signals(void);
-
-/* Trainings. */
+/* Cases: trainings (trainers.c). */
 void train_with_sgd(void);
-void train_with_adam(void);
 void train_policy_and_critic(void);
 void sum_like_policy_and_critic(void);
 void train_on_new_samples(void);

@@ -72,15 +72,13 @@ static void print_loss(float loss) {
     printf("loss %.4f\n", (double)(mean / (float)size));
 }
 
-static void train_learner(int adam) {
+void train_with_sgd(void) {
   struct learner learner = make_learner(7);
   float last = 0;
   for (int step = 0; step < 120; step++)
-    last = train_step(&learner, adam);
+    last = train_step(&learner, 0);
   print_loss(last);
 }
-void train_with_sgd(void) { train_learner(0); }
-void train_with_adam(void) { train_learner(1); }
 
 /* Trains two tensors of one size in turn, as a policy and its critic: each epoch makes another
  * number of steps with the first, and sums after each whether to go on. */
