@@ -39,30 +39,34 @@ void check_sum(const char *what, const float *values, int count, int step, int r
       fail(what, step, i, values[i], exact_value(step, i) * (float)ranks);
 }
 
-float *allocate_floats(size_t count) {
+void sum_exact(const char *what, float *mine, float *sum, int count, int step, MPI_Comm on) {
+  int ranks;
+  MPI_Comm_size(on, &ranks);
+  fill_exact(mine, count, step);
+  MPI_Allreduce(mine, sum, count, MPI_FLOAT, MPI_SUM, on);
+  check_sum(what, sum, count, step, ranks);
+}
+
+static float *allocate_floats(size_t count) {
   float *values = calloc(count, sizeof *values);
   if (!values)
     MPI_Abort(MPI_COMM_WORLD, 4);
   return values;
 }
 
-/* Sums the same buffers in each step: two tensors, one of them in place, and a single element. */
+/* Sums the same buffers in each step: two tensors, one of them in place, and a single number. */
 static void sum_steadily(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
-        *other = allocate_floats(COUNT + 1);
+  static float mine[COUNT], sum[COUNT], other[COUNT + 1];
   for (int step = 0; step < STEPS; step++) {
     int one = 1, all = 0;
-    fill_exact(mine, COUNT, step);
     fill_exact(other, COUNT + 1, step + 1);
-    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    sum_exact("steady", mine, sum, COUNT, step, MPI_COMM_WORLD);
     MPI_Allreduce(MPI_IN_PLACE, other, COUNT + 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    check_sum("steady", sum, COUNT, step, size);
     check_sum("in place", other, COUNT + 1, step + 1, size);
     if (all != size)
       fail("small", step, 0, all, size);
   }
-  free(mine), free(sum), free(other);
 }
 
 /* Does the same with several bits, where the product of level and scale is rounded. */
@@ -75,8 +79,7 @@ static void sum_in_several_bits(void) {
 /* Sums values that one bit does not hold: later sums deliver the error of one, so the total over
  * many steps differs from the true one only by the last residual. */
 static void sum_with_feedback(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
-        *drift = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT], drift[COUNT];
   double left = 0, signal = 0;
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++) {
@@ -97,16 +100,13 @@ static void sum_with_feedback(void) {
   if (!(sqrt(left / signal) <
         8)) /* relative to the sum of one step; without feedback it would be about STEPS */
     fail("feedback", STEPS, 0, sqrt(left / signal), 8);
-  free(mine), free(sum), free(drift);
 }
 
 /* Sums a tensor that needs more than one bit, since rank 0 has outliers in it, and one that a bit
  * holds exactly. */
 static void sum_outlier(void) {
   enum { CALLS = 200 };
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
-        *drift = allocate_floats(COUNT);
-  float *easy = allocate_floats(COUNT + 1);
+  static float mine[COUNT], sum[COUNT], drift[COUNT], easy[COUNT + 1];
   tolerance = 1e-5F;
   for (int step = 0; step < CALLS; step++) {
     fill_exact(mine, COUNT, step);
@@ -126,12 +126,11 @@ static void sum_outlier(void) {
        i++) /* the residual of the outlier reaches some 45,000 with one bit, 30,000 with 2 */
     if (!(fabsf(drift[i]) < (getenv("ONEBIT_BUDGET") ? 100000 : 100)))
       fail("climb", CALLS, i, (double)drift[i], 0);
-  free(mine), free(sum), free(drift), free(easy);
 }
 
 /* Sums whole numbers, which one bit does not hold: right only without compression. */
 static void sum_integers(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++)
       mine[i] = (float)((i * 31 + step) % 1000 + rank);
@@ -142,7 +141,6 @@ static void sum_integers(void) {
         fail("uncompressed", step, i, sum[i], whole);
     }
   }
-  free(mine), free(sum);
 }
 
 /* Frees the buffers and allocates them elsewhere in each step. */
@@ -150,9 +148,7 @@ static void sum_in_new_buffers(void) {
   void *spacer = NULL;
   for (int step = 0; step < STEPS; step++) {
     float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
-    fill_exact(mine, COUNT, step);
-    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check_sum("reuse", sum, COUNT, step, size);
+    sum_exact("reuse", mine, sum, COUNT, step, MPI_COMM_WORLD);
     free(spacer);
     spacer = malloc((size_t)((step + rank) % 5 + 1) * 33333);
     free(sum), free(mine);
@@ -162,46 +158,31 @@ static void sum_in_new_buffers(void) {
 
 /* Changes the buffer now and then, on one rank only. */
 static void sum_in_moved_buffers(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
-        *else_where = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT], other[COUNT];
   for (int step = 0; step < STEPS; step++) {
-    float *from = rank == size - 1 && step >= 20 && step % 5 == 0 ? else_where : mine;
-    fill_exact(from, COUNT, step);
-    MPI_Allreduce(from, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check_sum("moves", sum, COUNT, step, size);
+    float *from = rank == size - 1 && step >= 20 && step % 5 == 0 ? other : mine;
+    sum_exact("moves", from, sum, COUNT, step, MPI_COMM_WORLD);
   }
-  free(mine), free(sum), free(else_where);
 }
 
 static void sum_several_counts(void) {
-  float *mine = allocate_floats(2 * COUNT), *sum = allocate_floats(2 * COUNT);
-  for (int step = 0; step < STEPS; step++) {
-    int count = step < 25 ? COUNT : COUNT + step * 7;
-    fill_exact(mine, count, step);
-    MPI_Allreduce(mine, sum, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    check_sum("counts", sum, count, step, size);
-  }
-  free(mine), free(sum);
+  static float mine[2 * COUNT], sum[2 * COUNT];
+  for (int step = 0; step < STEPS; step++)
+    sum_exact("counts", mine, sum, step < 25 ? COUNT : COUNT + step * 7, step, MPI_COMM_WORLD);
 }
 
 static void sum_on_communicators(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int round = 0; round < 4; round++) {
     MPI_Comm comm;
-    int ranks;
     if (round % 2)
       MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &comm);
     else
       MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    MPI_Comm_size(comm, &ranks);
-    for (int step = 0; step < STEPS / 2; step++) {
-      fill_exact(mine, COUNT, step);
-      MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-      check_sum("communicators", sum, COUNT, step, ranks);
-    }
+    for (int step = 0; step < STEPS / 2; step++)
+      sum_exact("communicators", mine, sum, COUNT, step, comm);
     MPI_Comm_free(&comm);
   }
-  free(mine), free(sum);
 }
 
 static void reduce_largest(void *in, void *inout, int *length, MPI_Datatype *type) {
@@ -214,7 +195,7 @@ static void reduce_largest(void *in, void *inout, int *length, MPI_Datatype *typ
 
 /* Sums doubles, which are sent as floats unless no float holds them. */
 static void sum_doubles(void) {
-  double *mine = calloc(COUNT, sizeof *mine), *sum = calloc(COUNT, sizeof *sum);
+  static double mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     double scale = step == 20 ? 1e300 : step == 30 ? 1e-300 : 1;
     for (int i = 0; i < COUNT; i++)
@@ -227,13 +208,12 @@ static void sum_doubles(void) {
     if (memcmp(mine, sum, COUNT * sizeof *mine) != 0)
       fail("doubles in place", step, 0, mine[0], sum[0]);
   }
-  free(mine), free(sum);
 }
 
 /* Calls other than sums of floats: always exact. */
 static void make_other_calls(void) {
-  float *mine = allocate_floats(COUNT), *result = allocate_floats(COUNT);
-  int *wide = calloc(2 * COUNT, sizeof *wide);
+  static float mine[COUNT], result[COUNT];
+  static int wide[2 * COUNT];
   MPI_Datatype pair;
   MPI_Op op;
   MPI_Op_create(reduce_largest, 1, &op);
@@ -256,11 +236,10 @@ static void make_other_calls(void) {
   }
   MPI_Type_free(&pair);
   MPI_Op_free(&op);
-  free(mine), free(result), free(wide);
 }
 
 static void sum_not_a_number(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     int bad = step == 3 || step == 30;
     fill_exact(mine, COUNT, step);
@@ -272,7 +251,6 @@ static void sum_not_a_number(void) {
     sum[77] = bad ? exact_value(step, 77) * (float)size : sum[77];
     check_sum("beside it", sum, COUNT, step, size);
   }
-  free(mine), free(sum);
 }
 
 static void gather_and_scatter(void) {
@@ -306,7 +284,7 @@ static void find_function(const char *name, void *call, size_t bytes) {
 }
 
 static void sum_long_counts(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   allreduce_c *blocking;
   iallreduce_c *nonblocking_c;
   find_function("MPI_Allreduce_c", &blocking, sizeof blocking);
@@ -320,7 +298,6 @@ static void sum_long_counts(void) {
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     check_sum("MPI_Iallreduce_c", sum, COUNT, step, size);
   }
-  free(mine), free(sum);
 }
 
 /* Calls an MPI library that only prints the count that it gets; or one without such calls. */
@@ -345,11 +322,8 @@ static void pass_count_beyond_int(void) {
 static void *run_thread(void *state) {
   MPI_Comm comm = *(MPI_Comm *)state;
   float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
-  for (int step = 0; step < STEPS; step++) {
-    fill_exact(mine, COUNT, step);
-    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-    check_sum("threads", sum, COUNT, step, size);
-  }
+  for (int step = 0; step < STEPS; step++)
+    sum_exact("threads", mine, sum, COUNT, step, comm);
   free(mine), free(sum);
   return NULL;
 }

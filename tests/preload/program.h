@@ -2,7 +2,7 @@
 #ifndef ONEBIT_TESTS_PRELOAD_PROGRAM_H
 #define ONEBIT_TESTS_PRELOAD_PROGRAM_H
 
-#include <stddef.h>
+#include <mpi.h>
 
 enum { COUNT = 20000, STEPS = 40 };
 
@@ -16,7 +16,8 @@ float exact_value(int step, int i);
 void fill_exact(float *values, int count, int step);
 void check_sum(const char *what, const float *values, int count, int step, int ranks);
 
-float *allocate_floats(size_t count);
+/* Sums the values of a step over the ranks of a communicator, and checks the sum. */
+void sum_exact(const char *what, float *mine, float *sum, int count, int step, MPI_Comm on);
 
 /* Cases. */
 void sum_nonblocking(void);

@@ -52,10 +52,8 @@ static void wait_for_requests(int how, MPI_Request request[TENSORS]) {
 }
 
 void sum_nonblocking(void) {
-  float *mine[TENSORS], *sum[TENSORS];
+  static float mine[TENSORS][COUNT], sum[TENSORS][COUNT];
   MPI_Request request[TENSORS];
-  for (int t = 0; t < TENSORS; t++)
-    mine[t] = allocate_floats(COUNT), sum[t] = allocate_floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
     for (int t = 0; t < TENSORS; t++) {
       fill_exact(mine[t], COUNT, step + t);
@@ -65,8 +63,6 @@ void sum_nonblocking(void) {
     for (int t = 0; t < TENSORS; t++)
       check_sum("nonblocking", sum[t], COUNT, step + t, size);
   }
-  for (int t = 0; t < TENSORS; t++)
-    free(mine[t]), free(sum[t]);
 }
 
 /* Never waits for its last request, which MPI forbids but some programs do. */
@@ -82,7 +78,7 @@ void leave_request_unfinished(void) {
 
 /* Checks that a nonblocking call makes progress while its rank waits in another call. */
 void check_progress(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
     int token = step;
@@ -95,13 +91,11 @@ void check_progress(void) {
       MPI_Send(&token, 1, MPI_INT, 0, 5, MPI_COMM_WORLD);
     check_sum("progress", sum, COUNT, step, size);
   }
-  free(mine), free(sum);
 }
 
 /* Makes a blocking call dense, by a NaN, while others are in flight. */
 void mix_dense_and_compressed(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT),
-        *more = allocate_floats(COUNT), *most = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT], more[COUNT], most[COUNT];
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
     fill_exact(mine, COUNT, step);
@@ -118,13 +112,11 @@ void mix_dense_and_compressed(void) {
     check_sum("in flight", sum, COUNT, step, size);
     check_sum("beside", most, COUNT, step, size);
   }
-  free(mine), free(sum), free(more), free(most);
 }
 
 void sum_persistent(void) {
 #ifdef PERSISTENT
-  float *mine[2] = {allocate_floats(COUNT), allocate_floats(COUNT)},
-        *sum[2] = {allocate_floats(COUNT), allocate_floats(COUNT)};
+  static float mine[2][COUNT], sum[2][COUNT];
   MPI_Request request[2];
   MPI_Status statuses[2];
   for (int t = 0; t < 2; t++)
@@ -141,16 +133,14 @@ void sum_persistent(void) {
     for (int t = 0; t < 2; t++)
       check_sum("persistent", sum[t], COUNT, step + t, size);
   }
-  for (int t = 0; t < 2; t++) {
+  for (int t = 0; t < 2; t++)
     MPI_Request_free(&request[t]);
-    free(mine[t]), free(sum[t]);
-  }
 #endif
 }
 
 /* Makes every tenth sum much smaller than the one before, whose residual it must not contain. */
 void sum_small_after_large(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     MPI_Request request;
     float scale = step % 10 == 9 ? 0.001F : 1;
@@ -169,7 +159,6 @@ void sum_small_after_large(void) {
     if (!(error < (step % 10 == 9 ? 1e-10 : 0.01) * norm))
       fail("quiet", step, 0, sqrt(error / norm), 0);
   }
-  free(mine), free(sum);
 }
 
 /* ---- Calls that must pass unchanged, or are noticed */
@@ -191,16 +180,13 @@ static int delete_attribute(MPI_Comm from, int key, void *value, void *extra) {
 }
 
 static void sum_repeatedly(MPI_Comm comm, float *mine, float *sum) {
-  for (int step = 0; step < STEPS; step++) {
-    fill_exact(mine, COUNT, step);
-    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
-    check_sum("often", sum, COUNT, step, size);
-  }
+  for (int step = 0; step < STEPS; step++)
+    sum_exact("often", mine, sum, COUNT, step, comm);
 }
 
 /* MPI calls the program's callbacks for communicators that the program makes, and for no others. */
 void check_attributes(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   MPI_Comm comm;
   int key;
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
@@ -211,12 +197,11 @@ void check_attributes(void) {
   MPI_Comm_free_keyval(&key);
   if (copied != 0 || deleted != 1)
     fail("attributes", copied, deleted, 0, 1);
-  free(mine), free(sum);
 }
 
 /* MPI reports wrong arguments, also of calls that would be compressed. */
 void check_wrong_arguments(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;
   sum_repeatedly(MPI_COMM_WORLD, mine, sum);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -232,12 +217,11 @@ void check_wrong_arguments(void) {
       fail("wrong arguments", i, 0, 0, 1);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
   sum_repeatedly(MPI_COMM_WORLD, mine, sum);
-  free(mine), free(sum);
 }
 
 /* A child that exits normally has its own exit status and reports nothing. */
 void check_forked_child(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   int status = 0;
   sum_repeatedly(MPI_COMM_WORLD, mine, sum);
   pid_t child = fork();
@@ -246,17 +230,15 @@ void check_forked_child(void) {
   waitpid(child, &status, 0);
   if (status != 0)
     fail("a child's exit status", 0, 0, status, 0);
-  free(mine), free(sum);
 }
 
 /* Calls that are never compressed, though they may be of gradients. */
 void reduce_and_broadcast(void) {
-  float *mine = allocate_floats(COUNT), *sum = allocate_floats(COUNT);
+  static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
     fill_exact(mine, COUNT, step);
     MPI_Reduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
     MPI_Bcast(sum, COUNT, MPI_FLOAT, 0, MPI_COMM_WORLD);
     check_sum("reduce and broadcast", sum, COUNT, step, size);
   }
-  free(mine), free(sum);
 }
