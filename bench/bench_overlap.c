@@ -18,27 +18,50 @@ enum { STRIDE = BENCH_OVERALL + 1 };
  * finished. */
 struct side {
   struct bench_case *test;
+  bool dense; /* MPI's collective */
   onebit_request_t request;
-  onebit_status_t (*start)(struct side *side);
-  onebit_status_t (*test_request)(struct side *side);
-  onebit_status_t (*finish)(struct side *side);
   size_t tests;           /* the number of tests, spread through the computation */
   size_t units;           /* the length of the computation */
   onebit_status_t status; /* the first error */
 };
 
-/* --- The timed functions of a side. A call that fails does so on all ranks, and the next on the
- * same plan fails at once. */
+/* --- The call of a side. One that fails does so on all ranks, and the next on the same plan fails
+ * at once. */
 
 static void overlap_keep_error(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
     side->status = status;
 }
 
+static void start_call(struct side *side) {
+  const struct bench_case *test = side->test;
+  if (side->dense)
+    test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
+                                  test->dense_receive, test->count);
+  else
+    overlap_keep_error(
+        side, test->collective->start(test->send, test->receive, test->plan, &side->request));
+}
+
+static void test_call(struct side *side) {
+  if (side->dense)
+    side->test->team->kind->finish_dense(side->test->team, false);
+  else
+    overlap_keep_error(side, onebit_test(&side->request));
+}
+
+static void finish_call(struct side *side) {
+  if (side->dense)
+    side->test->team->kind->finish_dense(side->test->team, true);
+  else
+    overlap_keep_error(side, onebit_wait(&side->request));
+}
+
+/* --- The timed functions of a side */
+
 static int run_pure(const struct bench_entry *entry) {
-  struct side *side = entry->context;
-  overlap_keep_error(side, side->start(side));
-  overlap_keep_error(side, side->finish(side));
+  start_call(entry->context);
+  finish_call(entry->context);
   return BENCH_OK;
 }
 
@@ -49,13 +72,13 @@ static int run_compute(const struct bench_entry *entry) {
 
 static int run_overall(const struct bench_entry *entry) {
   struct side *side = entry->context;
-  overlap_keep_error(side, side->start(side));
+  start_call(side);
   for (size_t k = 0, slices = side->tests + 1; k < slices; k++) {
     bench_compute_units(side->units * (k + 1) / slices - side->units * k / slices);
     if (k < side->tests)
-      overlap_keep_error(side, side->test_request(side));
+      test_call(side);
   }
-  overlap_keep_error(side, side->finish(side));
+  finish_call(side);
   return BENCH_OK;
 }
 
@@ -87,33 +110,7 @@ static int calibrate_computation(struct bench_rounds *rounds, struct side *sides
   return BENCH_OK;
 }
 
-/* --- The functions of the two sides */
-
-static onebit_status_t overlap_start(struct side *side) {
-  struct bench_case *test = side->test;
-  return test->collective->start(test->send, test->receive, test->plan, &side->request);
-}
-
-static onebit_status_t overlap_poll(struct side *side) { return onebit_test(&side->request); }
-
-static onebit_status_t overlap_finish(struct side *side) { return onebit_wait(&side->request); }
-
-static onebit_status_t overlap_start_dense(struct side *side) {
-  struct bench_case *test = side->test;
-  test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
-                                test->dense_receive, test->count);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t overlap_poll_dense(struct side *side) {
-  side->test->team->kind->finish_dense(side->test->team, false);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t overlap_finish_dense(struct side *side) {
-  side->test->team->kind->finish_dense(side->test->team, true);
-  return ONEBIT_OK;
-}
+/* --- Measuring */
 
 /* Sets the number of tests: the options', or one for each 200 us of the computation. */
 static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
@@ -138,14 +135,7 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds, stru
 }
 
 int bench_measure_overlap(struct bench_job *job, struct bench_case *test) {
-  struct side sides[] = {{.test = test,
-                          .start = overlap_start,
-                          .test_request = overlap_poll,
-                          .finish = overlap_finish},
-                         {.test = test,
-                          .start = overlap_start_dense,
-                          .test_request = overlap_poll_dense,
-                          .finish = overlap_finish_dense}};
+  struct side sides[] = {{.test = test}, {.test = test, .dense = true}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {.repeats = 1, .team = test->team};
   const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;
