@@ -108,7 +108,6 @@ struct bench_progress {
   bool open, terminal, shown;
   double start, next; /* when the run started; when the next line is due: seconds */
   char what[64];      /* the description of what is measured */
-  double later;       /* duration of what follows, relative to this measurement; 0: unknown */
 };
 
 /* Prints the entry that is measured. `part` is the fraction that is finished, after `seconds`. */

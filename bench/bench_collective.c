@@ -177,28 +177,22 @@ void bench_case_destroy(struct bench_case *test) {
 
 /* Returns the iterations. The defaults are few enough for all sizes to take minutes on a gigabit
  * network. */
-static size_t choose_iterations(const struct bench_case *test, size_t bytes) {
+static size_t choose_iterations(const struct bench_case *test) {
   if (test->options->iterations != BENCH_BY_SIZE)
     return test->options->iterations;
-  return test->device ? 21 : bytes <= 64 << 10 ? 200 : bytes <= 4 << 20 ? 40 : 11;
+  return test->device ? 21 : test->bytes <= 64 << 10 ? 200 : test->bytes <= 4 << 20 ? 40 : 11;
 }
 
-static size_t choose_warmups(const struct bench_case *test, size_t bytes) {
+static size_t choose_warmups(const struct bench_case *test) {
   if (test->options->warmups != BENCH_BY_SIZE)
     return test->options->warmups;
-  return test->device ? 3 : bytes <= 64 << 10 ? 20 : bytes <= 4 << 20 ? 5 : 2;
+  return test->device ? 3 : test->bytes <= 64 << 10 ? 20 : test->bytes <= 4 << 20 ? 5 : 2;
 }
 
 void bench_case_set_iterations(struct bench_job *job, const struct bench_case *test,
                                struct bench_rounds *rounds) {
-  const struct bench_options *options = test->options;
-  double here, later = 0;
-  rounds->rounds = choose_iterations(test, test->bytes);
-  rounds->warmups = choose_warmups(test, test->bytes);
-  here = (double)test->bytes * (double)(rounds->rounds + rounds->warmups);
-  for (size_t b = test->bytes * options->factor; b <= options->largest; b *= options->factor)
-    later += (double)b * (double)(choose_iterations(test, b) + choose_warmups(test, b));
-  job->progress.later = later / here;
+  rounds->rounds = choose_iterations(test);
+  rounds->warmups = choose_warmups(test);
   snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes", job->benchmark->name,
            test->bytes);
   rounds->progress = &job->progress;

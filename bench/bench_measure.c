@@ -159,14 +159,10 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
 
 static void progress_print(const struct bench_progress *progress, const char *entry, double part,
                            double seconds) {
-  double left = part > 0 ? seconds * (1 - part) / part : NAN;
   fprintf(stderr, "%sonebit-bench: %s: %s", progress->terminal ? "\r\033[K" : "", progress->what,
           entry);
   if (part > 0)
-    fprintf(stderr, ", %.0f %%, %.0f s left", 100 * part, left);
-  if (part > 0 && progress->later > 0)
-    fprintf(stderr, ", with all larger sizes about %.0f s",
-            left + progress->later * seconds / part);
+    fprintf(stderr, ", %.0f %%, %.0f s left", 100 * part, seconds * (1 - part) / part);
   fputs(progress->terminal ? "" : "\n", stderr);
   fflush(stderr);
 }
