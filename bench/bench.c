@@ -197,10 +197,10 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
   if (open_algorithm_control(&control, operation)) {
     status = bench_mpi_add_all(team, &control, operation) ? BENCH_OK : BENCH_FAILED;
     if (status != BENCH_OK && team->rank == 0)
-      bench_complain("--mpi-algorithms all: %s refuses one that it names", bench_mpi_library());
+      bench_print_error("--mpi-algorithms all: %s refuses one that it names", bench_mpi_library());
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
-    bench_complain(
+    bench_print_error(
         "--mpi-algorithms: %s does not let an algorithm be chosen, so its default is measured",
         bench_mpi_library());
   }
@@ -284,8 +284,8 @@ static int bench_run_job(const struct job *job, enum tool_asked asked, const cha
     return bench_run_body(NULL, job);
   if (size > 1 && job->options.ranks) {
     if (rank == 0)
-      bench_complain("--ranks %d: threads need a single process, but mpirun started %d",
-                     job->options.ranks, size);
+      bench_print_error("--ranks %d: threads need a single process, but mpirun started %d",
+                        job->options.ranks, size);
     return BENCH_USAGE;
   }
   if (job->options.sockets)
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
   if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0))
     return printf("onebit-bench %s\n", onebit_version()) < 0;
   if (!job.benchmark && argc > 1) {
-    bench_complain("%s: no such subcommand; see onebit-bench --help", argv[1]);
+    bench_print_error("%s: no such subcommand; see onebit-bench --help", argv[1]);
     return BENCH_USAGE;
   }
   if (!job.benchmark)

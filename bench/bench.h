@@ -269,10 +269,9 @@ struct bench_entry *bench_rounds_add_entry(struct bench_rounds *rounds, const ch
 int bench_rounds_measure(struct bench_rounds *rounds);
 void bench_rounds_destroy(struct bench_rounds *rounds);
 
-/* Prints "onebit-bench: " and the message to stderr; the functions below also return the exit
- * status. */
-void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-int bench_complain_of_memory(const char *what, size_t count);
+#define bench_print_error(...) tool_print_error("onebit-bench", __VA_ARGS__)
+/* These functions print an error, and return the exit status. */
+int bench_report_no_memory(const char *what, size_t count);
 /* Prints `what` and the library's message, unless the status is ONEBIT_OK. Returns an exit
  * status. */
 int bench_check_status(onebit_status_t status, const char *what);

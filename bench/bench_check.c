@@ -132,9 +132,8 @@ int bench_case_check(struct bench_case *test, bool *right) {
   struct terms terms;
   double *scratch = ob_allocate(2 * PART, sizeof(double));
   bool well = create_terms(test, &terms) && scratch;
-  int status = bench_team_agree(test->team, well)
-                   ? check_case(test, &terms, scratch, right)
-                   : bench_complain_of_memory("parts of residuals", 4);
+  int status = bench_team_agree(test->team, well) ? check_case(test, &terms, scratch, right)
+                                                  : bench_report_no_memory("parts of residuals", 4);
   ob_release(scratch);
   for (int k = 0; k < 2; k++) {
     ob_release(terms.worker[k]);

@@ -98,7 +98,7 @@ static int collective_add_ways(struct bench_case *test) {
     BENCH_TRY(add_plan(test, options->compare[k]));
   if (!test->plan) {
     if (test->team->rank == 0)
-      bench_complain("--compare: none of them can be planned: %s", test->ways[0].refusal);
+      bench_print_error("--compare: none of them can be planned: %s", test->ways[0].refusal);
     return BENCH_USAGE;
   }
   for (size_t k = 0; k < test->team->algorithm_count; k++) {
@@ -149,7 +149,7 @@ static int set_up_case(struct bench_case *test, size_t bytes) {
   int status = BENCH_OK;
   if (!bench_team_agree(test->team, collective_allocate(test))) {
     if (test->team->rank == 0)
-      bench_complain("no memory for buffers of %zu bytes on every rank", bytes);
+      bench_print_error("no memory for buffers of %zu bytes on every rank", bytes);
     status = BENCH_FAILED;
   }
   if (status == BENCH_OK && !bench_team_agree(test->team, collective_fill(test) == BENCH_OK))
@@ -312,8 +312,8 @@ static bool dense_fits(const struct bench_case *like) {
   if (!team->algorithm_count || like->options->largest / sizeof(float) <= most)
     return true;
   if (team->rank == 0)
-    bench_complain("-m %zu: %s counts at most %zu elements; --no-dense leaves it out",
-                   like->options->largest, like->collective->dense_name, most);
+    bench_print_error("-m %zu: %s counts at most %zu elements; --no-dense leaves it out",
+                      like->options->largest, like->collective->dense_name, most);
   return false;
 }
 

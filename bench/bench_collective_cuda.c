@@ -17,7 +17,7 @@
 #endif
 
 int bench_cuda_failed(cudaError_t error, const char *what) {
-  bench_complain("%s: CUDA: %s", what, cudaGetErrorString(error));
+  bench_print_error("%s: CUDA: %s", what, cudaGetErrorString(error));
   return BENCH_FAILED;
 }
 
@@ -26,8 +26,8 @@ static int open_device(struct bench_device *device, int place) {
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
     if (place == 0)
-      bench_complain("-d cuda: %s",
-                     error == cudaSuccess ? "there is no device" : cudaGetErrorString(error));
+      bench_print_error("-d cuda: %s",
+                        error == cudaSuccess ? "there is no device" : cudaGetErrorString(error));
     return BENCH_FAILED;
   }
   device->number = place % count;
@@ -97,7 +97,7 @@ static onebit_status_t (*const stream_calls[])(const void *, void *, onebit_plan
 /* --- NCCL */
 
 static int nccl_failed(ncclResult_t result, const char *what) {
-  bench_complain("%s: NCCL: %s", what, ncclGetErrorString(result));
+  bench_print_error("%s: NCCL: %s", what, ncclGetErrorString(result));
   return BENCH_FAILED;
 }
 
@@ -279,8 +279,8 @@ static int cuda_judge(struct bench_case *test, bool *right) {
     return BENCH_OK;
   if (info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts > 1) {
     if (test->team->rank == 0)
-      bench_complain("-c: threads form one host, but the hierarchical schedule has %d here",
-                     info.hosts);
+      bench_print_error("-c: threads form one host, but the hierarchical schedule has %d here",
+                        info.hosts);
     return BENCH_USAGE;
   }
   if (test->collective->operation == ONEBIT_ALLREDUCE)
@@ -345,7 +345,7 @@ int bench_cuda_collective(struct bench_job *job) {
   like.space = like.rounds.space = &bench_space_cuda;
   like.device = like.rounds.device = job->device;
   if (refused && job->team->rank == 0)
-    bench_complain("--transport nccl: %s", refused);
+    bench_print_error("--transport nccl: %s", refused);
   if (refused)
     return BENCH_USAGE;
 #ifdef ONEBIT_HAVE_NCCL

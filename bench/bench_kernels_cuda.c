@@ -210,7 +210,7 @@ static int create_inputs(struct bench_passes *passes) {
   for (int k = ONEBIT_FLOAT32 + 1; k < DTYPES; k++) {
     inputs[k] = ob_memory_cuda.allocate(passes->count, 2);
     if (!inputs[k])
-      return bench_complain_of_memory("elements on the device", passes->count);
+      return bench_report_no_memory("elements on the device", passes->count);
     BENCH_TRY(bench_space_fill(passes->space, inputs[k], passes->count, (onebit_dtype_t)k, 1));
   }
   return BENCH_OK;
@@ -227,7 +227,7 @@ static int kernels_allocate(struct bench_passes *passes) {
   kernels->piece = get(1, sizeof *kernels->piece);
   return passes->messages && passes->sums[0] && kernels->dense_messages && kernels->piece
              ? BENCH_OK
-             : bench_complain_of_memory("elements on the device", passes->count);
+             : bench_report_no_memory("elements on the device", passes->count);
 }
 
 /* Fills each slot with a message of random bits or values, from each member and from the rank
@@ -292,12 +292,11 @@ int bench_kernels_extend(struct bench_passes *passes) {
   BENCH_TRY(bench_passes_allocate(passes, BENCH_FRESH, BENCH_ARRAYS));
   for (int k = 1; k < OB_SUMS; k++)
     if (!(passes->sums[k] = ob_memory_cuda.allocate(plan->geometry.layout.blocks, sizeof(double))))
-      return bench_complain_of_memory("sums", plan->geometry.layout.blocks);
+      return bench_report_no_memory("sums", plan->geometry.layout.blocks);
   for (int k = 0; k < 2; k++)
     if (!(passes->moments[k] = ob_memory_cuda.allocate(passes->count, sizeof(uint16_t))))
-      return bench_complain_of_memory("moments", passes->count);
-  return ob_cuda_settle() == ONEBIT_OK ? BENCH_OK
-                                       : bench_complain_of_memory("passes", passes->count);
+      return bench_report_no_memory("moments", passes->count);
+  return ob_cuda_settle() == ONEBIT_OK ? BENCH_OK : bench_report_no_memory("passes", passes->count);
 }
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
@@ -309,7 +308,7 @@ int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                                   .learning_rate = BENCH_LEARNING_RATE,
                                   .kernels = ob_allocate(1, sizeof *passes->kernels)};
   if (!passes->kernels)
-    return bench_complain_of_memory("elements", count);
+    return bench_report_no_memory("elements", count);
   passes->kernels->device = job->device;
   BENCH_TRY(kernels_create_plans(job->options, passes));
   BENCH_TRY(kernels_allocate(passes));

@@ -1,6 +1,5 @@
 /* Makes statistics and numbers, and runs the loop in which entries take turns. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,24 +79,15 @@ void bench_compute_units(size_t units) {
   __asm__ volatile("" : : "r"(row) : "memory"); /* keeps the compiler from removing the loop */
 }
 
-void bench_complain(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  fputs("onebit-bench: ", stderr);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
-  va_end(arguments);
-}
-
 int bench_check_status(onebit_status_t status, const char *what) {
   if (status == ONEBIT_OK)
     return BENCH_OK;
-  bench_complain("%s: %s: %s", what, onebit_status_string(status), onebit_last_error());
+  bench_print_error("%s: %s: %s", what, onebit_status_string(status), onebit_last_error());
   return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
 }
 
-int bench_complain_of_memory(const char *what, size_t count) {
-  bench_complain("no memory for %zu %s", count, what);
+int bench_report_no_memory(const char *what, size_t count) {
+  bench_print_error("no memory for %zu %s", count, what);
   return BENCH_FAILED;
 }
 
@@ -139,7 +129,7 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
                      uint64_t seed) {
   float *values = ob_allocate(count, sizeof *values);
   if (!values)
-    return bench_complain_of_memory("numbers", count);
+    return bench_report_no_memory("numbers", count);
   bench_fill_values(values, count, seed);
   /* Converts in place: the shorter elements lie before those that are still to be read. */
   for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < count; i++)
@@ -280,7 +270,7 @@ int bench_rounds_measure(struct bench_rounds *rounds) {
   ob_release(rounds->memory);
   rounds->memory = ob_allocate((rounds->count + 1) * each, sizeof(double));
   if (rounds->team ? !bench_team_agree(rounds->team, rounds->memory) : !rounds->memory)
-    return bench_complain_of_memory("times", rounds->count * each);
+    return bench_report_no_memory("times", rounds->count * each);
   rounds->scratch = rounds->memory + rounds->count * each;
   for (size_t k = 0; k < rounds->count; k++) {
     rounds->entries[k].times = rounds->memory + k * each;

@@ -203,7 +203,7 @@ static int measure_steps(struct bench_job *job, struct bench_passes *passes) {
     if (created == ONEBIT_OK)
       status = measure_step(job, &run, k == refused);
     else if (created == ONEBIT_ERROR_ARGUMENT || created == ONEBIT_ERROR_UNSUPPORTED)
-      bench_complain("%s: %s", run.step->name, onebit_last_error()), refused++;
+      bench_print_error("%s: %s", run.step->name, onebit_last_error()), refused++;
     else
       status = bench_check_status(created, run.step->name);
     onebit_optimizer_destroy(run.optimizer);

@@ -328,7 +328,7 @@ int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_aske
   char name[64], usage[96];
   struct tool tool = describe_tool(benchmark, name, usage);
   if (asked == TOOL_WRONG && speak)
-    bench_complain("%s; see %s --help", error, name);
+    bench_print_error("%s; see %s --help", error, name);
   else if (speak)
     tool_print_answer(&tool, asked, error);
   if (asked == TOOL_HELP && speak)

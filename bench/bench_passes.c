@@ -219,11 +219,11 @@ static int fill_array(const struct bench_passes *passes, int array, float *value
 
 int bench_passes_allocate(struct bench_passes *passes, int first, int end) {
   float *values = ob_allocate(passes->count, sizeof *values);
-  int status = values ? BENCH_OK : bench_complain_of_memory("numbers", passes->count);
+  int status = values ? BENCH_OK : bench_report_no_memory("numbers", passes->count);
   for (int k = first; status == BENCH_OK && k < end; k++) {
     passes->arrays[k] = passes->space->memory->allocate(passes->count, sizeof(float));
     status = passes->arrays[k] ? fill_array(passes, k, values)
-                               : bench_complain_of_memory("elements of an array", passes->count);
+                               : bench_report_no_memory("elements of an array", passes->count);
   }
   ob_release(values);
   return status;
@@ -251,7 +251,7 @@ static int passes_fill_messages(struct bench_passes *passes) {
   const struct onebit_plan *plan = passes->plan;
   passes->messages = ob_allocate(passes->streams, stream_stride(&plan->geometry));
   if (!passes->messages)
-    return bench_complain_of_memory("messages", passes->streams * plan->geometry.chunks);
+    return bench_report_no_memory("messages", passes->streams * plan->geometry.chunks);
   for (size_t s = 0; s < passes->streams; s++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
@@ -269,7 +269,7 @@ static int create_arrays(struct bench_passes *passes) {
   passes->input = dtype == ONEBIT_FLOAT32 ? passes->arrays[BENCH_GRADIENT]
                                           : ob_allocate(passes->count, ob_dtype_size(dtype));
   if (!passes->input || !passes->sums[0])
-    return bench_complain_of_memory("elements of an array", passes->count);
+    return bench_report_no_memory("elements of an array", passes->count);
   if (dtype != ONEBIT_FLOAT32)
     BENCH_TRY(bench_space_fill(passes->space, passes->input, passes->count, dtype, 1));
   return passes_fill_messages(passes);

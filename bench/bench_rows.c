@@ -289,5 +289,5 @@ void bench_collective_print_row(struct bench_table *table, const struct bench_ro
   else if (table->format == BENCH_TEXT)
     bench_print_row(table, refused_fields, row);
   else
-    bench_complain("%s: %s", row->time->name, row->way->refusal);
+    bench_print_error("%s: %s", row->time->name, row->way->refusal);
 }

@@ -70,7 +70,7 @@ static int run_members(int ranks, bench_body *body, const void *context,
   struct member *members =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (members == MAP_FAILED)
-    return bench_complain_of_memory("ranks", (size_t)ranks);
+    return bench_report_no_memory("ranks", (size_t)ranks);
   pthread_barrierattr_init(&shared);
   pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
   pthread_barrier_init(&members->barrier, &shared, (unsigned)ranks);
@@ -99,14 +99,14 @@ static int bench_run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
   int worst = comms ? bench_check_status(onebit_comm_create_loopback(ranks, comms),
                                          "onebit_comm_create_loopback")
-                    : bench_complain_of_memory("ranks", (size_t)ranks);
+                    : bench_report_no_memory("ranks", (size_t)ranks);
   for (int rank = ranks - 1; worst == BENCH_OK && rank >= 0; rank--) {
     members[rank].team.comm = comms[rank];
     if (rank == 0)
       bench_run_thread(&members[0]);
     else if (pthread_create(&members[rank].id.thread, NULL, bench_run_thread, &members[rank]) !=
              0) {
-      bench_complain("--ranks %d: no thread for rank %d", ranks, rank);
+      bench_print_error("--ranks %d: no thread for rank %d", ranks, rank);
       exit(BENCH_FAILED);
     }
   }
@@ -160,7 +160,7 @@ static int wait_for_processes(struct member *members, int ranks) {
     if (ended == 0)
       continue;
     if (WIFSIGNALED(status) && left > 0)
-      bench_complain("a rank was ended: %s", strsignal(WTERMSIG(status)));
+      bench_print_error("a rank was ended: %s", strsignal(WTERMSIG(status)));
     int exited = WIFEXITED(status) ? WEXITSTATUS(status) : BENCH_FAILED;
     worst = exited > worst ? exited : worst;
   }
@@ -176,7 +176,7 @@ static int run_processes(struct member *members, int ranks) {
       _exit(bench_run_process(&members[rank]));
     members[rank].id.process = process;
     if (process < 0) {
-      bench_complain("--nccl-ranks %d: no process for rank %d", ranks, rank);
+      bench_print_error("--nccl-ranks %d: no process for rank %d", ranks, rank);
       while (rank-- > 0)
         kill(members[rank].id.process, SIGKILL);
       wait_for_processes(members, 0);
@@ -244,7 +244,7 @@ int bench_sockets_run(int connections, bench_body *body, const void *context) {
   team.size = onebit_comm_size(team.comm);
   team.state = malloc((size_t)team.size * PART * sizeof(double));
   int status = team.state ? body(&team, context)
-                          : bench_complain_of_memory("ranks' numbers", (size_t)team.size);
+                          : bench_report_no_memory("ranks' numbers", (size_t)team.size);
   onebit_comm_destroy(team.comm);
   free(team.state);
   return status;

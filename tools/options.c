@@ -342,7 +342,7 @@ static void print_row(const struct tool_option *option, const void *defaults) {
   }
 }
 
-void tool_print_help(const struct tool *tool) {
+static void tool_print_help(const struct tool *tool) {
   static const struct tool_option own[] = {
       {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "this text"},
       {.name = "version", .letter = 'v', .kind = TOOL_FLAG, .help = "the version of the library"}};
@@ -359,10 +359,10 @@ void tool_print_help(const struct tool *tool) {
     printf("\n%s\n", tool->notes);
 }
 
-void tool_print_error(const struct tool *tool, const char *format, ...) {
+void tool_print_error(const char *program, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  fprintf(stderr, "%s: ", tool->name);
+  fprintf(stderr, "%s: ", program);
   vfprintf(stderr, format, arguments);
   fputc('\n', stderr);
   va_end(arguments);
@@ -370,7 +370,7 @@ void tool_print_error(const struct tool *tool, const char *format, ...) {
 
 int tool_print_answer(const struct tool *tool, enum tool_asked asked, const char *error) {
   if (asked == TOOL_WRONG) {
-    tool_print_error(tool, "%s; see %s --help", error, tool->name);
+    tool_print_error(tool->name, "%s; see %s --help", error, tool->name);
     return TOOL_USAGE;
   }
   if (asked == TOOL_HELP)

@@ -69,10 +69,8 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
  * status. */
 int tool_print_answer(const struct tool *tool, enum tool_asked asked, const char *error);
 
-void tool_print_help(const struct tool *tool);
-
-/* Prints "NAME: " and a line to stderr. */
-void tool_print_error(const struct tool *tool, const char *format, ...)
+/* Prints "PROGRAM: " and a line to stderr. */
+void tool_print_error(const char *program, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* --- Parts, for functions that read a value of their own */

@@ -96,7 +96,7 @@ static int create_device(const char *namespace, const char *name, int own) {
     }
   }
   if (file < 0)
-    tool_print_error(&tool, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
+    tool_print_error(tool.name, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
   if (in >= 0)
     close(in);
   if (setns(own, CLONE_NEWNET) != 0)

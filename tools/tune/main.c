@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
-#include "tools/options.h"
 #include "tools/tune/tune.h"
 
 #ifdef ONEBIT_HAVE_MPI

@@ -1,19 +1,9 @@
-/* Writes values with their units, rows of tables and of JSON, and error messages. */
+/* Writes values with their units, and rows of tables and of JSON. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/tune/tune.h"
-
-void tune_print_error(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  fputs("onebit-tune: ", stderr);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
-  va_end(arguments);
-}
 
 static int compare_doubles(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;

@@ -15,6 +15,7 @@
 
 #include "base/json.h"
 #include "collectives/cost/tuning.h"
+#include "tools/options.h"
 #include "tools/tune/model.h"
 
 /* Exit statuses: done; something failed; the command line is wrong. */
@@ -40,8 +41,7 @@ enum { TUNE_HOST, TUNE_CUDA };
 /* Two arguments, a number and the plural's ending, for "%d rank%s". */
 #define TUNE_COUNTED(number) (number), (number) == 1 ? "" : "s"
 
-/* Prints "onebit-tune: " and a line to stderr. */
-void tune_print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+#define tune_print_error(...) tool_print_error("onebit-tune", __VA_ARGS__)
 
 /* Sorts the values and returns the median. The median of no values is 0. */
 double tune_median(double *values, int count);
