@@ -170,7 +170,7 @@ static void note_first_plan(const struct ob_exchange *exchange, const struct ob_
   onebit_plan_t *plan = context;
   (void)call;
   if (!*plan)
-    *plan = ob_exchange_plan(exchange);
+    *plan = exchange->plan;
 }
 
 static onebit_plan_t find_first_plan(MPI_Comm comm) {

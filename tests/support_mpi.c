@@ -109,7 +109,7 @@ struct sum {
 static void add_tally(const struct ob_exchange *exchange, const struct ob_mpi_call *call,
                       void *context) {
   struct sum *sum = context;
-  const struct ob_tally *tally = ob_exchange_tally(exchange);
+  const struct ob_tally *tally = &exchange->tally;
   (void)call;
   sum->tensors++;
   sum->tally.bits = tally->bits;

@@ -210,6 +210,27 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   return MPI_SUCCESS;
 }
 
+/* Makes the call by MPI's function; it is blocking if `request` is NULL. */
+static int call_mpi(const struct ob_mpi_call *call, MPI_Request *request) {
+  const void *send = call->sendbuf;
+  void *receive = call->recvbuf;
+  const int n = (int)call->count;
+  const MPI_Datatype type = call->datatype;
+  const MPI_Op op = dense_op(call);
+  switch (call->operation) {
+  case ONEBIT_ALLREDUCE:
+    return request ? PMPI_Iallreduce(send, receive, n, type, op, call->comm, request)
+                   : PMPI_Allreduce(send, receive, n, type, op, call->comm);
+  case ONEBIT_ALLGATHER:
+    return request ? PMPI_Iallgather(send, n, type, receive, n, type, call->comm, request)
+                   : PMPI_Allgather(send, n, type, receive, n, type, call->comm);
+  case ONEBIT_REDUCE_SCATTER:
+    return request ? PMPI_Ireduce_scatter_block(send, receive, n, type, op, call->comm, request)
+                   : PMPI_Reduce_scatter_block(send, receive, n, type, op, call->comm);
+  }
+  return MPI_ERR_INTERN;
+}
+
 /* Runs a call with more elements than an int counts, by MPI 4's functions. */
 static int run_large(const struct ob_mpi_call *call) {
   const MPI_Count count = (MPI_Count)call->count;
@@ -239,47 +260,13 @@ static int begin_large(const struct ob_mpi_call *call, MPI_Request *request) {
   return MPI_ERR_COUNT;
 }
 
-static int run_plain(const struct ob_mpi_call *call) {
-  const int count = (int)call->count;
-  int code = MPI_ERR_INTERN;
-  switch (call->operation) {
-  case ONEBIT_ALLREDUCE:
-    code = PMPI_Allreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
-                          call->comm);
-    break;
-  case ONEBIT_ALLGATHER:
-    code = PMPI_Allgather(call->sendbuf, count, call->datatype, call->recvbuf, count,
-                          call->datatype, call->comm);
-    break;
-  case ONEBIT_REDUCE_SCATTER:
-    code = PMPI_Reduce_scatter_block(call->sendbuf, call->recvbuf, count, call->datatype,
-                                     dense_op(call), call->comm);
-    break;
-  }
-  return code;
-}
-
 int ob_mpi_call_run_dense(const struct ob_mpi_call *call) {
-  int size = 1, code = call->count > INT_MAX ? run_large(call) : run_plain(call);
+  int size = 1, code = call->count > INT_MAX ? run_large(call) : call_mpi(call, NULL);
   if (code == MPI_SUCCESS)
     code = PMPI_Comm_size(call->comm, &size);
   return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
 }
 
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request) {
-  const int count = (int)call->count;
-  if (call->count > INT_MAX)
-    return begin_large(call, request);
-  switch (call->operation) {
-  case ONEBIT_ALLREDUCE:
-    return PMPI_Iallreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
-                           call->comm, request);
-  case ONEBIT_ALLGATHER:
-    return PMPI_Iallgather(call->sendbuf, count, call->datatype, call->recvbuf, count,
-                           call->datatype, call->comm, request);
-  case ONEBIT_REDUCE_SCATTER:
-    return PMPI_Ireduce_scatter_block(call->sendbuf, call->recvbuf, count, call->datatype,
-                                      dense_op(call), call->comm, request);
-  }
-  return MPI_ERR_INTERN;
+  return call->count > INT_MAX ? begin_large(call, request) : call_mpi(call, request);
 }

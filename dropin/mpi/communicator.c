@@ -168,7 +168,7 @@ static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
                                       const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
   if (ob_buffers_note(&tensor->buffers, call->sendbuf, call->recvbuf))
-    onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+    onebit_plan_reset_residual(tensor->exchange->plan);
   tensor->again = tensor->used != 0;
   tensor->used = attached->calls;
   return tensor->exchange;
@@ -183,7 +183,7 @@ static void reset_residuals_of_left_loop(struct ob_attached *attached) {
   for (int position = first; position < first + count; position++) {
     int slot = *ob_loops_tensor(attached->loops, position) - 1;
     if (slot >= 0)
-      onebit_plan_reset_residual(ob_exchange_plan(attached->tensors[slot]->exchange));
+      onebit_plan_reset_residual(attached->tensors[slot]->exchange->plan);
   }
 }
 
@@ -238,7 +238,7 @@ static void fit_budget(struct ob_attached *attached, double budget) {
     if (!tensor)
       continue;
     ob_exchange_count_withdrawals(tensor->exchange);
-    plans[count++] = ob_exchange_plan(tensor->exchange);
+    plans[count++] = tensor->exchange->plan;
   }
   onebit_plan_fit_budget(plans, count, budget);
 }
@@ -337,7 +337,7 @@ static bool detect_new_buffers(struct ob_attached *attached, int slot,
     return false;
   int other = mpi_communicator_find(attached, tensor->signature, call);
   if (other != NO_TENSOR) {
-    onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+    onebit_plan_reset_residual(tensor->exchange->plan);
     attached->tensors[other]->buffers = (struct ob_buffers){NULL, NULL, {0, 0}};
   }
   return true;
@@ -400,7 +400,7 @@ onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buf
     const struct tensor *tensor = attached->tensors[slot];
     if (!tensor || (tensor->buffers.sendbuf != buffer && tensor->buffers.recvbuf != buffer))
       continue;
-    onebit_status_t status = onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+    onebit_status_t status = onebit_plan_reset_residual(tensor->exchange->plan);
     worst = status == ONEBIT_OK ? worst : status;
   }
   return worst;

@@ -115,12 +115,6 @@ void ob_exchange_destroy(struct ob_exchange *exchange) {
   mpi_exchange_release(exchange);
 }
 
-onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange) { return exchange->plan; }
-
-const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange) {
-  return &exchange->tally;
-}
-
 /* ---- The result of a call */
 
 struct buffers {

@@ -127,8 +127,6 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
 /* Destroys an exchange after its operations in flight. Operations that have ended but were not
  * tested yet keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
-onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
-const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
 /* Returns how many of the latest calls in a row were withdrawn. Waits until the calls in flight are
  * decided, so that all ranks return the same. */

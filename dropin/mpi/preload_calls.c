@@ -159,7 +159,7 @@ void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tall
 /* Counts a call that its exchange has made in the record. False if the call was withdrawn. */
 static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
                                double seconds) {
-  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
+  const struct ob_tally *tally = &decision->exchange->tally;
   if (tally->compressed == before) {
     ob_record_count_dense(decision->record, OB_REASON_WITHDRAWN, seconds);
     return false;
@@ -171,7 +171,7 @@ static bool preload_calls_note(const struct ob_preload_decision *decision, uint6
 
 static int preload_calls_run_compressed(const struct ob_mpi_call *call,
                                         const struct ob_preload_decision *decision) {
-  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
+  const struct ob_tally *tally = &decision->exchange->tally;
   const uint64_t before = tally->compressed;
   const bool shadowed = ob_shadow_begin(decision->shadow, call);
   double start = ob_seconds();

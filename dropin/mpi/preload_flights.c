@@ -265,7 +265,7 @@ static int begin_compressed(const struct ob_mpi_call *what,
   ob_flights_pause();
   int code = ob_exchange_begin(decision->exchange, what, ob_shadow_is_quiet(decision->shadow, what),
                                &flight->operation);
-  flight->tally = *ob_exchange_tally(decision->exchange);
+  flight->tally = decision->exchange->tally;
   ob_flights_resume();
   if (code == MPI_SUCCESS)
     add_flight(flight);
