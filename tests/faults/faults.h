@@ -122,23 +122,23 @@ struct record {
 };
 
 /* The memory that the ranks of a job share. */
-struct scene {
+struct shared {
   struct row row;
   bool progress_thread;
   char directory[64]; /* for files */
   int port;           /* rank 0's */
-  double struck;      /* when a rank was killed */
+  double killed_at;   /* when a rank was killed */
   struct record records[RANKS];
   unsigned char unique_id[256]; /* NCCL's */
 };
 
 /* A rank's own state in the job. */
 struct participant {
-  struct scene *scene;
+  struct shared *shared;
   int rank;
   onebit_comm_t comm;
   bool messages_fail; /* the fault of messages is due */
-  bool struck;        /* the fault was committed */
+  bool committed;     /* the fault was committed */
   int skip;           /* number of messages to send unharmed before */
   double held_until;
 };
@@ -155,7 +155,7 @@ bool fault_is_of_messages(enum fault fault);
 typedef onebit_status_t connect_function(struct participant *participant, onebit_comm_t *comm);
 void participant_run(struct participant *participant, connect_function *connect);
 
-/* strike.c: commits the row's fault if this is its rank and moment. Returns false if the rank must
+/* fault.c: commits the row's fault if this is its rank and moment. Returns false if the rank must
  * stop there. */
 bool commit_fault(struct participant *participant, enum moment moment);
 
@@ -168,17 +168,17 @@ void participant_sleep(double seconds);
 double participant_clock(void);
 
 /* ranks.c and ranks_*.c: run the ranks of a job until all have ended. */
-void run_processes(struct scene *scene);
-void run_threads(struct scene *scene);
+void run_processes(struct shared *shared);
+void run_threads(struct shared *shared);
 connect_function connect_tcp, connect_threads;
-void tcp_choose_port(struct scene *scene);
-void tcp_come_as_stranger(const struct scene *scene, int rank);
+void tcp_choose_port(struct shared *shared);
+void tcp_connect_as_stranger(const struct shared *shared, int rank);
 /* These do nothing if their transport is not in this build. */
-void run_mpi(struct scene *scene, const char *program, const char *path);
-int participant_mpi(struct scene *scene);
-void run_nccl(struct scene *scene);
+void run_mpi(struct shared *shared, const char *program, const char *path);
+int participant_mpi(struct shared *shared);
+void run_nccl(struct shared *shared);
 
 /* Runs `body` in one thread per rank, with the rank's struct participant, until all have ended. */
-void run_in_threads(struct scene *scene, void *(*body)(void *participant));
+void run_in_threads(struct shared *shared, void *(*body)(void *participant));
 
 #endif

@@ -21,7 +21,7 @@ enum { MAX_JOBS = 16 };
 /* A job that runs. */
 struct running {
   pid_t process; /* the process of the case, which leads a process group; 0: this entry is free */
-  struct scene *scene;
+  struct shared *shared;
   char path[64];
   double began;
   double continue_at[RANKS];
@@ -48,11 +48,11 @@ static bool is_lost(const struct row *row) {
           row->fault == SILENT || row->fault == NO_FILES);
 }
 
-static bool is_named(const struct scene *scene) {
+static bool is_named(const struct shared *shared) {
   char name[16];
-  snprintf(name, sizeof name, "rank %d", row_victim(&scene->row));
+  snprintf(name, sizeof name, "rank %d", row_victim(&shared->row));
   for (int rank = 0; rank < RANKS; rank++)
-    if (rank != row_victim(&scene->row) && strstr(scene->records[rank].message, name))
+    if (rank != row_victim(&shared->row) && strstr(shared->records[rank].message, name))
       return true;
   return false;
 }
@@ -71,28 +71,28 @@ static bool is_built(enum transport transport) {
   return true;
 }
 
-static struct scene *map_scene(const char *path, bool create) {
+static struct shared *map_shared(const char *path, bool create) {
   int file = open(path, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
-  if (file < 0 || (create && ftruncate(file, sizeof(struct scene))))
+  if (file < 0 || (create && ftruncate(file, sizeof(struct shared))))
     return NULL;
-  struct scene *scene = mmap(NULL, sizeof *scene, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
-  return scene == MAP_FAILED ? NULL : scene;
+  return shared == MAP_FAILED ? NULL : shared;
 }
 
-static void run_case(struct scene *scene, const char *path) {
+static void run_case(struct shared *shared, const char *path) {
   setpgid(0, 0);
   /* Launchers and warnings about long waits write lines that would hide the table. */
   if (!freopen("/dev/null", "w", stderr))
     exit(3);
-  if (scene->row.transport == MPI)
-    run_mpi(scene, faults.program, path);
-  else if (scene->row.transport == NCCL)
-    run_nccl(scene);
-  else if (scene->row.transport == THREADS)
-    run_threads(scene);
+  if (shared->row.transport == MPI)
+    run_mpi(shared, faults.program, path);
+  else if (shared->row.transport == NCCL)
+    run_nccl(shared);
+  else if (shared->row.transport == THREADS)
+    run_threads(shared);
   else
-    run_processes(scene);
+    run_processes(shared);
   exit(0);
 }
 
@@ -107,25 +107,25 @@ static void begin_job(struct running *running, const struct row *row) {
   *running = (struct running){.began = participant_clock()};
   snprintf(running->path, sizeof running->path, "%.30s/faults-%d-%u", base, (int)getpid(),
            number++);
-  running->scene = map_scene(running->path, true);
-  if (!running->scene)
+  running->shared = map_shared(running->path, true);
+  if (!running->shared)
     give_up(running->path);
-  running->scene->row = *row;
-  snprintf(running->scene->directory, sizeof running->scene->directory, "%.55s.files",
+  running->shared->row = *row;
+  snprintf(running->shared->directory, sizeof running->shared->directory, "%.55s.files",
            running->path);
   fflush(stdout);
   running->process = fork();
   if (running->process < 0)
     give_up("fork");
   if (running->process == 0)
-    run_case(running->scene, running->path);
+    run_case(running->shared, running->path);
 }
 
 /* --- While a job runs: ranks that have stopped themselves are continued in time */
 
 static void continue_ranks(struct running *running) {
   for (int rank = 0; rank < RANKS; rank++) {
-    struct record *record = &running->scene->records[rank];
+    struct record *record = &running->shared->records[rank];
     int pause = atomic_exchange(&record->paused, 0);
     if (pause)
       running->continue_at[rank] = participant_clock() + pause / 1000.0;
@@ -145,16 +145,16 @@ static bool is_gone(const struct row *row, int rank) {
 }
 
 /* True if the launcher reports the error, as an MPI does that ends the job when it loses a rank. */
-static bool is_told_by_launcher(const struct scene *scene, int exit_status) {
-  return scene->row.transport == MPI && exit_status != 0;
+static bool is_told_by_launcher(const struct shared *shared, int exit_status) {
+  return shared->row.transport == MPI && exit_status != 0;
 }
 
-static const char *judge_rank(const struct scene *scene, int rank, int exit_status, bool hung) {
-  const struct record *record = &scene->records[rank];
-  const struct row *row = &scene->row;
+static const char *judge_rank(const struct shared *shared, int rank, int exit_status, bool hung) {
+  const struct record *record = &shared->records[rank];
+  const struct row *row = &shared->row;
   uint64_t expected = faults.expected[row->transport][row->work];
   if (atomic_load(&record->state) != ENDED)
-    return !hung && is_told_by_launcher(scene, exit_status) ? "told" : "hung";
+    return !hung && is_told_by_launcher(shared, exit_status) ? "told" : "hung";
   if (record->status == ONEBIT_OK)
     return record->hash == expected ? "survived" : "wrong";
   if (record->status > 0)
@@ -169,12 +169,12 @@ static bool keeps_promise(enum promise promise, const char *verdict) {
   return promise == SURVIVES ? survived : promise == TELLS ? told : survived || told;
 }
 
-static void explain_failure(const struct scene *scene, const char *what) {
+static void explain_failure(const struct shared *shared, const char *what) {
   char name[96];
-  row_name(&scene->row, name, sizeof name);
-  printf("%-14s %s (the fault is on rank %d)\n", what, name, row_victim(&scene->row));
+  row_name(&shared->row, name, sizeof name);
+  printf("%-14s %s (the fault is on rank %d)\n", what, name, row_victim(&shared->row));
   for (int rank = 0; rank < RANKS; rank++) {
-    const struct record *record = &scene->records[rank];
+    const struct record *record = &shared->records[rank];
     printf("    rank %d: state %d, %s after %d calls: %s\n", rank, atomic_load(&record->state),
            onebit_status_string((onebit_status_t)record->status), record->calls, record->message);
   }
@@ -182,30 +182,30 @@ static void explain_failure(const struct scene *scene, const char *what) {
 
 /* Measures how soon the other ranks get an error after a process is killed over TCP, where the
  * system reports it at once. */
-static void measure_notice(const struct scene *scene) {
-  const struct row *row = &scene->row;
+static void measure_notice(const struct shared *shared) {
+  const struct row *row = &shared->row;
   if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
       row->moment <= JOINING || row->promise != TELLS)
     return;
   faults.counts.killed++;
   for (int rank = 0; rank < RANKS; rank++) {
-    double seconds = scene->records[rank].ended - scene->struck;
+    double seconds = shared->records[rank].ended - shared->killed_at;
     if (rank != row_victim(row) && seconds > faults.counts.noticed)
       faults.counts.noticed = seconds;
   }
 }
 
 static void judge_job(const struct running *running, int exit_status, bool hung) {
-  const struct scene *scene = running->scene;
-  const struct row *row = &scene->row;
+  const struct shared *shared = running->shared;
+  const struct row *row = &shared->row;
   const char *broken = NULL;
   size_t told = 0, survived = 0;
   if (row->fault == NONE)
-    faults.expected[row->transport][row->work] = scene->records[0].hash;
+    faults.expected[row->transport][row->work] = shared->records[0].hash;
   for (int rank = 0; rank < RANKS; rank++) {
     if (is_gone(row, rank) && !hung)
       continue;
-    const char *verdict = judge_rank(scene, rank, exit_status, hung);
+    const char *verdict = judge_rank(shared, rank, exit_status, hung);
     told += !strcmp(verdict, "told");
     survived += !strcmp(verdict, "survived");
     faults.counts.hung += !strcmp(verdict, "hung");
@@ -213,15 +213,15 @@ static void judge_job(const struct running *running, int exit_status, bool hung)
     if (!keeps_promise(row->promise, verdict) && !(hung && is_gone(row, rank)))
       broken = verdict;
   }
-  if (!broken && is_lost(row) && !is_named(scene) && !is_told_by_launcher(scene, exit_status))
+  if (!broken && is_lost(row) && !is_named(shared) && !is_told_by_launcher(shared, exit_status))
     broken = "unnamed";
-  measure_notice(scene);
+  measure_notice(shared);
   faults.counts.runs++;
   faults.counts.told += told > 0;
   faults.counts.survived += told == 0 && survived > 0;
   faults.counts.broken += broken != NULL;
   if (broken)
-    explain_failure(scene, broken);
+    explain_failure(shared, broken);
 }
 
 static void remove_files(const char *directory) {
@@ -235,13 +235,14 @@ static void remove_files(const char *directory) {
  * behind. */
 static void end_job(struct running *running, int exit_status, bool hung) {
   bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
-  faults.counts.left += !hung && others && running->scene->row.fault != SILENT &&
-                        running->scene->row.fault != FORKED && running->scene->row.transport != MPI;
+  faults.counts.left += !hung && others && running->shared->row.fault != SILENT &&
+                        running->shared->row.fault != FORKED &&
+                        running->shared->row.transport != MPI;
   if (hung)
     waitpid(running->process, NULL, 0);
   judge_job(running, exit_status, hung);
-  remove_files(running->scene->directory);
-  munmap(running->scene, sizeof *running->scene);
+  remove_files(running->shared->directory);
+  munmap(running->shared, sizeof *running->shared);
   unlink(running->path);
   running->process = 0;
 }
@@ -361,7 +362,7 @@ int main(int count, char **arguments) {
       list = true;
       break;
     case 's':
-      return participant_mpi(map_scene(optarg, false));
+      return participant_mpi(map_shared(optarg, false));
     default:
       return 2;
     }

@@ -18,19 +18,19 @@
 #include "onebit/nccl.h"
 #endif
 
-static void run_rank_process(struct scene *scene, int rank) {
-  struct participant participant = {.scene = scene, .rank = rank};
-  scene->records[rank].process = getpid();
+static void run_rank_process(struct shared *shared, int rank) {
+  struct participant participant = {.shared = shared, .rank = rank};
+  shared->records[rank].process = getpid();
   participant_run(&participant, connect_tcp);
   _exit(0);
 }
 
-void run_processes(struct scene *scene) {
-  tcp_choose_port(scene);
+void run_processes(struct shared *shared) {
+  tcp_choose_port(shared);
   pid_t processes[RANKS];
   for (int rank = 0; rank < RANKS; rank++)
     if ((processes[rank] = fork()) == 0)
-      run_rank_process(scene, rank);
+      run_rank_process(shared, rank);
   for (int rank = 0; rank < RANKS; rank++)
     waitpid(processes[rank], NULL, 0);
 }
@@ -50,11 +50,11 @@ static void *run_rank_thread(void *argument) {
   return NULL;
 }
 
-void run_in_threads(struct scene *scene, void *(*body)(void *participant)) {
+void run_in_threads(struct shared *shared, void *(*body)(void *participant)) {
   pthread_t threads[RANKS];
   struct participant participants[RANKS];
   for (int rank = 0; rank < RANKS; rank++) {
-    participants[rank] = (struct participant){.scene = scene, .rank = rank};
+    participants[rank] = (struct participant){.shared = shared, .rank = rank};
     if (pthread_create(&threads[rank], NULL, body, &participants[rank]))
       exit(3);
   }
@@ -62,10 +62,10 @@ void run_in_threads(struct scene *scene, void *(*body)(void *participant)) {
     pthread_join(threads[rank], NULL);
 }
 
-void run_threads(struct scene *scene) {
+void run_threads(struct shared *shared) {
   if (onebit_comm_create_loopback(RANKS, comms) != ONEBIT_OK)
     exit(3);
-  run_in_threads(scene, run_rank_thread);
+  run_in_threads(shared, run_rank_thread);
 }
 
 /* --- NCCL: threads with a device each */
@@ -74,9 +74,9 @@ void run_threads(struct scene *scene) {
 static _Thread_local ncclComm_t nccl_own;
 
 static onebit_status_t connect_nccl(struct participant *participant, onebit_comm_t *comm) {
-  struct scene *scene = participant->scene;
+  struct shared *shared = participant->shared;
   ncclUniqueId id;
-  memcpy(&id, scene->unique_id, sizeof id);
+  memcpy(&id, shared->unique_id, sizeof id);
   if (ncclCommInitRank(&nccl_own, RANKS, id, participant->rank) != ncclSuccess)
     return ONEBIT_ERROR_TRANSPORT;
   return onebit_comm_create_nccl(nccl_own, comm);
@@ -89,15 +89,15 @@ static void *run_nccl_rank_thread(void *argument) {
   return NULL;
 }
 
-void run_nccl(struct scene *scene) {
+void run_nccl(struct shared *shared) {
   ncclUniqueId id;
   setenv("EMULATED_DEVICES", "4", 1);
   if (ncclGetUniqueId(&id) != ncclSuccess)
     exit(3);
-  memcpy(scene->unique_id, &id, sizeof id);
-  run_in_threads(scene, run_nccl_rank_thread);
+  memcpy(shared->unique_id, &id, sizeof id);
+  run_in_threads(shared, run_nccl_rank_thread);
 }
 
 #else
-void run_nccl(struct scene *scene) { (void)scene; }
+void run_nccl(struct shared *shared) { (void)shared; }
 #endif

@@ -13,8 +13,8 @@
 
 static struct participant *own;
 
-void run_mpi(struct scene *scene, const char *program, const char *path) {
-  (void)scene;
+void run_mpi(struct shared *shared, const char *program, const char *path) {
+  (void)shared;
   execlp("tests/scripts/ranks", "ranks", "4", program, "--participant", path, (char *)NULL);
   exit(3);
 }
@@ -24,16 +24,16 @@ static onebit_status_t connect_mpi(struct participant *participant, onebit_comm_
   return onebit_comm_create_mpi(MPI_COMM_WORLD, comm);
 }
 
-int participant_mpi(struct scene *scene) {
+int participant_mpi(struct shared *shared) {
   static struct participant participant;
-  if (!scene || MPI_Init(NULL, NULL) != MPI_SUCCESS)
+  if (!shared || MPI_Init(NULL, NULL) != MPI_SUCCESS)
     return 3;
-  participant.scene = scene;
+  participant.shared = shared;
   MPI_Comm_rank(MPI_COMM_WORLD, &participant.rank);
-  scene->records[participant.rank].process = getpid();
+  shared->records[participant.rank].process = getpid();
   own = &participant;
   participant_run(&participant, connect_mpi);
-  int status = scene->records[participant.rank].status;
+  int status = shared->records[participant.rank].status;
   if (status != ONEBIT_OK) /* as programs do, since MPI_Finalize would wait for the lost rank */
     _exit(status < 0 ? 4 : 5);
   return MPI_Finalize() != MPI_SUCCESS;
@@ -66,12 +66,12 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag,
 }
 
 #else
-void run_mpi(struct scene *scene, const char *program, const char *path) {
-  (void)scene, (void)program, (void)path;
+void run_mpi(struct shared *shared, const char *program, const char *path) {
+  (void)shared, (void)program, (void)path;
 }
 
-int participant_mpi(struct scene *scene) {
-  (void)scene;
+int participant_mpi(struct shared *shared) {
+  (void)shared;
   return 3;
 }
 #endif

@@ -29,14 +29,14 @@ static struct sockaddr_in address_of(int port) {
 
 /* Chooses a port below the range from which the system takes ports of connections, since tests make
  * many. */
-void tcp_choose_port(struct scene *scene) {
+void tcp_choose_port(struct shared *shared) {
   for (int port = 10000 + getpid() % 20000;; port++) {
     struct sockaddr_in at = address_of(port);
     int file = socket(AF_INET, SOCK_STREAM, 0);
     bool is_free = bind(file, (struct sockaddr *)&at, sizeof at) == 0;
     close(file);
     if (is_free) {
-      scene->port = port;
+      shared->port = port;
       return;
     }
   }
@@ -46,7 +46,7 @@ void tcp_choose_port(struct scene *scene) {
  * that. */
 static int commit_fault_in_call(const char *call) {
   (void)call;
-  if (calls++ == own->scene->row.seed * 5 % 61 && !commit_fault(own, JOINING))
+  if (calls++ == own->shared->row.seed * 5 % 61 && !commit_fault(own, JOINING))
     _exit(0);
   return 0;
 }
@@ -55,13 +55,13 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   char at[32];
   own = participant;
-  snprintf(at, sizeof at, "127.0.0.1:%d", participant->scene->port);
+  snprintf(at, sizeof at, "127.0.0.1:%d", participant->shared->port);
   options.rank = participant->rank;
   options.ranks = RANKS;
   options.rendezvous = at;
-  options.secret = participant->scene->directory;
+  options.secret = participant->shared->directory;
   options.streams = 2;
-  if (participant->scene->row.transport == TWO_HOSTS)
+  if (participant->shared->row.transport == TWO_HOSTS)
     options.host = participant->rank >= RANKS / 2 ? "second" : "first";
   ob_net_fault = commit_fault_in_call;
   onebit_status_t status = onebit_comm_create_sockets(&options, comm);
@@ -71,14 +71,14 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
 
 /* Opens three connections that stay as long as the process: one sends nothing, one an HTTP request,
  * and one the greeting of this process's rank, without a proof of the secret. */
-void tcp_come_as_stranger(const struct scene *scene, int rank) {
+void tcp_connect_as_stranger(const struct shared *shared, int rank) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
                                  .kind = OB_JOIN,
                                  .rank = rank,
                                  .size = RANKS};
   const char request[] = "GET / HTTP/1.1\r\nHost: here\r\n\r\n";
-  struct sockaddr_in to = address_of(scene->port);
+  struct sockaddr_in to = address_of(shared->port);
   for (int k = 0; k < 3 && rank > 0; k++) {
     int file = socket(AF_INET, SOCK_STREAM, 0);
     while (connect(file, (struct sockaddr *)&to, sizeof to) != 0)
@@ -120,13 +120,13 @@ static ssize_t send_segment(int file, const struct msghdr *message) {
   const struct iovec *head = &message->msg_iov[0], *data = &message->msg_iov[1];
   size_t total = head->iov_len + data->iov_len, bytes = total;
   unsigned char *copy = malloc(total + 8);
-  bool before = own->struck;
+  bool before = own->committed;
   if (!copy)
     exit(3);
   memcpy(copy, head->iov_base, head->iov_len);
   memcpy(copy + head->iov_len, data->iov_base, data->iov_len);
   enum fate fate = commit_message_fault(own, copy, &bytes);
-  if (own->scene->row.fault == RESET && own->struck && !before)
+  if (own->shared->row.fault == RESET && own->committed && !before)
     disconnect(file);
   for (int times = fate == IS_LOST ? 0 : fate == GOES_TWICE ? 2 : 1; times; times--)
     send_whole(file, copy, bytes);
@@ -135,7 +135,7 @@ static ssize_t send_segment(int file, const struct msghdr *message) {
 }
 
 ssize_t sendmsg(int file, const struct msghdr *message, int flags) {
-  enum fault fault = own ? own->scene->row.fault : NONE;
+  enum fault fault = own ? own->shared->row.fault : NONE;
   bool fails = own && own->messages_fail;
   if (fails && (fault == CUT || (fault == HELD && participant_clock() < own->held_until)))
     return refuse_send();

@@ -26,10 +26,10 @@ struct job {
   uint64_t hash;
 };
 
-static enum work work_of(const struct job *job) { return job->participant->scene->row.work; }
+static enum work work_of(const struct job *job) { return job->participant->shared->row.work; }
 
 static bool is_mine(const struct job *job, enum fault fault) {
-  const struct row *row = &job->participant->scene->row;
+  const struct row *row = &job->participant->shared->row;
   return row->fault == fault && job->participant->rank == row_victim(row) &&
          job->call == (row->moment == FIRST_CALL ? 0 : MIDDLE);
 }
@@ -47,7 +47,7 @@ static float value_of(int rank, int call, size_t i) {
 static void fill_input(struct job *job) {
   for (size_t i = 0; i < job->count; i++)
     job->input[i] = value_of(job->participant->rank, job->call, i);
-  if (is_mine(job, INFINITE) && !job->participant->struck)
+  if (is_mine(job, INFINITE) && !job->participant->committed)
     job->input[job->count / 2] = INFINITY;
 }
 
@@ -93,12 +93,12 @@ static onebit_status_t make_plans(struct job *job) {
 
 /* Makes the call, or for a fault in between starts it and waits for it separately. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
-  const float *input = is_mine(job, REFUSED) && !job->participant->struck ? NULL : job->input;
-  bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
+  const float *input = is_mine(job, REFUSED) && !job->participant->committed ? NULL : job->input;
+  bool begun = job->call == MIDDLE && job->participant->shared->row.moment == BEGUN;
   onebit_plan_t plan = is_mine(job, OTHER_PLAN) ? job->other : job->plan;
   onebit_request_t request;
   if (is_mine(job, REFUSED) || is_mine(job, INFINITE))
-    job->participant->struck = true;
+    job->participant->committed = true;
   if (work_of(job) == SCATTER)
     return onebit_reduce_scatter(input, job->output, plan);
   if (!begun)
@@ -111,9 +111,9 @@ static onebit_status_t call_plan(struct job *job, bool *left) {
 #ifdef ONEBIT_HAVE_NCCL
 static onebit_status_t call_device(struct job *job, bool *left) {
   size_t bytes = job->count * sizeof(float);
-  bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
+  bool begun = job->call == MIDDLE && job->participant->shared->row.moment == BEGUN;
   if (is_mine(job, INFINITE))
-    job->participant->struck = true;
+    job->participant->committed = true;
   cudaMemcpy(job->device_input, job->input, bytes, cudaMemcpyDefault);
   onebit_status_t status =
       onebit_allreduce_stream(job->device_input, job->device_output, job->plan, NULL);
@@ -168,16 +168,16 @@ static onebit_status_t make_optimizer(struct job *job) {
 /* Saves; a full disk loses the checkpoint and nothing else. */
 static onebit_status_t save_training(struct job *job) {
   onebit_status_t status =
-      onebit_optimizer_save_files(job->optimizer, job->participant->scene->directory);
-  bool full = job->participant->scene->row.fault == FULL_DISK;
+      onebit_optimizer_save_files(job->optimizer, job->participant->shared->directory);
+  bool full = job->participant->shared->row.fault == FULL_DISK;
   return full && (status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_PEER) ? ONEBIT_OK : status;
 }
 
 static onebit_status_t run_training(struct job *job) {
-  float rate = is_mine(job, REFUSED) && !job->participant->struck ? NAN : 0.01f;
+  float rate = is_mine(job, REFUSED) && !job->participant->committed ? NAN : 0.01f;
   fill_input(job);
   if (is_mine(job, REFUSED) || is_mine(job, INFINITE))
-    job->participant->struck = true;
+    job->participant->committed = true;
   onebit_status_t status = onebit_optimizer_step(job->optimizer, rate);
   if (status == ONEBIT_OK && work_of(job) == SAVING && job->call % 3 == 2)
     status = save_training(job);
@@ -193,7 +193,7 @@ static bool is_training(const struct job *job) { return work_of(job) >= TRAINING
 /* True for failures that are reported to all ranks and change nothing: the call is then
  * repeated. */
 static bool is_to_repeat(const struct job *job, onebit_status_t status) {
-  enum fault fault = job->participant->scene->row.fault;
+  enum fault fault = job->participant->shared->row.fault;
   return (fault == REFUSED && (status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_PEER)) ||
          (fault == INFINITE && status == ONEBIT_SKIPPED);
 }
@@ -203,7 +203,7 @@ static enum moment moment_of(int call) {
 }
 
 static onebit_status_t run_calls(struct job *job, bool *left) {
-  struct record *record = &job->participant->scene->records[job->participant->rank];
+  struct record *record = &job->participant->shared->records[job->participant->rank];
   for (job->call = 0; job->call < CALLS && !*left; job->call++) {
     if (!commit_fault(job->participant, moment_of(job->call)))
       *left = true;
@@ -226,7 +226,7 @@ static bool allocate_buffers(struct job *job) {
   job->input = calloc(job->count, sizeof(float));
   job->output = calloc(job->count, sizeof(float));
 #ifdef ONEBIT_HAVE_NCCL
-  if (job->participant->scene->row.transport == NCCL)
+  if (job->participant->shared->row.transport == NCCL)
     return cudaMalloc((void **)&job->device_input, job->count * sizeof(float)) == cudaSuccess &&
            cudaMalloc((void **)&job->device_output, job->count * sizeof(float)) == cudaSuccess;
 #endif
@@ -264,7 +264,7 @@ static onebit_status_t run_job(struct job *job, connect_function *connect, bool 
 }
 
 void participant_run(struct participant *participant, connect_function *connect) {
-  struct record *record = &participant->scene->records[participant->rank];
+  struct record *record = &participant->shared->records[participant->rank];
   struct job job = {.participant = participant};
   bool left = false;
   atomic_store(&record->state, RUNNING);

@@ -1,4 +1,4 @@
-/* Commits the faults. */
+/* Commits the faults of the table. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -23,14 +23,15 @@ void participant_sleep(double seconds) {
 /* Returns a number that depends only on the row's seed and on `what`, its purpose. */
 static unsigned choose_number(const struct participant *participant, unsigned what,
                               unsigned below) {
-  uint64_t x = participant->scene->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
+  uint64_t x = participant->shared->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
   x *= 0x94d049bb133111ebu;
   return (unsigned)((x >> 33) % below);
 }
 
 static bool has_threads(const struct participant *participant) {
-  return participant->scene->row.transport == THREADS || participant->scene->row.transport == NCCL;
+  return participant->shared->row.transport == THREADS ||
+         participant->shared->row.transport == NCCL;
 }
 
 /* Pauses the rank. A process stops itself with all its threads, and the harness continues it. */
@@ -39,7 +40,7 @@ static void pause_for(struct participant *participant, double seconds) {
     participant_sleep(seconds);
     return;
   }
-  atomic_store(&participant->scene->records[participant->rank].paused, (int)(seconds * 1000));
+  atomic_store(&participant->shared->records[participant->rank].paused, (int)(seconds * 1000));
   raise(SIGSTOP);
 }
 
@@ -49,7 +50,7 @@ static void stay_silent(const struct participant *participant) {
     others = 0;
     for (int rank = 0; rank < RANKS; rank++)
       others += rank != participant->rank &&
-                atomic_load(&participant->scene->records[rank].state) != ENDED;
+                atomic_load(&participant->shared->records[rank].state) != ENDED;
     participant_sleep(0.01);
   }
 }
@@ -62,10 +63,10 @@ static void forbid_files(void) {
 /* Forks a child if the fault asks for one, and kills this process. The harness ends the child with
  * the job's other processes. */
 static void fork_and_end(struct participant *participant) {
-  if (participant->scene->row.fault == FORKED && fork() == 0)
+  if (participant->shared->row.fault == FORKED && fork() == 0)
     for (;;)
       pause();
-  participant->scene->struck = participant_clock();
+  participant->shared->killed_at = participant_clock();
   raise(SIGKILL);
 }
 
@@ -80,12 +81,12 @@ static void fill_disk(bool full) {
 static void begin_messages(struct participant *participant) {
   participant->messages_fail = true;
   participant->skip = (int)choose_number(participant, 1, 6);
-  if (participant->scene->row.fault == HELD)
+  if (participant->shared->row.fault == HELD)
     participant->held_until = participant_clock() + SHORT_PAUSE;
 }
 
 bool commit_fault(struct participant *participant, enum moment moment) {
-  const struct row *row = &participant->scene->row;
+  const struct row *row = &participant->shared->row;
   bool is_message = row->moment == MESSAGE && moment == MIDDLE_CALL;
   if (participant->rank != row_victim(row) || (moment != row->moment && !is_message))
     return true;
@@ -103,7 +104,7 @@ bool commit_fault(struct participant *participant, enum moment moment) {
       forbid_files();
       break;
     case STRANGER:
-      tcp_come_as_stranger(participant->scene, participant->rank);
+      tcp_connect_as_stranger(participant->shared, participant->rank);
       break;
     case PAUSED:
       pause_for(participant, SHORT_PAUSE);
@@ -131,7 +132,7 @@ bool commit_fault(struct participant *participant, enum moment moment) {
 
 static void change_message(const struct participant *participant, unsigned char *data,
                            size_t *bytes) {
-  switch (participant->scene->row.fault) {
+  switch (participant->shared->row.fault) {
   case FLIPPED: {
     size_t bit = choose_number(participant, 2, 1u << 30) % (*bytes * 8);
     data[bit / 8] = (unsigned char)(data[bit / 8] ^ 1u << bit % 8);
@@ -151,7 +152,7 @@ static void change_message(const struct participant *participant, unsigned char 
 
 enum fate commit_message_fault(struct participant *participant, unsigned char *data,
                                size_t *bytes) {
-  enum fault fault = participant->scene->row.fault;
+  enum fault fault = participant->shared->row.fault;
   if (!participant->messages_fail)
     return GOES;
   if (fault == LATE)
@@ -162,9 +163,9 @@ enum fate commit_message_fault(struct participant *participant, unsigned char *d
     return participant_clock() < participant->held_until ? IS_HELD : GOES;
   if (fault == CUT)
     return IS_LOST;
-  if (participant->struck || participant->skip-- > 0)
+  if (participant->committed || participant->skip-- > 0)
     return GOES;
-  participant->struck = true;
+  participant->committed = true;
   if (!fault_is_of_messages(fault)) { /* a fault of the rank, at this message */
     if (fault == KILLED || fault == FORKED)
       fork_and_end(participant);
