@@ -14,11 +14,11 @@
 typedef struct stream {
   FILE *file;
   const char *path;
-  char *words;
+  char *error;
 } stream_t;
 
 static int idx_refuse(const stream_t *stream, const char *why) {
-  snprintf(stream->words, IDX_WORDS, "%.300s: %.200s", stream->path, why);
+  snprintf(stream->error, IDX_ERROR, "%.300s: %.200s", stream->path, why);
   return -1;
 }
 
@@ -76,8 +76,8 @@ static int read_elements(stream_t *stream, idx_t *idx, size_t bytes) {
              : idx_refuse(stream, "has more bytes than its header announces");
 }
 
-int idx_read(idx_t *idx, const char *path, size_t dimensions, char words[IDX_WORDS]) {
-  stream_t stream = {.path = path, .words = words};
+int idx_read(idx_t *idx, const char *path, size_t dimensions, char error[IDX_ERROR]) {
+  stream_t stream = {.path = path, .error = error};
   size_t bytes = 0;
   *idx = (idx_t){{0}, NULL};
   if (!(stream.file = fopen(path, "rb")))
@@ -198,27 +198,27 @@ void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *ran
 
 /* --- Images ------------------------------------------------------------------------------------*/
 
-static int images_refuse(char *words, const char *what, const char *why) {
-  snprintf(words, IMAGE_WORDS, "%.500s: %.500s", what, why);
+static int images_refuse(char *error, const char *what, const char *why) {
+  snprintf(error, IMAGE_ERROR, "%.500s: %.500s", what, why);
   return -1;
 }
 
 /* Checks that the two files belong together. */
 static int images_check(const idx_t *pixels, const idx_t *labels, const char *images_path,
-                        const char *labels_path, char *words) {
+                        const char *labels_path, char *error) {
   char why[200];
   if (pixels->size[0] != labels->size[0]) {
     snprintf(why, sizeof why, "%zu labels for %zu images in %.100s", labels->size[0],
              pixels->size[0], images_path);
-    return images_refuse(words, labels_path, why);
+    return images_refuse(error, labels_path, why);
   }
   if (pixels->size[0] < 2)
-    return images_refuse(words, images_path, "fewer than two images");
+    return images_refuse(error, images_path, "fewer than two images");
   if (pixels->size[1] >= IMAGE_LEAST && pixels->size[2] >= IMAGE_LEAST)
     return 0;
   snprintf(why, sizeof why, "images of %zu x %zu pixels; at least %d a side are needed",
            pixels->size[1], pixels->size[2], IMAGE_LEAST);
-  return images_refuse(words, images_path, why);
+  return images_refuse(error, images_path, why);
 }
 
 static size_t count_classes(const unsigned char *label, size_t count) {
@@ -229,14 +229,14 @@ static size_t count_classes(const unsigned char *label, size_t count) {
 }
 
 int images_load(images_t *images, const char *images_path, const char *labels_path,
-                char words[IMAGE_WORDS]) {
+                char error[IMAGE_ERROR]) {
   idx_t pixels, labels = {{0}, NULL};
   *images = (images_t){0};
-  int result = idx_read(&pixels, images_path, 3, words);
+  int result = idx_read(&pixels, images_path, 3, error);
   if (result == 0)
-    result = idx_read(&labels, labels_path, 1, words);
+    result = idx_read(&labels, labels_path, 1, error);
   if (result == 0)
-    result = images_check(&pixels, &labels, images_path, labels_path, words);
+    result = images_check(&pixels, &labels, images_path, labels_path, error);
   if (result != 0) {
     idx_free(&pixels);
     idx_free(&labels);
@@ -252,7 +252,7 @@ int images_load(images_t *images, const char *images_path, const char *labels_pa
   return 0;
 }
 
-int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WORDS]) {
+int images_draw(images_t *images, size_t count, size_t side, char error[IMAGE_ERROR]) {
   *images = (images_t){.count = count,
                        .rows = side,
                        .columns = side,
@@ -262,7 +262,7 @@ int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WO
                        .label = malloc(count)};
   if (!images->pixel || !images->label) {
     images_free(images);
-    return images_refuse(words, "drawn images", "out of memory");
+    return images_refuse(error, "drawn images", "out of memory");
   }
   for (size_t i = 0; i < count; i++) {
     uint64_t random = random_stream(0, 0, i);

@@ -16,16 +16,15 @@ typedef struct images {
   unsigned char *label; /* [count] */
 } images_t;
 
-enum { IMAGE_WORDS = 1100 };
+enum { IMAGE_ERROR = 1100 };
 enum { IMAGE_LEAST = 10 }; /* pixels a side: the network halves them twice */
 
-/* Reads a pair of IDX files. Returns 0, or -1 with words that say which file is at fault and why.
- */
+/* Reads a pair of IDX files. Returns 0, or -1 with an error message that names the file. */
 int images_load(images_t *images, const char *images_path, const char *labels_path,
-                char words[IMAGE_WORDS]);
+                char error[IMAGE_ERROR]);
 
 /* Draws digits, the same ones every time. */
-int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WORDS]);
+int images_draw(images_t *images, size_t count, size_t side, char error[IMAGE_ERROR]);
 
 /* Shuffles the images, always in the same way, and holds `held_out` of them back. */
 void images_split(images_t *images, size_t held_out);
@@ -39,16 +38,15 @@ void shuffle(uint32_t *order, size_t count, uint64_t *random);
  * Two zero bytes, the type (8), the number of dimensions, the size of each as 32 bits with the
  * highest byte first, and the elements, the last dimension's next to each other. */
 
-enum { IDX_DIMENSIONS = 3, IDX_WORDS = 512 };
+enum { IDX_DIMENSIONS = 3, IDX_ERROR = 512 };
 
 typedef struct idx {
   size_t size[IDX_DIMENSIONS];
   unsigned char *data; /* NULL where a size is 0 */
 } idx_t;
 
-/* Reads an array of 1 to 3 dimensions. Returns 0, or -1 with words that say what is wrong with the
- * file. */
-int idx_read(idx_t *idx, const char *path, size_t dimensions, char words[IDX_WORDS]);
+/* Reads an array of 1 to 3 dimensions. Returns 0, or -1 with an error message. */
+int idx_read(idx_t *idx, const char *path, size_t dimensions, char error[IDX_ERROR]);
 void idx_free(idx_t *idx);
 
 /* Drawn digits are strokes of a pen, bent, moved and of any thickness, with a stray line, a hidden

@@ -23,11 +23,11 @@ typedef struct identity {
 typedef struct reader {
   text_t *text;
   identity_t *seen; /* an entry for each of text->files */
-  char *words;
+  char *error;
 } reader_t;
 
 static int text_refuse(const reader_t *reader, const char *path, const char *why) {
-  snprintf(reader->words, TEXT_WORDS, "%.400s: %.100s", path, why);
+  snprintf(reader->error, TEXT_ERROR, "%.400s: %.100s", path, why);
   return -1;
 }
 
@@ -132,8 +132,8 @@ static void number_bytes(text_t *text) {
     text->tokens[i] = token[text->tokens[i]];
 }
 
-int text_load(text_t *text, const char *const *paths, size_t npaths, char words[TEXT_WORDS]) {
-  reader_t reader = {text, NULL, words};
+int text_load(text_t *text, const char *const *paths, size_t npaths, char error[TEXT_ERROR]) {
+  reader_t reader = {text, NULL, error};
   int result = 0;
   *text = (text_t){0};
   for (size_t i = 0; i < npaths && result == 0; i++)

@@ -18,12 +18,12 @@ typedef struct text {
   size_t files;
 } text_t;
 
-enum { TEXT_WORDS = 512 };
+enum { TEXT_ERROR = 512 };
 
 /* Reads files, in the order given; a directory stands for the regular files in it, in the order of
  * their names. A file that occurs again, also under another name, counts once. Returns 0, or -1
- * with words that say which path is at fault and why. */
-int text_load(text_t *text, const char *const *paths, size_t npaths, char words[TEXT_WORDS]);
+ * with an error message that names the path. */
+int text_load(text_t *text, const char *const *paths, size_t npaths, char error[TEXT_ERROR]);
 void text_free(text_t *text);
 
 /* Copies `sequences` windows of length tokens each, from random places of the training part, which

@@ -56,10 +56,10 @@ static const struct tool tool = {.name = "train_images",
                                  .options = rows,
                                  .defaults = &defaults};
 
-static int image_task_check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
+static int image_task_check_options(const train_options_t *options, char error[TRAIN_ERROR]) {
   if (!options->images == !options->labels)
     return 0;
-  snprintf(words, TRAIN_WORDS, "--%s: missing; images and labels come in a file each",
+  snprintf(error, TRAIN_ERROR, "--%s: missing; images and labels come in a file each",
            options->images ? "labels" : "images");
   return -1;
 }
@@ -71,11 +71,11 @@ static void image_task_unload(void *loaded) {
   free(loaded);
 }
 
-static void *image_task_load(const train_options_t *options, char words[TRAIN_WORDS]) {
+static void *image_task_load(const train_options_t *options, char error[TRAIN_ERROR]) {
   images_t *images = calloc(1, sizeof *images);
   if (!images ||
-      (options->images ? images_load(images, options->images, options->labels, words)
-                       : images_draw(images, options->drawn, options->side, words)) != 0) {
+      (options->images ? images_load(images, options->images, options->labels, error)
+                       : images_draw(images, options->drawn, options->side, error)) != 0) {
     free(images);
     return NULL;
   }
@@ -85,7 +85,7 @@ static void *image_task_load(const train_options_t *options, char words[TRAIN_WO
     images_split(images, held_out);
     return images;
   }
-  snprintf(words, TRAIN_WORDS, "--held-out %zu: leaves nothing of %zu images to learn from",
+  snprintf(error, TRAIN_ERROR, "--held-out %zu: leaves nothing of %zu images to learn from",
            held_out, images->count);
   image_task_unload(images);
   return NULL;
@@ -101,9 +101,9 @@ static uint64_t image_task_hash(const void *loaded) {
 static void image_task_describe(const team_t *team, const train_options_t *options,
                                 const void *loaded) {
   const images_t *images = loaded;
-  say(team, "%zu ranks; %zu %s of %zu x %zu pixels, %zu of them held out, %zu classes\n",
-      team->size, images->count, options->images ? "images" : "drawn digits", images->rows,
-      images->columns, images->count - images->training, images->classes);
+  print_once(team, "%zu ranks; %zu %s of %zu x %zu pixels, %zu of them held out, %zu classes\n",
+             team->size, images->count, options->images ? "images" : "drawn digits", images->rows,
+             images->columns, images->count - images->training, images->classes);
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/

@@ -28,7 +28,7 @@ typedef struct train_outer {
   size_t steps;
 } train_outer_t;
 
-/* Creates the outer step; the parameters are the same on all ranks. 0, or -1 after saying why. */
+/* Creates the outer step; the parameters are the same on all ranks. 0, or -1 after printing why. */
 int train_outer_create(train_outer_t *outer, const train_task_t *task,
                        const train_options_t *options);
 void train_outer_destroy(train_outer_t *outer);
@@ -57,7 +57,7 @@ typedef struct train_optimizer {
   onebit_status_t status; /* of these reports */
 } train_optimizer_t;
 
-/* 0, or -1 after saying why. The optimizer stays where it is: the task calls it back. */
+/* 0, or -1 after printing why. The optimizer stays where it is: the task calls it back. */
 int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
                            const train_options_t *options);
 void train_optimizer_destroy(train_optimizer_t *optimizer);

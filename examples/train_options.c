@@ -52,10 +52,10 @@ const char *train_read_path(void *values, const char *value) {
   return NULL;
 }
 
-int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]) {
+int train_check_text(const train_options_t *options, char error[TRAIN_ERROR]) {
   if (options->data.count > 0)
     return 0;
-  snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
+  snprintf(error, TRAIN_ERROR, "--data: missing; give a text file or a directory of them");
   return -1;
 }
 
@@ -226,7 +226,7 @@ form_t train_options_form(const train_options_t *options) {
   return options->dense ? DENSE : options->outer ? OUTER : COMPRESSED;
 }
 
-int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]) {
+int train_options_check(const train_options_t *options, char error[TRAIN_ERROR]) {
   const bool has_outer = options->outer_rule || options->outer_bits || options->outer_fragments ||
                          options->outer_delay || options->outer_mixing > 0.0f ||
                          options->outer_patience > 0.0f;
@@ -266,7 +266,7 @@ int train_options_check(const train_options_t *options, char words[TRAIN_WORDS])
       {options->save_every > 0 && !checkpoint, "save-every", "", "needs --checkpoint DIRECTORY"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {
-      snprintf(words, TRAIN_WORDS, "--%s%s%.300s: %s", rules[k].name, *rules[k].value ? " " : "",
+      snprintf(error, TRAIN_ERROR, "--%s%s%.300s: %s", rules[k].name, *rules[k].value ? " " : "",
                rules[k].value, rules[k].why);
       return -1;
     }

@@ -27,7 +27,7 @@ typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 
 enum { HARD_NONE, HARD_IDLE, HARD_SAME }; /* --hard */
 
-enum { MOST_PATHS = 64, TRAIN_WORDS = 1100 /* bytes of a message */ };
+enum { MOST_PATHS = 64, TRAIN_ERROR = 1100 /* bytes of a message */ };
 
 typedef struct paths {
   const char *path[MOST_PATHS];
@@ -107,16 +107,15 @@ typedef struct train_options {
 extern const struct tool_option train_rows[];
 tool_read train_read_path;
 
-/* Checks that --data was given: 0, or -1 with words that say so. */
-int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]);
+/* Checks that --data was given: 0, or -1 with an error message. */
+int train_check_text(const train_options_t *options, char error[TRAIN_ERROR]);
 
 /* Sets the defaults that depend on other options. learning_rates has the program's rate for each
  * method; 0: Adam's rate. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
-/* Checks that the options are compatible. Returns 0, or -1 with words that name two that are
- * not. */
-int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]);
+/* Checks that the options are compatible. Returns 0, or -1 with an error message. */
+int train_options_check(const train_options_t *options, char error[TRAIN_ERROR]);
 
 /* The form of one training: --compare makes two. */
 form_t train_options_form(const train_options_t *options);

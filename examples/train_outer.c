@@ -81,8 +81,9 @@ onebit_status_t train_outer_step(train_outer_t *outer) {
 void train_outer_report(const train_outer_t *outer, const team_t *team) {
   onebit_sites_info_t info = {.size = sizeof info};
   if (outer->onebit && onebit_outer_get_sites(outer->onebit, &info) == ONEBIT_OK)
-    say(team, "sites: %d; of %llu rounds of its shard rank 0 closed %llu without some site\n",
-        info.sites, (unsigned long long)info.rounds, (unsigned long long)info.left_out);
+    print_once(team,
+               "sites: %d; of %llu rounds of its shard rank 0 closed %llu without some site\n",
+               info.sites, (unsigned long long)info.rounds, (unsigned long long)info.left_out);
 }
 
 onebit_outer_info_t train_outer_info(const train_outer_t *outer) {

@@ -68,11 +68,11 @@ void report_close(training_t *training) {
 }
 
 void report_head(const training_t *training) {
-  say(training->team,
-      "\n%s, %zu parameters in %zu tensors\n"
-      "  step  stage          loss  learning rate  %s/s  sent/rank/step\n",
-      train_form_name(training->options->method, training->form), training->parameters,
-      training->ntensors, training->task.kind->samples);
+  print_once(training->team,
+             "\n%s, %zu parameters in %zu tensors\n"
+             "  step  stage          loss  learning rate  %s/s  sent/rank/step\n",
+             train_form_name(training->options->method, training->form), training->parameters,
+             training->ntensors, training->task.kind->samples);
 }
 
 static void report_progress(const training_t *training, size_t step, onebit_stage_t stage,
@@ -80,9 +80,10 @@ static void report_progress(const training_t *training, size_t step, onebit_stag
   const train_options_t *options = training->options;
   const size_t samples = since->steps * training->team->size * options->accumulate *
                          options->batch * training->task.model->rows;
-  say(training->team, "%6zu  %-10s  %7.4f  %13.2e  %8.0f  %14.0f\n", step,
-      stage_name(training, stage), training->loss, (double)train_learning_rate(options, step - 1),
-      (double)samples / since->seconds, per_step(since, (double)since->bytes));
+  print_once(training->team, "%6zu  %-10s  %7.4f  %13.2e  %8.0f  %14.0f\n", step,
+             stage_name(training, stage), training->loss,
+             (double)train_learning_rate(options, step - 1), (double)samples / since->seconds,
+             per_step(since, (double)since->bytes));
 }
 
 static double sum_seconds(const training_t *training) {
@@ -100,15 +101,15 @@ static size_t report_all_steps(const training_t *training) {
 /* Fails where the loss is not finite, or too many steps in a row were skipped. Some are skipped
  * while a loss scale falls: thirty from 2^30 to 1. */
 static int check_progress(const training_t *training, const tally_t *since) {
-  char words[TRAIN_WORDS];
-  snprintf(words, sizeof words,
+  char error[TRAIN_ERROR];
+  snprintf(error, sizeof error,
            "no gradient is finite any more: the latest %zu steps were skipped; a lower "
            "--learning-rate may help",
            training->skipped);
   if (agree_on_success(training->team, isfinite(since->loss),
                        "the loss is not finite any more; a lower --learning-rate may help") != 0)
     return -1;
-  return agree_on_success(training->team, training->skipped <= 40, words);
+  return agree_on_success(training->team, training->skipped <= 40, error);
 }
 
 static void log_steps(const training_t *training, size_t step, int validates) {

@@ -75,7 +75,7 @@ static int training_choose_method(training_t *training) {
     status = onebit_method_choose(training->team->comm, &choice);
   if (check_library_call(training->team, status, "--method auto") != 0)
     return -1;
-  say(training->team, "auto %s\n", choice.text);
+  print_once(training->team, "auto %s\n", choice.text);
   training->chosen = *options;
   training->chosen.warmup = choice.warmup_steps;
   training->chosen.outer = choice.local_steps;
@@ -113,7 +113,7 @@ static void training_destroy(training_t *training) {
 static int training_resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
-  char words[TRAIN_WORDS];
+  char error[TRAIN_ERROR];
   if (!options->resume)
     return 0;
   if (check_library_call(training->team, train_optimizer_load(optimizer, options->checkpoint),
@@ -121,10 +121,11 @@ static int training_resume(training_t *training) {
     return -1;
   const onebit_optimizer_info_t info = train_optimizer_info(optimizer);
   training->first = (size_t)(info.steps + info.skipped);
-  snprintf(words, sizeof words, "--resume: %.300s is of step %zu, but the training has %zu steps",
+  snprintf(error, sizeof error, "--resume: %.300s is of step %zu, but the training has %zu steps",
            options->checkpoint, training->first, train_last_step(options));
-  say(training->team, "resumed after step %zu, from %s\n", training->first, options->checkpoint);
-  return agree_on_success(training->team, training->first < train_last_step(options), words);
+  print_once(training->team, "resumed after step %zu, from %s\n", training->first,
+             options->checkpoint);
+  return agree_on_success(training->team, training->first < train_last_step(options), error);
 }
 
 static int is_saved(const train_options_t *options, size_t step) {
@@ -234,11 +235,12 @@ static int training_check_parameters(training_t *training) {
   training->checksum = train_task_checksum(&training->task);
   const int equal = is_same_on_all_ranks(team, training->checksum);
   if (equal)
-    say(team, "parameters: the same bits on all %zu ranks, checksum %016llx\n", team->size,
-        (unsigned long long)training->checksum);
+    print_once(team, "parameters: the same bits on all %zu ranks, checksum %016llx\n", team->size,
+               (unsigned long long)training->checksum);
   else if (!training->info.synchronized)
-    say(team, "parameters: each of the %zu ranks has its own, between two synchronisations\n",
-        team->size);
+    print_once(team,
+               "parameters: each of the %zu ranks has its own, between two synchronisations\n",
+               team->size);
   else
     print_complaint(team, "the ranks do not hold the same parameters");
   return equal || !training->info.synchronized ? 0 : -1;
@@ -271,17 +273,17 @@ static int train_all(const team_t *team, const train_options_t *options, const t
     return -1;
   if (train(&training, kind, data) != 0)
     return -1;
-  if (options->compare && speaks(team))
+  if (options->compare && prints(team))
     report_comparison(&dense, &training);
   return 0;
 }
 
 static int training_load_and_run(const team_t *team, const train_options_t *options,
                                  const train_kind_t *kind) {
-  char words[TRAIN_WORDS] = "out of memory";
-  void *data = kind->load(options, words);
+  char error[TRAIN_ERROR] = "out of memory";
+  void *data = kind->load(options, error);
   int result = WRONG_USE;
-  if (agree_on_success(team, data != NULL, words) == 0 &&
+  if (agree_on_success(team, data != NULL, error) == 0 &&
       agree_on_success(team, is_same_on_all_ranks(team, kind->hash(data)), kind->different) == 0) {
     kind->describe(team, options, data);
     result = train_all(team, options, kind, data) == 0 ? DONE : FAILED;
@@ -295,7 +297,7 @@ typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
   enum tool_asked asked; /* of the command line, which may differ between ranks */
-  char words[TRAIN_WORDS];
+  char error[TRAIN_ERROR];
 } command_t;
 
 static int training_run_rank(team_t *team, const void *context) {
@@ -304,13 +306,13 @@ static int training_run_rank(team_t *team, const void *context) {
   if (command->asked == TOOL_RUN)
     return training_load_and_run(team, &command->options, command->kind);
   if (team->rank == 0)
-    tool_print_answer(command->kind->tool, command->asked, command->words);
+    tool_print_answer(command->kind->tool, command->asked, command->error);
   return command->asked == TOOL_WRONG ? WRONG_USE : DONE;
 }
 
 int train_main(const train_kind_t *kind, int argc, char **argv) {
   command_t command = {.kind = kind};
-  command.asked = train_options_parse(kind, &command.options, argc, argv, command.words);
+  command.asked = train_options_parse(kind, &command.options, argc, argv, command.error);
   setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
   return team_run(kind->tool->name, command.asked == TOOL_RUN ? command.options.ranks : 0,
                   training_run_rank, &command);

@@ -38,7 +38,7 @@ typedef struct training {
   size_t parameters, ntensors;
 } training_t;
 
-/* Trains and reports; the kind has loaded `data`. 0, or -1 after saying why. */
+/* Trains and reports; the kind has loaded `data`. 0, or -1 after printing why. */
 int train(training_t *training, const train_kind_t *kind, const void *data);
 
 enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
@@ -49,7 +49,7 @@ int train_main(const train_kind_t *kind, int argc, char **argv);
 /* --- Reports (train_report.c): a line for some steps, and results ------------------------------*/
 
 /* Opens the log of --log, a line of JSON for each report. A training that is resumed from a
- * checkpoint continues its log. 0, or -1 after saying why. */
+ * checkpoint continues its log. 0, or -1 after printing why. */
 int report_open(training_t *training);
 void report_close(training_t *training);
 
@@ -57,7 +57,7 @@ void report_close(training_t *training);
 void report_head(const training_t *training);
 
 /* Reports after `step` steps, the latest of them in `since`. Collective; validates where that is
- * due. 0, or -1 after saying why. */
+ * due. 0, or -1 after printing why. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since);
 
 /* Reports a finished training; with its line of JSON. */

@@ -14,9 +14,9 @@
 
 static const char *program_name = "training"; /* the argument of team_run */
 
-void print_complaint(const team_t *team, const char *words) {
+void print_complaint(const team_t *team, const char *error) {
   if (team->rank == 0)
-    fprintf(stderr, "%s: %s\n", program_name, words);
+    fprintf(stderr, "%s: %s\n", program_name, error);
 }
 
 int check_library_call(const team_t *team, onebit_status_t status, const char *what) {
@@ -40,12 +40,12 @@ int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *w
   return check_library_call(team, onebit_allreduce(numbers, numbers, team->plan), what);
 }
 
-int agree_on_success(const team_t *team, int well, const char *words) {
+int agree_on_success(const team_t *team, int well, const char *error) {
   float numbers[NUMBERS] = {well ? 0.0f : 1.0f, team->rank == 0 && !well ? 1.0f : 0.0f};
   if (average_over_ranks(team, numbers, "agreement of the ranks") != 0)
     return -1;
   if (!well && (team->rank == 0 || numbers[1] == 0.0f))
-    fprintf(stderr, "%s: %s\n", program_name, words);
+    fprintf(stderr, "%s: %s\n", program_name, error);
   return numbers[0] == 0.0f ? 0 : -1;
 }
 
@@ -154,21 +154,21 @@ int team_run(const char *program, size_t threads, rank_body_t *body, const void 
 /* --- Tasks -------------------------------------------------------------------------------------*/
 
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
-                                    char **argv, char words[TRAIN_WORDS]) {
+                                    char **argv, char error[TRAIN_ERROR]) {
   *options = *(const train_options_t *)kind->tool->defaults;
-  const enum tool_asked asked = tool_parse(kind->tool, &argc, argv, options, words);
+  const enum tool_asked asked = tool_parse(kind->tool, &argc, argv, options, error);
   if (asked != TOOL_RUN)
     return asked;
   train_options_complete(options, kind->learning_rates);
-  return kind->check(options, words) == 0 && train_options_check(options, words) == 0 ? TOOL_RUN
+  return kind->check(options, error) == 0 && train_options_check(options, error) == 0 ? TOOL_RUN
                                                                                       : TOOL_WRONG;
 }
 
 int train_task_create(train_task_t *task) {
-  char words[TRAIN_WORDS];
-  snprintf(words, sizeof words, "out of memory; a smaller %s needs less", task->kind->smaller);
+  char error[TRAIN_ERROR];
+  snprintf(error, sizeof error, "out of memory; a smaller %s needs less", task->kind->smaller);
   task->model = task->kind->create(task);
-  return agree_on_success(task->team, task->model != NULL, words);
+  return agree_on_success(task->team, task->model != NULL, error);
 }
 
 double train_task_gradient(train_task_t *task, size_t micro_batch) {
@@ -208,11 +208,11 @@ int train_task_validate(train_task_t *task, train_quality_t *quality) {
   quality->loss = (double)numbers[0] * part;
   quality->accuracy = kind->classifies ? (double)numbers[1] * part : -1.0;
   if (kind->classifies)
-    say(task->team, "accuracy %.2f %%, loss %.4f, of %zu %s\n", 100.0 * quality->accuracy,
-        quality->loss, samples, kind->held_out_name);
+    print_once(task->team, "accuracy %.2f %%, loss %.4f, of %zu %s\n", 100.0 * quality->accuracy,
+               quality->loss, samples, kind->held_out_name);
   else
-    say(task->team, "validation loss %.4f over %zu %s\n", quality->loss,
-        samples * task->model->rows, kind->held_out_name);
+    print_once(task->team, "validation loss %.4f over %zu %s\n", quality->loss,
+               samples * task->model->rows, kind->held_out_name);
   return 0;
 }
 

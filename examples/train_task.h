@@ -35,11 +35,11 @@ typedef int rank_body_t(team_t *team, const void *context);
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
 
 /* Prints on rank 0, unless the team is quiet. */
-#define say(team, ...) (speaks(team) ? (void)printf(__VA_ARGS__) : (void)0)
+#define print_once(team, ...) (prints(team) ? (void)printf(__VA_ARGS__) : (void)0)
 
-static inline int speaks(const team_t *team) { return team->rank == 0 && !team->quiet; }
+static inline int prints(const team_t *team) { return team->rank == 0 && !team->quiet; }
 
-void print_complaint(const team_t *team, const char *words);
+void print_complaint(const team_t *team, const char *error);
 
 /* Returns 0, or -1 after printing the library's message. */
 int check_library_call(const team_t *team, onebit_status_t status, const char *what);
@@ -48,12 +48,12 @@ int check_library_call(const team_t *team, onebit_status_t status, const char *w
  * may be waiting for this one. */
 void end_process(const char *what, const char *why);
 
-/* Replaces each number by its mean over the ranks. 0, or -1 after saying why. */
+/* Replaces each number by its mean over the ranks. 0, or -1 after printing why. */
 int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *what);
 
 /* Returns 0 if `well` is true on every rank; otherwise -1 on every rank, after rank 0 has printed
  * its message or, if rank 0 is well, after each failed rank has printed its own. */
-int agree_on_success(const team_t *team, int well, const char *words);
+int agree_on_success(const team_t *team, int well, const char *error);
 
 /* Returns 1 when all ranks have the same bits, else 0. */
 int is_same_on_all_ranks(const team_t *team, uint64_t bits);
@@ -86,11 +86,10 @@ struct train_kind {
   int classifies; /* accuracy has a meaning */
   const struct tool *tool;
   const float *learning_rates; /* of each method; 0: as Adam's */
-  /* Checks that the kind's own options go together: 0, or -1 with words that name those at
-   * fault. */
-  int (*check)(const train_options_t *options, char words[TRAIN_WORDS]);
-  /* Loads the data; NULL with words that say why not. */
-  void *(*load)(const train_options_t *options, char words[TRAIN_WORDS]);
+  /* Checks that the kind's own options are compatible: 0, or -1 with an error message. */
+  int (*check)(const train_options_t *options, char error[TRAIN_ERROR]);
+  /* Loads the data; NULL with an error message. */
+  void *(*load)(const train_options_t *options, char error[TRAIN_ERROR]);
   void (*unload)(void *data);
   uint64_t (*hash)(const void *data);
   void (*describe)(const team_t *team, const train_options_t *options, const void *data);
@@ -105,9 +104,9 @@ struct train_kind {
 
 extern const train_kind_t train_kind; /* the program's */
 
-/* Reads a program's command line; with TOOL_WRONG words name the option at fault and its value. */
+/* Reads a program's command line; with TOOL_WRONG `error` names the option and its value. */
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
-                                    char **argv, char words[TRAIN_WORDS]);
+                                    char **argv, char error[TRAIN_ERROR]);
 
 /* Creates the model of a task whose other members are set. Collective; returns 0, or -1 on all
  * ranks after printing the reason. */

@@ -61,10 +61,10 @@ static const struct tool tool = {.name = "train_text",
                                  .options = rows,
                                  .defaults = &defaults};
 
-static int text_task_check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
+static int text_task_check_options(const train_options_t *options, char error[TRAIN_ERROR]) {
   if (options->width % options->heads == 0)
-    return train_check_text(options, words);
-  snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+    return train_check_text(options, error);
+  snprintf(error, TRAIN_ERROR, "--heads %zu: does not divide --width %zu", options->heads,
            options->width);
   return -1;
 }
@@ -77,15 +77,15 @@ static void text_task_unload(void *loaded) {
 }
 
 /* Loads a text that has a window to learn from and one to hold out. */
-static void *text_task_load(const train_options_t *options, char words[TRAIN_WORDS]) {
+static void *text_task_load(const train_options_t *options, char error[TRAIN_ERROR]) {
   text_t *text = calloc(1, sizeof *text);
-  if (!text || text_load(text, options->data.path, options->data.count, words) != 0) {
+  if (!text || text_load(text, options->data.path, options->data.count, error) != 0) {
     free(text);
     return NULL;
   }
   if (text->length / 10 > options->context)
     return text;
-  snprintf(words, TRAIN_WORDS,
+  snprintf(error, TRAIN_ERROR,
            "--data: %zu bytes are too short for --context %zu: a tenth is held out, and each part "
            "must be longer than the context",
            text->length, options->context);
@@ -102,8 +102,8 @@ static void text_task_describe(const team_t *team, const train_options_t *option
                                const void *loaded) {
   const text_t *text = loaded;
   (void)options;
-  say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size, text->length,
-      text->files, text->vocabulary);
+  print_once(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size,
+             text->length, text->files, text->vocabulary);
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/

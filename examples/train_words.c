@@ -60,10 +60,10 @@ static void word_task_unload(void *loaded) {
   free(loaded);
 }
 
-static void *word_task_load(const train_options_t *options, char reason[TRAIN_WORDS]) {
+static void *word_task_load(const train_options_t *options, char error[TRAIN_ERROR]) {
   words_t *words = calloc(1, sizeof *words);
   text_t text;
-  if (!words || text_load(&text, options->data.path, options->data.count, reason) != 0) {
+  if (!words || text_load(&text, options->data.path, options->data.count, error) != 0) {
     free(words);
     return NULL;
   }
@@ -72,7 +72,7 @@ static void *word_task_load(const train_options_t *options, char reason[TRAIN_WO
   text_free(&text);
   if (split == 0 && words->training > options->context && words->length > words->training)
     return words;
-  snprintf(reason, TRAIN_WORDS,
+  snprintf(error, TRAIN_ERROR,
            split != 0 ? "--data: out of memory for the words of %zu bytes"
                       : "--data: %zu bytes have too few words: a tenth is held out, and the rest "
                         "must be longer than the context",
@@ -90,8 +90,8 @@ static void word_task_describe(const team_t *team, const train_options_t *option
                                const void *loaded) {
   const words_t *words = loaded;
   (void)options;
-  say(team, "%zu ranks; %zu bytes of text, %zu words, of %zu kinds\n", team->size, words->bytes,
-      words->length, words->vocabulary);
+  print_once(team, "%zu ranks; %zu bytes of text, %zu words, of %zu kinds\n", team->size,
+             words->bytes, words->length, words->vocabulary);
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/

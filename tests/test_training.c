@@ -30,7 +30,7 @@ static int run_rank(team_t *team, const void *context) {
 }
 
 static void parse_options(train_options_t *options, const char *arguments) {
-  char words[TRAIN_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
+  char words[TRAIN_ERROR] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
   char *line = strdup(arguments), *rest = line;
   int argc = 1;
   for (char *word; (word = strtok_r(rest, " ", &rest));)
@@ -42,7 +42,7 @@ static void parse_options(train_options_t *options, const char *arguments) {
 }
 
 static void draw_digits(images_t *images) {
-  char words[IMAGE_WORDS];
+  char words[IMAGE_ERROR];
   cr_assert_eq(images_draw(images, 1000, 16, words), 0, "%s", words);
   images_split(images, 200);
 }

@@ -7,8 +7,8 @@
 #include "tests/support.h"
 
 /*
- * The parts of the trainings of examples/: numbers of 16 bits, schedules of learning rates, and
- * command lines, in words and as programs.
+ * Tests parts of the trainings of examples/: numbers of 16 bits, schedules of learning rates, and
+ * command lines.
  */
 
 /* --- Numbers of 16 bits ------------------------------------------------------------------------*/
@@ -52,7 +52,7 @@ Test(training_parts, learning_rates_rise_and_fall) {
 
 enum { MOST_WORDS = 16 };
 
-/* The words of a line, after the program's name. Returns how many there are. */
+/* Splits a line into arguments, after the program's name. Returns their number. */
 static int split_line(const char *line, char *argv[MOST_WORDS]) {
   static char copy[512];
   int argc = 1;
@@ -64,11 +64,11 @@ static int split_line(const char *line, char *argv[MOST_WORDS]) {
 }
 
 static enum tool_asked parse_line(const char *line, train_options_t *options,
-                                  char words[TRAIN_WORDS]) {
+                                  char error[TRAIN_ERROR]) {
   char *argv[MOST_WORDS];
   const int argc = split_line(line, argv);
-  words[0] = '\0';
-  return train_options_parse(&train_kind, options, argc, argv, words);
+  error[0] = '\0';
+  return train_options_parse(&train_kind, options, argc, argv, error);
 }
 
 Test(training_parts, options_that_are_wrong_are_named) {
@@ -108,27 +108,27 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--side 9", "--side=9: expected an integer from 10 to 256"},
   };
   train_options_t options;
-  char words[TRAIN_WORDS];
+  char error[TRAIN_ERROR];
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    cr_expect_eq(parse_line(lines[i][0], &options, words), TOOL_WRONG, "%s: accepted", lines[i][0]);
-    cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
+    cr_expect_eq(parse_line(lines[i][0], &options, error), TOOL_WRONG, "%s: accepted", lines[i][0]);
+    cr_expect(strstr(error, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], error,
               lines[i][1]);
   }
 }
 
 Test(training_parts, defaults_follow_other_options) {
   train_options_t options;
-  char words[TRAIN_WORDS];
-  cr_expect_eq(parse_line("--steps 1000", &options, words), TOOL_RUN);
+  char error[TRAIN_ERROR];
+  cr_expect_eq(parse_line("--steps 1000", &options, error), TOOL_RUN);
   cr_expect(options.freeze == 200 && options.rise == 101);
   cr_expect_eq(options.method, EFFICIENT_ADAM);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9);
-  cr_expect_eq(parse_line("--optimizer adam", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer adam", &options, error), TOOL_RUN);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
-  cr_expect_eq(parse_line("--optimizer momentum", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer momentum", &options, error), TOOL_RUN);
   cr_expect_eq(options.freeze, 0);
   cr_expect_gt(options.learning_rate, 1e-2f);
-  cr_expect_eq(parse_line("--freeze-step auto --steps=7", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--freeze-step auto --steps=7", &options, error), TOOL_RUN);
   cr_expect(options.freeze == FREEZE_AUTOMATIC && options.steps == 7);
 }
 
@@ -211,20 +211,20 @@ TestSuite(images, .fini = remove_file);
 static void check_file_refused(const void *bytes, size_t count, size_t dimensions,
                                const char *part) {
   idx_t idx;
-  char words[IDX_WORDS] = "";
+  char error[IDX_ERROR] = "";
   write_file(bytes, count);
-  cr_expect_eq(idx_read(&idx, path, dimensions, words), -1, "accepted, where \"%s\" was to be said",
+  cr_expect_eq(idx_read(&idx, path, dimensions, error), -1, "accepted, where \"%s\" was to be said",
                part);
-  cr_expect(strstr(words, part) && strstr(words, path), "\"%s\" does not say \"%s\"", words, part);
+  cr_expect(strstr(error, part) && strstr(error, path), "\"%s\" does not say \"%s\"", error, part);
   cr_expect_null(idx.data);
   remove_file();
 }
 
 Test(images, files_are_read) {
   idx_t idx;
-  char words[IDX_WORDS] = "";
+  char error[IDX_ERROR] = "";
   write_file(plain, sizeof plain);
-  cr_assert_eq(idx_read(&idx, path, 3, words), 0, "%s", words);
+  cr_assert_eq(idx_read(&idx, path, 3, error), 0, "%s", error);
   cr_expect(idx.size[0] == 2 && idx.size[1] == 3 && idx.size[2] == 4, "%zu x %zu x %zu",
             idx.size[0], idx.size[1], idx.size[2]);
   for (size_t i = 0; i < ELEMENTS; i++)
@@ -257,9 +257,9 @@ Test(images, files_of_another_kind_are_refused) {
   check_file_refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
   strcpy(path, "/nowhere/images");
   idx_t idx;
-  char words[IDX_WORDS] = "";
-  cr_expect_eq(idx_read(&idx, path, 3, words), -1);
-  cr_expect(strstr(words, "/nowhere/images: No such file"), "%s", words);
+  char error[IDX_ERROR] = "";
+  cr_expect_eq(idx_read(&idx, path, 3, error), -1);
+  cr_expect(strstr(error, "/nowhere/images: No such file"), "%s", error);
 }
 
 static void write_pair(char images_path[64], char labels_path[64], unsigned char labels,
@@ -275,10 +275,10 @@ static void write_pair(char images_path[64], char labels_path[64], unsigned char
 }
 
 static int load_pair(images_t *images, unsigned char labels, unsigned char side,
-                     char words[IMAGE_WORDS]) {
+                     char error[IMAGE_ERROR]) {
   char images_path[64], labels_path[64];
   write_pair(images_path, labels_path, labels, side);
-  const int result = images_load(images, images_path, labels_path, words);
+  const int result = images_load(images, images_path, labels_path, error);
   unlink(images_path);
   unlink(labels_path);
   return result;
@@ -286,22 +286,22 @@ static int load_pair(images_t *images, unsigned char labels, unsigned char side,
 
 Test(images, images_and_labels_must_go_together) {
   images_t images;
-  char words[IMAGE_WORDS];
-  cr_assert_eq(load_pair(&images, 3, 10, words), 0);
+  char error[IMAGE_ERROR];
+  cr_assert_eq(load_pair(&images, 3, 10, error), 0);
   cr_expect(images.count == 3 && images.rows == 10 && images.classes == 5);
   images_free(&images);
-  cr_expect_eq(load_pair(&images, 4, 10, words), -1);
-  cr_expect(strstr(words, "4 labels for 3 images"), "%s", words);
-  cr_expect_eq(load_pair(&images, 3, 9, words), -1);
-  cr_expect(strstr(words, "9 x 9 pixels"), "%s", words);
+  cr_expect_eq(load_pair(&images, 4, 10, error), -1);
+  cr_expect(strstr(error, "4 labels for 3 images"), "%s", error);
+  cr_expect_eq(load_pair(&images, 3, 9, error), -1);
+  cr_expect(strstr(error, "9 x 9 pixels"), "%s", error);
 }
 
 /* --- Drawn ones --------------------------------------------------------------------------------*/
 
 static images_t draw_digits(size_t count) {
   images_t images;
-  char words[IMAGE_WORDS];
-  cr_assert_eq(images_draw(&images, count, 16, words), 0);
+  char error[IMAGE_ERROR];
+  cr_assert_eq(images_draw(&images, count, 16, error), 0);
   return images;
 }
 
