@@ -11,84 +11,57 @@
 
 /* --- IDX files ---------------------------------------------------------------------------------*/
 
-typedef struct stream {
-  FILE *file;
-  const char *path;
-  char *error;
-} stream_t;
+enum { MAX_BYTES = 1 << 30 }; /* MNIST has 47 million */
 
-static int idx_refuse(const stream_t *stream, const char *why) {
-  snprintf(stream->error, IDX_ERROR, "%.300s: %.200s", stream->path, why);
-  return -1;
-}
-
-enum { MOST_BYTES = 1 << 30 }; /* MNIST has 47 million */
-
-/* Refuses a file that ends before the elements `wanted`. */
-static int idx_refuse_end(const stream_t *stream, size_t came, size_t wanted) {
-  char why[200];
-  if (ferror(stream->file))
-    return idx_refuse(stream, strerror(errno));
-  snprintf(why, sizeof why, "is cut short: its header announces %zu bytes, %zu are there", wanted,
-           came);
-  return idx_refuse(stream, why);
-}
-
-static int read_header(stream_t *stream, idx_t *idx, size_t dimensions, size_t *bytes) {
+/* Reads the header. Returns the number of elements, or -1 with the reason in *why. */
+static long read_header(FILE *file, idx_t *idx, size_t dimensions, const char **why) {
+  const unsigned char start[] = {0, 0, 8, (unsigned char)dimensions};
   unsigned char header[4 + 4 * IDX_DIMENSIONS] = {0};
-  char why[200];
-  const size_t wanted = 4 + 4 * dimensions, came = fread(header, 1, wanted, stream->file);
-  if (ferror(stream->file))
-    return idx_refuse(stream, strerror(errno));
-  if (header[0] == 0x1f && header[1] == 0x8b)
-    return idx_refuse(stream, "is compressed; gunzip it");
-  if (header[0] != 0 || header[1] != 0 || header[2] != 8 || header[3] != dimensions) {
-    snprintf(why, sizeof why,
-             "begins with %02x %02x %02x %02x, not 00 00 08 %02zx as unsigned bytes of %zu "
-             "dimensions do in IDX",
-             header[0], header[1], header[2], header[3], dimensions, dimensions);
-    return idx_refuse(stream, why);
-  }
-  if (came < wanted)
-    return idx_refuse(stream, "is cut short within its header");
-  *bytes = 1;
+  const size_t wanted = 4 + 4 * dimensions, got = fread(header, 1, wanted, file);
+  long elements = 1;
+  *why = header[0] == 0x1f && header[1] == 0x8b ? "is compressed; gunzip it"
+         : dimensions == 1                      ? "is no IDX file of a row of bytes"
+                                                : "is no IDX file of images";
+  if (got < wanted || memcmp(header, start, sizeof start) != 0)
+    return -1;
+  *why = "its header announces more than a gigabyte";
   for (size_t d = 0; d < dimensions; d++) {
     const unsigned char *at = header + 4 + 4 * d;
     idx->size[d] = (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
-    if (idx->size[d] > 0 && *bytes > MOST_BYTES / idx->size[d])
-      return idx_refuse(stream, "its header announces more than a gigabyte");
-    *bytes *= idx->size[d];
+    if (idx->size[d] > 0 && (size_t)elements > MAX_BYTES / idx->size[d])
+      return -1;
+    elements *= (long)idx->size[d];
   }
-  return 0;
+  return elements;
 }
 
-static int read_elements(stream_t *stream, idx_t *idx, size_t bytes) {
-  if (bytes > 0) {
-    idx->data = malloc(bytes);
-    if (!idx->data)
-      return idx_refuse(stream, "out of memory");
-    const size_t came = fread(idx->data, 1, bytes, stream->file);
-    if (came < bytes)
-      return idx_refuse_end(stream, came, bytes);
-  }
-  return fgetc(stream->file) == EOF
-             ? 0
-             : idx_refuse(stream, "has more bytes than its header announces");
+static int idx_refuse(char error[IDX_ERROR], const char *path, const char *why) {
+  snprintf(error, IDX_ERROR, "%.300s: %.200s", path, why);
+  return -1;
 }
 
 int idx_read(idx_t *idx, const char *path, size_t dimensions, char error[IDX_ERROR]) {
-  stream_t stream = {.path = path, .error = error};
-  size_t bytes = 0;
+  const char *why;
   *idx = (idx_t){{0}, NULL};
-  if (!(stream.file = fopen(path, "rb")))
-    return idx_refuse(&stream, strerror(errno));
-  int result = read_header(&stream, idx, dimensions, &bytes);
-  if (result == 0)
-    result = read_elements(&stream, idx, bytes);
-  fclose(stream.file);
-  if (result != 0)
-    idx_free(idx);
-  return result;
+  FILE *file = fopen(path, "rb");
+  if (!file)
+    return idx_refuse(error, path, strerror(errno));
+  const long elements = read_header(file, idx, dimensions, &why);
+  if (elements >= 0) {
+    const size_t size = (size_t)elements;
+    idx->data = malloc(size + 1);
+    why = !idx->data                               ? "out of memory"
+          : fread(idx->data, 1, size, file) < size ? "is shorter than its header announces"
+          : fgetc(file) != EOF                     ? "is longer than its header announces"
+                                                   : NULL;
+  }
+  if (ferror(file))
+    why = strerror(errno);
+  fclose(file);
+  if (!why)
+    return 0;
+  idx_free(idx);
+  return idx_refuse(error, path, why);
 }
 
 void idx_free(idx_t *idx) {
@@ -179,7 +152,8 @@ static float ink_at(const line_t *lines, size_t count, float x, float y, float r
   return beyond < 0.0f ? 1.0f : beyond > 1.0f ? 0.0f : 1.0f - beyond;
 }
 
-void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random) {
+/* Draws a digit: side x side pixels, 0 is the background. */
+static void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random) {
   line_t lines[MOST_LINES];
   const size_t count = draw_lines(lines, glyphs[digit], random);
   const float radius = digit_between(0.02f, 0.06f, random),

@@ -42,20 +42,16 @@ enum { IDX_DIMENSIONS = 3, IDX_ERROR = 512 };
 
 typedef struct idx {
   size_t size[IDX_DIMENSIONS];
-  unsigned char *data; /* NULL where a size is 0 */
+  unsigned char *data;
 } idx_t;
 
-/* Reads an array of 1 to 3 dimensions. Returns 0, or -1 with an error message. */
+/* Reads an array of 1 or 3 dimensions. Returns 0, or -1 with an error message. */
 int idx_read(idx_t *idx, const char *path, size_t dimensions, char error[IDX_ERROR]);
 void idx_free(idx_t *idx);
 
 /* Drawn digits are strokes of a pen, bent, moved and of any thickness, with a stray line, a hidden
  * patch and noise, so that a small network reads most of them but not all. The same state gives the
  * same image. */
-
 enum { DIGITS = 10 };
-
-/* Draws a digit: side x side pixels, 0 is the background. random: a generator (numbers.h). */
-void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random);
 
 #endif

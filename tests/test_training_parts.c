@@ -235,26 +235,26 @@ Test(images, files_are_read) {
 Test(images, files_that_end_too_early_or_too_late_are_refused) {
   unsigned char longer[PLAIN + 1] = {0};
   memcpy(longer, plain, PLAIN);
-  check_file_refused(longer, sizeof longer, 3, "more bytes than its header announces");
+  check_file_refused(longer, sizeof longer, 3, "is longer than its header announces");
   for (size_t count = HEADER; count < PLAIN; count++)
-    check_file_refused(plain, count, 3, "its header announces 24 bytes");
+    check_file_refused(plain, count, 3, "is shorter than its header announces");
   for (size_t count = 4; count < HEADER; count++)
-    check_file_refused(plain, count, 3, "cut short within its header");
-  check_file_refused(plain, 3, 3, "begins with 00 00 08 00");
-  check_file_refused(plain, 0, 3, "begins with 00 00 00 00");
+    check_file_refused(plain, count, 3, "is no IDX file of images");
+  check_file_refused(plain, 3, 3, "is no IDX file of images");
+  check_file_refused(plain, 0, 3, "is no IDX file of images");
 }
 
 Test(images, files_of_another_kind_are_refused) {
   unsigned char other[PLAIN];
   memcpy(other, plain, PLAIN);
-  check_file_refused(plain, PLAIN, 1, "begins with 00 00 08 03, not 00 00 08 01");
+  check_file_refused(plain, PLAIN, 1, "is no IDX file of a row of bytes");
   other[2] = 0x0d;
-  check_file_refused(other, PLAIN, 3, "begins with 00 00 0d 03");
+  check_file_refused(other, PLAIN, 3, "is no IDX file of images");
   memcpy(other, plain, PLAIN);
   other[4] = 0xff; /* 4,278,190,082 images */
   check_file_refused(other, PLAIN, 3, "more than a gigabyte");
   check_file_refused("\x1f\x8b\b", 3, 3, "is compressed; gunzip it");
-  check_file_refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
+  check_file_refused("P5 28 28 255 ", 13, 3, "is no IDX file of images");
   strcpy(path, "/nowhere/images");
   idx_t idx;
   char error[IDX_ERROR] = "";
