@@ -28,11 +28,6 @@ static const transformer_t *transformer_of(const model_t *model) {
   return (const transformer_t *)(const void *)model;
 }
 
-/* Tells that the tensor's gradient is final. */
-static void transformer_report_ready(const transformer_t *own, const tensor_t *tensor) {
-  model_report_ready(&own->model, tensor);
-}
-
 /* --- Attention ---------------------------------------------------------------------------------*/
 
 /* The offsets of one head of one sequence in arrays. */
@@ -111,24 +106,24 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   const size_t rows = sequences * shape->context, width = shape->width;
   float *d_stream = model->d_stream, *d_normed = model->d_normed, *d_wide = model->d_wide;
   linear_backward(d_wide, d_stream, layer->activated, layer->mlp_output, rows, 4 * width, width);
-  transformer_report_ready(model, layer->mlp_output);
+  model_report_ready(&model->model, layer->mlp_output);
   gelu_backward(d_wide, layer->hidden, rows * 4 * width);
   linear_backward(d_normed, d_wide, layer->normed2, layer->mlp_input, rows, width, 4 * width);
-  transformer_report_ready(model, layer->mlp_input);
+  model_report_ready(&model->model, layer->mlp_input);
   normalise_backward(d_stream, layer->mlp_gain->gradient, d_normed, layer->middle,
                      layer->inverse_rms2, layer->mlp_gain->value, rows, width);
-  transformer_report_ready(model, layer->mlp_gain);
+  model_report_ready(&model->model, layer->mlp_gain);
 
   linear_backward(d_normed, d_stream, layer->attended, layer->attention_output, rows, width, width);
-  transformer_report_ready(model, layer->attention_output);
+  model_report_ready(&model->model, layer->attention_output);
   for (size_t i = 0; i < sequences * shape->heads; i++)
     attend_backward(model, layer, locate_head(shape, i / shape->heads, i % shape->heads), d_normed,
                     d_wide);
   linear_backward(d_normed, d_wide, layer->normed, layer->query_key_value, rows, width, 3 * width);
-  transformer_report_ready(model, layer->query_key_value);
+  model_report_ready(&model->model, layer->query_key_value);
   normalise_backward(d_stream, layer->attention_gain->gradient, d_normed, layer->input,
                      layer->inverse_rms, layer->attention_gain->value, rows, width);
-  transformer_report_ready(model, layer->attention_gain);
+  model_report_ready(&model->model, layer->attention_gain);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
@@ -165,8 +160,8 @@ static void embed_tokens_backward(const transformer_t *own, size_t sequences) {
       position[j] += dx[j];
     }
   }
-  transformer_report_ready(own, &tensors[POSITION_EMBEDDING]);
-  transformer_report_ready(own, &tensors[TOKEN_EMBEDDING]);
+  model_report_ready(&own->model, &tensors[POSITION_EMBEDDING]);
+  model_report_ready(&own->model, &tensors[TOKEN_EMBEDDING]);
 }
 
 static void transformer_forward(model_t *model, size_t sequences) {
@@ -188,11 +183,11 @@ static void transformer_backward(model_t *model, size_t sequences) {
   const size_t rows = sequences * shape->context;
   linear_backward(own->d_normed, model_loss_backward(model, sequences), own->normed, own->head,
                   rows, shape->width, shape->vocabulary);
-  transformer_report_ready(own, own->head);
+  model_report_ready(&own->model, own->head);
   memset(own->d_stream, 0, rows * shape->width * sizeof(float));
   normalise_backward(own->d_stream, own->final_gain->gradient, own->d_normed, own->stream,
                      own->inverse_rms, own->final_gain->value, rows, shape->width);
-  transformer_report_ready(own, own->final_gain);
+  model_report_ready(&own->model, own->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
     block_backward(own, &own->layers[l], sequences);
   embed_tokens_backward(own, sequences);
