@@ -172,7 +172,6 @@ void processor::prepare(dim3 block) {
 void processor::run(dim3 grid, dim3 block, const std::function<void()> &thread) {
   if (inside())
     fatal("a kernel was launched from inside a kernel");
-  adopt_thread(scheduler_);
   prepare(block);
   kernel_ = &thread;
   gridDim = grid;

@@ -123,31 +123,13 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t *graph) {
   return error;
 }
 
-/* Inserts the nodes of a graph into a capture, between the stream's earlier and later nodes. */
-void inline_graph(CUstream_st &stream, const std::vector<graph_node> &nodes) {
-  std::vector<graph_node> &all = stream.capturing->nodes;
-  size_t offset = all.size();
-  std::vector<size_t> tail;
-  for (graph_node node : nodes) {
-    for (size_t &before : node.after)
-      before += offset;
-    append_nodes(node.after, stream.capture_tail);
-    tail.push_back(all.size());
-    all.push_back(std::move(node));
-  }
-  if (!tail.empty())
-    stream.capture_tail = tail;
-}
-
 cudaError_t launch_graph(CUgraphExec_st &graph, cudaStream_t handle) {
   lock held(guard());
   stream_ptr stream = find_stream(handle);
   if (!stream)
     return cudaErrorInvalidResourceHandle;
-  if (stream->capturing) {
-    inline_graph(*stream, graph.nodes);
-    return cudaSuccess;
-  }
+  if (stream->capturing) /* CUDA would insert the graph's nodes */
+    return cudaErrorNotSupported;
   if (captured_implicitly(*stream))
     return cudaErrorStreamCaptureImplicit;
   operation_ptr entry = enqueue(held, stream, make_work([] {}), {graph.last});

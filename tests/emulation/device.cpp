@@ -66,26 +66,19 @@ const error_text TEXTS[] = {
     {cudaSuccess, "no error"},
     {cudaErrorInvalidValue, "invalid argument"},
     {cudaErrorMemoryAllocation, "out of memory"},
-    {cudaErrorInitializationError, "initialization error"},
     {cudaErrorInvalidConfiguration, "invalid configuration argument"},
     {cudaErrorInvalidPitchValue, "invalid pitch argument"},
-    {cudaErrorInvalidDevicePointer, "invalid device pointer"},
     {cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"},
-    {cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorInvalidDeviceFunction, "invalid device function"},
     {cudaErrorNoDevice, "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "invalid device ordinal"},
-    {cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "invalid resource handle"},
     {cudaErrorIllegalState, "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "device not ready"},
-    {cudaErrorIllegalAddress, "an illegal memory access was encountered"},
     {cudaErrorLaunchOutOfResources, "too many resources requested for launch"},
     {cudaErrorHostMemoryAlreadyRegistered,
      "part or all of the requested memory range is already mapped"},
     {cudaErrorHostMemoryNotRegistered, "pointer does not correspond to a registered memory region"},
-    {cudaErrorMisalignedAddress, "misaligned address"},
-    {cudaErrorLaunchFailure, "unspecified launch failure"},
     {cudaErrorNotSupported, "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"},
@@ -100,7 +93,6 @@ const error_text TEXTS[] = {
      "operation not permitted on an event last recorded in a capturing stream"},
     {cudaErrorStreamCaptureWrongThread,
      "attempt to terminate a thread-local capture sequence from another thread"},
-    {cudaErrorUnknown, "unknown error"},
 };
 
 } // namespace
@@ -135,13 +127,6 @@ bool allocation_fails() { return count_down(allocations_left); }
 bool launch_fails() { return count_down(launches_left); }
 
 static thread_local size_t threads_that_waited;
-static thread_local bool is_early;
-
-void check_constant_load() {
-  if (is_early)
-    fatal("a kernel that was launched to come early reads by __ldg, which may be loaded before the "
-          "kernel ahead has written it");
-}
 
 static bool comes_early(const cudaLaunchConfig_t &config) {
   for (unsigned i = 0; i < config.numAttrs; i++)
@@ -155,9 +140,7 @@ static bool comes_early(const cudaLaunchConfig_t &config) {
 static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
   const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
   threads_that_waited = 0;
-  is_early = early;
   run_grid(grid, block, thread);
-  is_early = false;
   if (early && threads_that_waited < threads)
     fatal("a kernel was launched to come early, and %zu of its %zu threads have not waited for "
           "the one ahead",

@@ -1,6 +1,6 @@
 /*
- * Fibers. The switch is written in assembly for x86-64 and 64-bit ARM: swapcontext() makes a system
- * call for the signal mask, which would cost more than the rest of the emulation.
+ * Fibers. The switch is written in assembly for x86-64: swapcontext(), which serves elsewhere,
+ * makes a system call for the signal mask, which costs more than the rest of the emulation.
  */
 #include <stdint.h>
 #include <sys/mman.h>
@@ -13,16 +13,13 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if EMULATION_TSAN
-#include <sanitizer/tsan_interface.h>
-#endif
 
 namespace emulation {
 
 namespace {
 
-/* The sanitizers make frames several times larger. */
-#if EMULATION_ASAN || EMULATION_TSAN
+/* AddressSanitizer makes frames several times larger. */
+#if EMULATION_ASAN
 constexpr size_t STACK = 512 << 10;
 #else
 constexpr size_t STACK = 128 << 10;
@@ -30,7 +27,7 @@ constexpr size_t STACK = 128 << 10;
 
 } // namespace
 
-#if defined(__x86_64__)
+#ifdef __x86_64__
 
 /* Saves the registers that a call must preserve, and the stack pointer; loads the other
  * context's. */
@@ -82,66 +79,6 @@ static void swap(context &from, context &to) {
   emulation_switch(&from.stack_pointer, to.stack_pointer);
 }
 
-#elif defined(__aarch64__)
-
-extern "C" void emulation_switch(void **save, void *load);
-asm(R"(
-.text
-.globl emulation_switch
-.hidden emulation_switch
-.type emulation_switch, %function
-emulation_switch:
-  sub sp, sp, #160
-  stp x19, x20, [sp, #0]
-  stp x21, x22, [sp, #16]
-  stp x23, x24, [sp, #32]
-  stp x25, x26, [sp, #48]
-  stp x27, x28, [sp, #64]
-  stp x29, x30, [sp, #80]
-  stp d8, d9, [sp, #96]
-  stp d10, d11, [sp, #112]
-  stp d12, d13, [sp, #128]
-  stp d14, d15, [sp, #144]
-  mov x9, sp
-  str x9, [x0]
-  mov sp, x1
-  ldp x19, x20, [sp, #0]
-  ldp x21, x22, [sp, #16]
-  ldp x23, x24, [sp, #32]
-  ldp x25, x26, [sp, #48]
-  ldp x27, x28, [sp, #64]
-  ldp x29, x30, [sp, #80]
-  ldp d8, d9, [sp, #96]
-  ldp d10, d11, [sp, #112]
-  ldp d12, d13, [sp, #128]
-  ldp d14, d15, [sp, #144]
-  add sp, sp, #160
-  ret
-.size emulation_switch, .-emulation_switch
-.globl emulation_enter
-.hidden emulation_enter
-.type emulation_enter, %function
-emulation_enter:
-  mov x0, x20
-  blr x19
-  brk #0
-.size emulation_enter, .-emulation_enter
-)");
-extern "C" void emulation_enter();
-
-/* Fills a stack as emulation_switch leaves it: x19, x20, ..., x29, x30 at 88, then d8 to d15. */
-static void prepare(context &fresh, void *top, void (*entry)(void *), void *argument) {
-  void **frame = static_cast<void **>(top) - 20;
-  frame[0] = reinterpret_cast<void *>(entry);
-  frame[1] = argument;
-  frame[11] = reinterpret_cast<void *>(emulation_enter);
-  fresh.stack_pointer = frame;
-}
-
-static void swap(context &from, context &to) {
-  emulation_switch(&from.stack_pointer, to.stack_pointer);
-}
-
 #else
 
 /* makecontext() passes ints, so an address takes two. */
@@ -178,16 +115,10 @@ fiber::fiber(void (*entry)(void *), void *argument) {
     fatal("no memory for the stack of a CUDA thread");
   bottom = static_cast<char *>(mapping_) + page;
   size = STACK;
-#if EMULATION_TSAN
-  thread_state = __tsan_create_fiber(0);
-#endif
   prepare(*this, static_cast<char *>(mapping_) + page + STACK, entry, argument);
 }
 
 fiber::~fiber() {
-#if EMULATION_TSAN
-  __tsan_destroy_fiber(thread_state);
-#endif
   const size_t bytes = STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE));
 #if EMULATION_ASAN
   __asan_unpoison_memory_region(mapping_, bytes); /* its frames are poisoned; other memory may be
@@ -204,20 +135,9 @@ void fiber::begin(context &caller) {
 #endif
 }
 
-void adopt_thread(context &own) {
-#if EMULATION_TSAN
-  own.thread_state = __tsan_get_current_fiber();
-#else
-  static_cast<void>(own);
-#endif
-}
-
 void switch_context(context &from, context &to) {
 #if EMULATION_ASAN
   __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
-#endif
-#if EMULATION_TSAN
-  __tsan_switch_to_fiber(to.thread_state, 0);
 #endif
   swap(from, to);
 #if EMULATION_ASAN

@@ -12,14 +12,14 @@
 #include <thread>
 #include <vector>
 
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
 #include "cuda_runtime_api.h"
 #include "emulation.h"
 
-/*
- * ---- Sanitizers ----
- *
- * Finds the sanitizers that this is compiled with, which gcc and clang announce differently.
- */
+/* ---- AddressSanitizer, which gcc and clang announce differently ---- */
 
 #ifndef __has_feature
 #define __has_feature(name) 0
@@ -29,12 +29,6 @@
 #define EMULATION_ASAN 1
 #else
 #define EMULATION_ASAN 0
-#endif
-
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define EMULATION_TSAN 1
-#else
-#define EMULATION_TSAN 0
 #endif
 
 /*
@@ -135,15 +129,7 @@ void synchronise_device(lock &held, int device,
 /* The value of an environment variable. */
 long read_setting(const char *name, long otherwise);
 
-} // namespace emulation
-
-/*
- * ---- Capture ----
- *
- * Stream capture and graphs.
- */
-
-namespace emulation {
+/* ---- Stream capture and graphs ---- */
 
 struct graph_node {
   work what;
@@ -175,15 +161,7 @@ cudaError_t refuse_capturing(CUstream_st &stream);
 cudaError_t record_in_capture(CUevent_st &event, const stream_ptr &stream);
 cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event);
 
-} // namespace emulation
-
-/*
- * ---- Devices ----
- *
- * Devices, errors and counters.
- */
-
-namespace emulation {
+/* ---- Devices, errors and counters ---- */
 
 constexpr int MAX_DEVICES = 64;
 
@@ -219,15 +197,7 @@ bool launch_fails();
  * holds the lock. */
 cudaError_t refuse_in_capture();
 
-} // namespace emulation
-
-/*
- * ---- Memory ----
- *
- * Device memory and pinned host memory: the allocations and their devices.
- */
-
-namespace emulation {
+/* ---- Device memory and pinned host memory ---- */
 
 constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* bytes of one device */
 
@@ -237,50 +207,24 @@ bool device_can_touch(const void *pointer, size_t size);
 /* Ends the process if bytes next to an allocation were overwritten. The caller holds the lock. */
 void check_memory();
 
-/* Makes device memory accessible to the host while such an object exists; otherwise
- * EMULATED_PROTECT makes it inaccessible. */
-struct device_access {
-  device_access();
-  ~device_access();
-};
+/* ---- Blocks ---- */
 
-} // namespace emulation
-
-/*
- * ---- Blocks ----
- *
- * Runs a grid at once, on the calling OS thread.
- */
-
-namespace emulation {
+/* Runs a grid at once, on the calling OS thread. */
 void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread);
-}
 
-/*
- * ---- Fibers ----
- *
- * Fibers: stacks that one OS thread switches between.
- */
-
-#if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
-
-#endif
-
-namespace emulation {
+/* ---- Fibers: stacks that one OS thread switches between ---- */
 
 /* An execution context: an OS thread's own stack, or a fiber's. */
 struct context {
-#if defined(__x86_64__) || defined(__aarch64__)
+#ifdef __x86_64__
   void *stack_pointer = nullptr;
 #else
   ucontext_t registers;
 #endif
-  /* The bounds of the stack, which the sanitizers need. */
+  /* The bounds of the stack, which AddressSanitizer needs. */
   const void *bottom = nullptr;
   size_t size = 0;
   void *fake_stack = nullptr;
-  void *thread_state = nullptr;
 };
 
 /* Calls entry(argument) on its own stack at the first switch to it. entry never returns. */
@@ -299,10 +243,6 @@ private:
 
 /* Stops `from`, the running context, and continues `to`. */
 void switch_context(context &from, context &to);
-
-/* Registers the OS thread's own stack with the sanitizers; called before the first switch away from
- * it. */
-void adopt_thread(context &own);
 
 } // namespace emulation
 

@@ -20,8 +20,7 @@ namespace emulation {
 
 namespace {
 
-/* The size of guard zones, and cudaMalloc's alignment; a page, since EMULATED_PROTECT protects
- * whole pages. */
+/* The size of guard zones, and cudaMalloc's alignment. */
 #if EMULATION_ASAN
 constexpr size_t ZONE = 0;
 #else
@@ -57,7 +56,6 @@ std::map<uintptr_t, size_t> &registered() {
 }
 std::deque<allocation> freed;
 size_t freed_bytes, used[MAX_DEVICES];
-int accesses;
 
 bool is_filled(const unsigned char *bytes, size_t size, unsigned char with) {
   return !size || (*bytes == with && !memcmp(bytes, bytes + 1, size - 1));
@@ -118,16 +116,7 @@ unsigned char *obtain_memory(const allocation &block) {
   return pages == MAP_FAILED ? nullptr : static_cast<unsigned char *>(pages);
 }
 
-bool is_protecting() { return ZONE && read_setting("EMULATED_PROTECT", 0); }
-
-void set_protection(int rights) {
-  if (is_protecting())
-    for (auto &[start, block] : allocations())
-      if (!block.pinned)
-        mprotect(block.whole, block.extent(), rights);
-}
-
-/* Allocates memory. The caller holds the lock, and device memory is accessible. */
+/* Allocates memory. The caller holds the lock. */
 cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   if (!pointer)
     return cudaErrorInvalidValue;
@@ -170,7 +159,6 @@ cudaError_t release(lock &held, void *pointer, bool pinned) {
   synchronise_device(held, block.device,
                      pinned ? "the device, whose work cudaFreeHost waits for"
                             : "the device, whose work cudaFree waits for");
-  device_access open;
   check_guards(block);
   if (!pinned && block.filled)
     used[block.device] -= block.size;
@@ -324,18 +312,8 @@ bool device_can_touch(const void *pointer, size_t size) {
 }
 
 void check_memory() {
-  device_access open;
   for (const auto &[start, block] : allocations())
     check_guards(block);
-}
-
-device_access::device_access() {
-  if (__atomic_fetch_add(&accesses, 1, __ATOMIC_RELAXED) == 0)
-    set_protection(PROT_READ | PROT_WRITE);
-}
-device_access::~device_access() {
-  if (__atomic_fetch_sub(&accesses, 1, __ATOMIC_RELAXED) == 1)
-    set_protection(PROT_NONE);
 }
 
 } // namespace emulation
@@ -360,7 +338,6 @@ static cudaError_t fill_memory(void *pointer, int value, size_t size, cudaStream
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
   lock held(guard());
-  device_access open;
   return result(allocate(devPtr, size, false));
 }
 cudaError_t cudaFree(void *devPtr) {

@@ -73,7 +73,6 @@ operation_ptr find_runnable(const operation_ptr &wanted) {
 /* Starts an operation. It moves the function out first, since another thread may finish the
  * operation before the function returns. */
 bool begin(const operation_ptr &next) {
-  device_access open;
   auto start = std::move(next->what.start);
   return start(next);
 }
@@ -165,15 +164,7 @@ void synchronise_device(lock &held, int device, const char *whom) {
     complete_operation(held, stream->last, whom);
 }
 
-} // namespace emulation
-
-/*
- * ---- Streams and events ----
- *
- * Streams and events.
- */
-
-namespace emulation {
+/* ---- Streams and events ---- */
 
 namespace {
 
@@ -334,7 +325,7 @@ cudaError_t measure_elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t 
 } // namespace
 
 stream_ptr find_stream(cudaStream_t handle) {
-  if (!handle || handle == cudaStreamLegacy)
+  if (!handle)
     return streams()[static_cast<size_t>(use_device())];
   for (const stream_ptr &stream : streams())
     if (stream.get() == handle && !stream->destroyed)
@@ -389,7 +380,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
-  if (!event || flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))
+  if (!event || flags & ~cudaEventDisableTiming)
     return result(cudaErrorInvalidValue);
   lock held(guard());
   *event = new CUevent_st{current_device(), flags, nullptr, nullptr, {}};

@@ -23,6 +23,15 @@ cudaError_t launch(cudaStream_t stream, unsigned grid, unsigned block, void (*ke
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+inline __global__ void set(int *memory, int value) { *memory = value; }
+inline __global__ void copy(int *to, const int *from) { *to = *from; }
+
+inline cudaStream_t new_stream(unsigned flags = cudaStreamNonBlocking) {
+  cudaStream_t stream;
+  EXPECT(cudaStreamCreateWithFlags(&stream, flags) == cudaSuccess);
+  return stream;
+}
+
 /* Allocates pinned memory, which both the host and kernels see. */
 template <typename T> T *pinned(size_t count) {
   T *memory = nullptr;

@@ -167,11 +167,7 @@ void receive_from_nobody() {
   cudaStreamSynchronize(nullptr);
 }
 
-/*
- * ---- Communicators ----
- *
- * NCCL's calls that make and end communicators.
- */
+/* ---- NCCL's calls that make and end communicators ---- */
 
 /* The largest of the ranks' numbers. */
 ncclResult_t enqueue_largest(const rank &self, int value) {

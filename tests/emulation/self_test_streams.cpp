@@ -14,15 +14,7 @@
 
 namespace {
 
-__global__ void set(int *memory, int value) { *memory = value; }
-__global__ void copy(int *to, const int *from) { *to = *from; }
 __global__ void increment(int *memory) { ++*memory; }
-
-cudaStream_t new_stream(unsigned flags) {
-  cudaStream_t stream;
-  EXPECT(cudaStreamCreateWithFlags(&stream, flags) == cudaSuccess);
-  return stream;
-}
 
 cudaEvent_t new_event() {
   cudaEvent_t event;
@@ -235,17 +227,6 @@ void test_capture_errors(cudaStream_t first, cudaStream_t second, int *memory) {
   EXPECT(cudaEventDestroy(event) == cudaSuccess);
 }
 
-/* With EMULATED_PROTECT the host's access is a fault, while the device's is allowed. */
-void touch_from_host() {
-  setenv("EMULATED_PROTECT", "1", 1);
-  int *device;
-  EXPECT(cudaMalloc(&device, 4) == cudaSuccess);
-  EXPECT(launch(nullptr, 1, 1, set, device, 1) == cudaSuccess);
-  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
-  fputs("until now ", stderr);
-  *static_cast<volatile int *>(device) = 1;
-}
-
 } // namespace
 
 void test_streams() {
@@ -280,9 +261,6 @@ void test_memory() {
   test_attributes(device, host);
   test_copies(device, host);
   test_allocation();
-  if (!EMULATION_ASAN && !EMULATION_TSAN) {
-    EXPECT(aborts_with(touch_from_host, "until now the end"));
-  }
   EXPECT(cudaFree(device) == cudaSuccess && cudaFreeHost(host) == cudaSuccess);
 }
 

@@ -51,25 +51,18 @@ typedef enum cudaError {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
-  cudaErrorInitializationError = 3,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidPitchValue = 12,
-  cudaErrorInvalidDevicePointer = 17,
   cudaErrorInvalidMemcpyDirection = 21,
-  cudaErrorInsufficientDriver = 35,
   cudaErrorInvalidDeviceFunction = 98,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
-  cudaErrorNoKernelImageForDevice = 209,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
-  cudaErrorIllegalAddress = 700,
   cudaErrorLaunchOutOfResources = 701,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
-  cudaErrorMisalignedAddress = 716,
-  cudaErrorLaunchFailure = 719,
   cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
@@ -79,8 +72,7 @@ typedef enum cudaError {
   cudaErrorStreamCaptureIsolation = 905,
   cudaErrorStreamCaptureImplicit = 906,
   cudaErrorCapturedEvent = 907,
-  cudaErrorStreamCaptureWrongThread = 908,
-  cudaErrorUnknown = 999
+  cudaErrorStreamCaptureWrongThread = 908
 } cudaError_t;
 
 enum cudaMemcpyKind {
@@ -112,30 +104,20 @@ enum cudaStreamCaptureMode {
 
 enum cudaDeviceAttr { cudaDevAttrMaxPitch = 11, cudaDevAttrComputeCapabilityMajor = 75 };
 
-#define cudaHostRegisterPortable   0x01
-#define cudaHostAllocDefault       0x00
-#define cudaHostAllocPortable      0x01
-#define cudaHostAllocMapped        0x02
-#define cudaHostAllocWriteCombined 0x04
-#define cudaStreamDefault          0x00
-#define cudaStreamNonBlocking      0x01
-#define cudaEventDefault           0x00
-#define cudaEventBlockingSync      0x01
-#define cudaEventDisableTiming     0x02
-#define cudaEventRecordDefault     0x00
-#define cudaEventWaitDefault       0x00
-#define cudaStreamLegacy           ((cudaStream_t)0x1)
-
-/* Calling conventions of other systems. */
-#define CUDART_CB
-#define CUDARTAPI
+#define cudaHostRegisterPortable 0x01
+#define cudaHostAllocDefault     0x00
+#define cudaHostAllocPortable    0x01
+#define cudaStreamDefault        0x00
+#define cudaStreamNonBlocking    0x01
+#define cudaEventDefault         0x00
+#define cudaEventDisableTiming   0x02
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
-typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
+typedef void (*cudaHostFn_t)(void *userData);
 /* Attributes of a launch; only programmatic stream serialization has an effect. */
 typedef enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization = 6

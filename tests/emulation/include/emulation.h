@@ -16,8 +16,6 @@
  *   EMULATED_TIMEOUT=60            seconds without progress after which a wait ends the process
  *   EMULATED_NCCL_VERSION=22809    the version of NCCL; calls of newer functions end the process
  *   EMULATED_PITCH=2147483647      bytes between rows that cudaMemcpy2DAsync takes
- *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
- *                                  programs of one thread
  *
  * Limits. A CUDA thread that spins on memory which another is to write never gives way: CTAs are
  * not resident together. A warp does not wait for a lane that has exited (the hardware's rule);

@@ -15,17 +15,13 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-#define __forceinline__  __inline__ __attribute__((always_inline))
 /* The threads of a CTA are fibers of one OS thread, whose variables are their shared memory. */
 #define __shared__ static thread_local
 
 extern __thread uint3 threadIdx, blockIdx;
 extern __thread dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 namespace emulation {
 
@@ -60,9 +56,6 @@ template <typename T> T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-/* Checks a load of memory that nothing may write while the kernel is on the device. */
-void check_constant_load();
-
 /* Checks the alignment of a vector access: the hardware needs multiples of its size. */
 template <typename T> T *aligned(T *address) {
   if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
@@ -89,30 +82,20 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return (unsigned)emulation::wait_for_warp(emulation::collective::ballot, mask, predicate != 0, 0);
 }
 
-/* A lane reads itself if its source is outside of its segment of `width` lanes. */
-template <typename T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
-  unsigned segment = emulation::lane() & ~(unsigned)(width - 1);
-  return emulation::shuffle(mask, value, segment | ((unsigned)source & (unsigned)(width - 1)));
+template <typename T> T __shfl_sync(unsigned mask, T value, int source) {
+  return emulation::shuffle(mask, value, (unsigned)source % 32);
 }
-template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  unsigned lane = emulation::lane(), within = lane & (unsigned)(width - 1);
-  return emulation::shuffle(mask, value, within + delta < (unsigned)width ? lane + delta : lane);
+/* A lane reads itself if its source would be past the last lane. */
+template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+  unsigned lane = emulation::lane();
+  return emulation::shuffle(mask, value, lane + delta < 32 ? lane + delta : lane);
 }
-/* A lane may read earlier segments, not later ones. */
-template <typename T> T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
-  unsigned lane = emulation::lane(), source = lane ^ (unsigned)lanes;
-  return emulation::shuffle(mask, value, source <= (lane | (unsigned)(width - 1)) ? source : lane);
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  return emulation::shuffle(mask, value, (emulation::lane() ^ (unsigned)lanes) % 32);
 }
 
 template <typename T> T atomicAdd(T *address, emulation::same<T> value) {
-  if constexpr (std::is_integral_v<T>)
-    return __atomic_fetch_add(emulation::aligned(address), value, __ATOMIC_RELAXED);
-  else {
-    using word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-    return emulation::bits<T>(emulation::exchange((word *)address, [value](word old) {
-      return emulation::bits<word>(emulation::bits<T>(old) + value);
-    }));
-  }
+  return __atomic_fetch_add(emulation::aligned(address), value, __ATOMIC_RELAXED);
 }
 template <typename T> T atomicOr(T *address, emulation::same<T> value) {
   return __atomic_fetch_or(emulation::aligned(address), value, __ATOMIC_RELAXED);
@@ -134,27 +117,13 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
-/* Loads and stores with cache hints; the address is aligned to its size. */
-template <typename T> T __ldg(const T *address) {
-  emulation::check_constant_load();
-  return *emulation::aligned(address);
-}
+/* Loads and stores with cache hints; the address is aligned to its size. __ldg is missing, since a
+ * kernel that is launched early may then read what the kernel ahead has not written yet. */
 template <typename T> T __ldcs(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcg(const T *address) { return *emulation::aligned(address); }
 template <typename T> void __stcs(T *address, T value) { *emulation::aligned(address) = value; }
 
-#define EMULATION_LESSER_AND_GREATER(T)                                                            \
-  inline T min(T a, T b) { return b < a ? b : a; }                                                 \
-  inline T max(T a, T b) { return a < b ? b : a; }
-EMULATION_LESSER_AND_GREATER(int)
-EMULATION_LESSER_AND_GREATER(unsigned)
-EMULATION_LESSER_AND_GREATER(long)
-EMULATION_LESSER_AND_GREATER(unsigned long)
-EMULATION_LESSER_AND_GREATER(long long)
-EMULATION_LESSER_AND_GREATER(unsigned long long)
-inline float min(float a, float b) { return fminf(a, b); }
-inline float max(float a, float b) { return fmaxf(a, b); }
-inline double min(double a, double b) { return fmin(a, b); }
-inline double max(double a, double b) { return fmax(a, b); }
+inline unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
+inline unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
 
 #endif
