@@ -11,7 +11,7 @@
 #include "cuda_runtime.h"
 #include "emulation_device.h"
 #include "inside.h"
-#include "nccl_meeting.h"
+#include "nccl_matching.h"
 
 namespace emulation {
 
@@ -72,7 +72,7 @@ ncclResult_t add_call(ncclComm_t handle, cudaStream_t stream_handle, const trans
     return refuse(comm->error, "the communicator has failed before");
   if (comm->finalized)
     return refuse(ncclInvalidArgument, "the communicator is finalized");
-  size_t ranks = comm->ranks->ranks.size();
+  size_t ranks = comm->shared->ranks.size();
   if (stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream belongs to another device");
   if (what.peer < 0 || static_cast<size_t>(what.peer) >= ranks)
@@ -163,8 +163,8 @@ ncclResult_t ncclGroupEnd(void) {
     return ncclSuccess;
   ncclResult_t error = std::exchange(group_error, ncclSuccess);
   if (error)
-    forget_arrivals();
-  ncclResult_t made = error ? error : wait_for_arrivals();
+    drop_deferred_waits();
+  ncclResult_t made = error ? error : run_deferred_waits();
   if (made != ncclSuccess && made != ncclInProgress) {
     group.clear();
     return made;
@@ -283,21 +283,21 @@ bool is_free_for_one(void *memory, size_t size) {
 
 /* Records this rank's call and waits for the calls of the other ranks. */
 bool all_agree(lock &held, ncclComm &comm, size_t size) {
-  clique &ranks = *comm.ranks;
+  shared_state &shared = *comm.shared;
   long number = comm.registrations++;
-  std::shared_ptr<registration> &entry = ranks.registrations[number];
+  std::shared_ptr<registration> &entry = shared.registrations[number];
   if (!entry)
     entry = std::make_shared<registration>();
   std::shared_ptr<registration> here = entry;
   here->differs |= here->present && here->size != size;
   here->size = size;
-  if (++here->present == ranks.ranks.size()) {
-    ranks.registrations.erase(number);
+  if (++here->present == shared.ranks.size()) {
+    shared.registrations.erase(number);
     wake_others();
   }
-  while (here->present < ranks.ranks.size() && !comm.error)
+  while (here->present < shared.ranks.size() && !comm.error)
     wait_for_others(held, "the other ranks in ncclCommWindowRegister");
-  return here->present == ranks.ranks.size() && !here->differs;
+  return here->present == shared.ranks.size() && !here->differs;
 }
 
 } // namespace

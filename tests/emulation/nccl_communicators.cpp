@@ -12,7 +12,7 @@
 #include "cuda_runtime.h"
 #include "emulation_device.h"
 #include "inside.h"
-#include "nccl_meeting.h"
+#include "nccl_matching.h"
 
 namespace emulation {
 
@@ -24,35 +24,35 @@ std::vector<comm_ptr> &comms() {
 }
 
 /* Communicators that were destroyed or aborted, kept so that no other gets their address. */
-std::vector<comm_ptr> &gone() {
+std::vector<comm_ptr> &ended_comms() {
   static std::vector<comm_ptr> all;
   return all;
 }
 
 /* Communicators that not all ranks have joined yet. */
-std::map<std::string, std::shared_ptr<clique>> &forming() {
-  static std::map<std::string, std::shared_ptr<clique>> all;
+std::map<std::string, std::shared_ptr<shared_state>> &incomplete_comms() {
+  static std::map<std::string, std::shared_ptr<shared_state>> all;
   return all;
 }
 
 /* The last part of creating a communicator: waiting for the other ranks. */
-using arrival = std::function<ncclResult_t(lock &)>;
-thread_local std::vector<arrival> arrivals;
+using deferred_wait = std::function<ncclResult_t(lock &)>;
+thread_local std::vector<deferred_wait> deferred_waits;
 
 /* Waits for the other ranks, or in a group lets the group's end wait, since this thread may create
  * the other ranks later in the group. */
-ncclResult_t wait_or_defer(lock &held, arrival wait) {
+ncclResult_t wait_or_defer(lock &held, deferred_wait wait) {
   if (!in_group())
     return wait(held);
-  arrivals.push_back(std::move(wait));
+  deferred_waits.push_back(std::move(wait));
   return ncclSuccess;
 }
 
 /* Joins the communicator of this id; the first rank creates it. */
 ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
-  std::shared_ptr<clique> &all = forming()[id];
+  std::shared_ptr<shared_state> &all = incomplete_comms()[id];
   if (!all)
-    all = std::make_shared<clique>();
+    all = std::make_shared<shared_state>();
   if (all->ranks.empty())
     all->ranks.resize(static_cast<size_t>(ranks));
   if (all->ranks.size() != static_cast<size_t>(ranks))
@@ -61,7 +61,7 @@ ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
     return refuse(ncclInvalidUsage, "a rank is there twice");
   all->ranks[static_cast<size_t>(comm->rank)] = comm;
   all->joined++;
-  comm->ranks = all;
+  comm->shared = all;
   return ncclSuccess;
 }
 
@@ -81,10 +81,10 @@ ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
 
 ncclResult_t wait_for_ranks(lock &held, const comm_ptr &comm, const std::string &id,
                             ncclComm_t *handle) {
-  clique &all = *comm->ranks;
+  shared_state &all = *comm->shared;
   while (static_cast<size_t>(all.joined) < all.ranks.size())
     wait_for_others(held, "the other ranks in ncclCommInitRank");
-  forming().erase(id);
+  incomplete_comms().erase(id);
   wake_others();
   comms().push_back(comm);
   *handle = comm.get();
@@ -110,9 +110,9 @@ ncclResult_t create_communicator(ncclComm_t *handle, int ranks, const ncclUnique
 }
 
 /* Adds the next rank to a communicator whose ranks are all created at once. */
-comm_ptr append_rank(const std::shared_ptr<clique> &all, int device) {
+comm_ptr append_rank(const std::shared_ptr<shared_state> &all, int device) {
   auto comm = std::make_shared<ncclComm>();
-  comm->ranks = all;
+  comm->shared = all;
   comm->rank = all->joined++;
   comm->device = device;
   all->ranks.push_back(comm);
@@ -140,26 +140,26 @@ ncclResult_t init_all(ncclComm_t *handles, const std::vector<int> &devices) {
   if (ncclResult_t error = check_devices(devices))
     return error;
   lock held(guard());
-  auto all = std::make_shared<clique>();
+  auto all = std::make_shared<shared_state>();
   for (int device : devices)
     *handles++ = append_rank(all, device).get();
   return ncclSuccess;
 }
 
 /* Makes a communicator of the ranks of each color, ordered by key and then by parent rank. */
-void divide_ranks(const clique &parent, std::vector<choice> &choices) {
+void divide_ranks(const shared_state &parent, std::vector<choice> &choices) {
   std::vector<size_t> order(choices.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return choices[a].key < choices[b].key; });
-  std::map<int, std::shared_ptr<clique>> made;
+  std::map<int, std::shared_ptr<shared_state>> made;
   for (size_t rank : order) {
     choice &its = choices[rank];
     if (its.color == NCCL_SPLIT_NOCOLOR)
       continue;
-    std::shared_ptr<clique> &all = made[its.color];
+    std::shared_ptr<shared_state> &all = made[its.color];
     if (!all)
-      all = std::make_shared<clique>();
+      all = std::make_shared<shared_state>();
     its.made = append_rank(all, parent.ranks[rank].lock()->device);
     its.made->blocking = its.blocking;
   }
@@ -167,7 +167,7 @@ void divide_ranks(const clique &parent, std::vector<choice> &choices) {
 
 /* Stores this rank's choice; the last of the `wanted` ranks divides the communicator. */
 std::shared_ptr<division> choose(ncclComm &comm, const choice &mine, size_t wanted) {
-  clique &parent = *comm.ranks;
+  shared_state &parent = *comm.shared;
   long number = comm.splits++;
   std::shared_ptr<division> &entry = parent.divisions[number];
   if (!entry)
@@ -210,7 +210,7 @@ ncclResult_t split_communicator(ncclComm_t handle, choice mine, size_t left_out,
   mine.blocking = comm->blocking;
   if (ncclResult_t error = read_config(config, &mine.blocking))
     return error;
-  std::shared_ptr<division> here = choose(*comm, mine, comm->ranks->ranks.size() - left_out);
+  std::shared_ptr<division> here = choose(*comm, mine, comm->shared->ranks.size() - left_out);
   return wait_or_defer(held,
                        [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
@@ -250,7 +250,7 @@ ncclResult_t end_communicator(ncclComm_t handle, bool abort) {
   else
     complete_operations(held, comm);
   comms().erase(std::find(comms().begin(), comms().end(), comm));
-  gone().push_back(comm);
+  ended_comms().push_back(comm);
   while (is_in_graph(comm.get()))
     wait_for_others(held, "graphs that have calls on a communicator which is given back");
   return ncclSuccess;
@@ -267,10 +267,10 @@ ncclResult_t read_property(ncclComm_t handle, int *answer, int (*what)(const ncc
 
 } // namespace
 
-ncclResult_t wait_for_arrivals() {
+ncclResult_t run_deferred_waits() {
   lock held(guard());
   ncclResult_t all = ncclSuccess;
-  for (const arrival &wait : std::exchange(arrivals, {})) {
+  for (const deferred_wait &wait : std::exchange(deferred_waits, {})) {
     ncclResult_t one = wait(held);
     if (all == ncclSuccess || all == ncclInProgress)
       all = one ? one : all;
@@ -278,7 +278,7 @@ ncclResult_t wait_for_arrivals() {
   return all;
 }
 
-void forget_arrivals() { arrivals.clear(); }
+void drop_deferred_waits() { deferred_waits.clear(); }
 
 ncclResult_t collective_result(const ncclComm &made) {
   return made.blocking ? ncclSuccess : ncclInProgress;
@@ -288,7 +288,7 @@ comm_ptr find_comm(ncclComm_t handle) {
   for (const comm_ptr &comm : comms())
     if (comm.get() == handle)
       return comm;
-  for (const comm_ptr &comm : gone())
+  for (const comm_ptr &comm : ended_comms())
     if (comm.get() == handle)
       fatal("use after free: a call on a communicator that was destroyed or aborted");
   return nullptr;
@@ -373,8 +373,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-  return read_property(comm, count,
-                       [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
+  return read_property(
+      comm, count, [](const ncclComm &of) { return static_cast<int>(of.shared->ranks.size()); });
 }
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
   return read_property(comm, device, [](const ncclComm &of) { return of.device; });

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "inside.h"
-#include "nccl_meeting.h"
+#include "nccl_matching.h"
 
 namespace emulation {
 
@@ -24,23 +24,23 @@ bool is_same_call(const transfer &a, const transfer &b) {
 }
 
 /* Counts one transfer as ended; the last one ends the operation. */
-void end_transfer(clique &ranks, const std::shared_ptr<begun> &by) {
+void end_transfer(shared_state &shared, const std::shared_ptr<begun> &by) {
   if (--by->transfers)
     return;
-  ranks.waiting.erase(std::find(ranks.waiting.begin(), ranks.waiting.end(), by));
+  shared.waiting.erase(std::find(shared.waiting.begin(), shared.waiting.end(), by));
   finish_operation(by->self);
 }
 
 /* Matches sends with their receives; unequal numbers of bytes are an error of both ranks. */
-void match_transfers(clique &ranks, std::pair<int, int> pair) {
-  std::deque<posted> &sends = ranks.sends[pair], &receives = ranks.receives[pair];
-  while (!ranks.failed && !sends.empty() && !receives.empty()) {
+void match_transfers(shared_state &shared, std::pair<int, int> pair) {
+  std::deque<posted> &sends = shared.sends[pair], &receives = shared.receives[pair];
+  while (!shared.failed && !sends.empty() && !receives.empty()) {
     posted send = sends.front(), receive = receives.front();
     size_t bytes = send.what.count * size_of(send.what.type);
     if (bytes != receive.what.count * size_of(receive.what.type)) {
-      fail_ranks(ranks, ranks.ranks[static_cast<size_t>(pair.first)].lock().get(),
+      fail_ranks(shared, shared.ranks[static_cast<size_t>(pair.first)].lock().get(),
                  ncclInvalidArgument);
-      if (comm_ptr receiver = ranks.ranks[static_cast<size_t>(pair.second)].lock())
+      if (comm_ptr receiver = shared.ranks[static_cast<size_t>(pair.second)].lock())
         receiver->error = ncclInvalidArgument;
       return;
     }
@@ -50,8 +50,8 @@ void match_transfers(clique &ranks, std::pair<int, int> pair) {
     receives.pop_front();
     send.by->awaited[static_cast<size_t>(pair.second)]--;
     receive.by->awaited[static_cast<size_t>(pair.first)]--;
-    end_transfer(ranks, send.by);
-    end_transfer(ranks, receive.by);
+    end_transfer(shared, send.by);
+    end_transfer(shared, receive.by);
   }
 }
 
@@ -77,66 +77,66 @@ void run_collective(const std::vector<posted> &all) {
   }
 }
 
-void finish_collective(clique &ranks, long number) {
-  std::vector<posted> &present = ranks.collectives[number];
-  if (present.size() < ranks.ranks.size())
+void finish_collective(shared_state &shared, long number) {
+  std::vector<posted> &present = shared.collectives[number];
+  if (present.size() < shared.ranks.size())
     return;
   std::vector<posted> all = std::move(present);
-  ranks.collectives.erase(number);
+  shared.collectives.erase(number);
   for (const posted &one : all)
     if (!is_same_call(one.what, all.front().what))
-      return fail_ranks(ranks, nullptr, ncclInvalidArgument);
+      return fail_ranks(shared, nullptr, ncclInvalidArgument);
   run_collective(all);
   for (const posted &one : all) {
     for (int &awaited : one.by->awaited)
       awaited--;
-    end_transfer(ranks, one.by);
+    end_transfer(shared, one.by);
   }
 }
 
 void post_transfer(ncclComm &comm, const transfer &what, const std::shared_ptr<begun> &by) {
-  clique &ranks = *comm.ranks;
+  shared_state &shared = *comm.shared;
   posted mine{what, comm.rank, by};
   if (is_collective(what)) {
     for (int &awaited : by->awaited)
       awaited++;
     long number = comm.collectives++;
-    ranks.collectives[number].push_back(mine);
-    return finish_collective(ranks, number);
+    shared.collectives[number].push_back(mine);
+    return finish_collective(shared, number);
   }
   bool sends = what.kind == transfer::send;
   std::pair<int, int> pair(sends ? comm.rank : what.peer, sends ? what.peer : comm.rank);
   by->awaited[static_cast<size_t>(what.peer)]++;
-  (sends ? ranks.sends : ranks.receives)[pair].push_back(mine);
-  match_transfers(ranks, pair);
+  (sends ? shared.sends : shared.receives)[pair].push_back(mine);
+  match_transfers(shared, pair);
 }
 
 bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operation_ptr &self) {
   lock held(guard());
   count(counted::groups);
-  clique &ranks = *comm.ranks;
+  shared_state &shared = *comm.shared;
   comm.queued.erase(std::find(comm.queued.begin(), comm.queued.end(), self));
   if (comm.aborted)
     return true;
   if (comm.breaks)
-    fail_ranks(ranks, nullptr, ncclRemoteError);
+    fail_ranks(shared, nullptr, ncclRemoteError);
   /* The count starts one too high: the operation must not end before all transfers are posted. */
   auto by = std::make_shared<begun>(
-      begun{self, &comm, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
-  ranks.waiting.push_back(by);
-  for (size_t i = 0; i < transfers.size() && !ranks.failed; i++)
+      begun{self, &comm, transfers.size() + 1, std::vector<int>(shared.ranks.size())});
+  shared.waiting.push_back(by);
+  for (size_t i = 0; i < transfers.size() && !shared.failed; i++)
     post_transfer(comm, transfers[i], by);
-  if (!ranks.failed)
-    end_transfer(ranks, by);
+  if (!shared.failed)
+    end_transfer(shared, by);
   return false;
 }
 
 /* Returns the operations that the awaited ranks have not begun yet. */
-std::vector<operation_ptr> list_awaited(const clique &ranks, const operation &self) {
+std::vector<operation_ptr> list_awaited(const shared_state &shared, const operation &self) {
   std::vector<operation_ptr> found;
-  for (const std::shared_ptr<begun> &by : ranks.waiting)
-    for (size_t rank = 0; by->self.get() == &self && rank < ranks.ranks.size(); rank++)
-      if (comm_ptr comm = ranks.ranks[rank].lock(); comm && by->awaited[rank])
+  for (const std::shared_ptr<begun> &by : shared.waiting)
+    for (size_t rank = 0; by->self.get() == &self && rank < shared.ranks.size(); rank++)
+      if (comm_ptr comm = shared.ranks[rank].lock(); comm && by->awaited[rank])
         found.insert(found.end(), comm->queued.begin(), comm->queued.end());
   return found;
 }
@@ -151,31 +151,31 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
             comm->queued.push_back(self);
             wake_others(); /* a rank that waits for the operation can now run it */
           },
-          [comm](const operation &self) { return list_awaited(*comm->ranks, self); }, comm.get()};
+          [comm](const operation &self) { return list_awaited(*comm->shared, self); }, comm.get()};
 }
 
 /* Without a culprit all ranks get `code`. */
-void fail_ranks(clique &ranks, ncclComm *culprit, ncclResult_t code) {
-  ranks.failed = true;
-  for (const std::weak_ptr<ncclComm> &rank : ranks.ranks)
+void fail_ranks(shared_state &shared, ncclComm *culprit, ncclResult_t code) {
+  shared.failed = true;
+  for (const std::weak_ptr<ncclComm> &rank : shared.ranks)
     if (comm_ptr comm = rank.lock(); comm && !comm->error)
       comm->error = !culprit || comm.get() == culprit ? code : ncclRemoteError;
-  ranks.sends.clear();
-  ranks.receives.clear();
-  ranks.collectives.clear();
-  ranks.divisions.clear();
+  shared.sends.clear();
+  shared.receives.clear();
+  shared.collectives.clear();
+  shared.divisions.clear();
   wake_others(); /* threads that wait for ranks, not for an operation */
 }
 
 void abort_rank(ncclComm &comm) {
-  clique &ranks = *comm.ranks;
+  shared_state &shared = *comm.shared;
   comm.aborted = true;
-  fail_ranks(ranks, nullptr, ncclRemoteError);
-  for (const std::shared_ptr<begun> &by : std::exchange(ranks.waiting, {}))
+  fail_ranks(shared, nullptr, ncclRemoteError);
+  for (const std::shared_ptr<begun> &by : std::exchange(shared.waiting, {}))
     if (by->comm == &comm)
       finish_operation(by->self);
     else
-      ranks.waiting.push_back(by);
+      shared.waiting.push_back(by);
 }
 
 } // namespace emulation

@@ -2,8 +2,8 @@
  * Matches the calls of a communicator's ranks: sends with receives, and collectives with each
  * other.
  */
-#ifndef EMULATION_NCCL_MEETING_H
-#define EMULATION_NCCL_MEETING_H
+#ifndef EMULATION_NCCL_MATCHING_H
+#define EMULATION_NCCL_MATCHING_H
 
 #include <deque>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace emulation {
 
-struct clique;
+struct shared_state;
 using comm_ptr = std::shared_ptr<ncclComm>;
 
 /* One transfer of an operation. */
@@ -34,7 +34,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 /* Gives all ranks an error: `code`, or ncclRemoteError to all but the culprit. Operations that have
  * begun, or begin later, spin until their rank aborts, as NCCL's kernels do. The caller holds the
  * lock. */
-void fail_ranks(clique &ranks, ncclComm *culprit, ncclResult_t code);
+void fail_ranks(shared_state &shared, ncclComm *culprit, ncclResult_t code);
 /* Ends this rank's kernels, whatever they wait for; the other ranks find it gone. */
 void abort_rank(ncclComm &comm);
 
@@ -76,7 +76,7 @@ struct registration {
 };
 
 /* The state that the ranks of a communicator share. */
-struct clique {
+struct shared_state {
   std::vector<std::weak_ptr<ncclComm>> ranks;
   int joined = 0;
   bool failed = false;
@@ -91,7 +91,7 @@ struct clique {
 } // namespace emulation
 
 struct ncclComm {
-  std::shared_ptr<emulation::clique> ranks;
+  std::shared_ptr<emulation::shared_state> shared;
   int rank, device;
   ncclResult_t error = ncclSuccess;
   bool breaks = false, blocking = true, finalized = false, aborted = false;
@@ -101,11 +101,7 @@ struct ncclComm {
   emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */
 };
 
-/*
- * ---- Communicators ----
- *
- * The common part of NCCL's calls on communicators and the calls that make them.
- */
+/* ---- The common part of NCCL's calls on communicators and the calls that make them ---- */
 
 namespace emulation {
 
@@ -129,10 +125,10 @@ ncclResult_t collective_result(const ncclComm &made);
 bool in_group();
 /* True if calls wait for the end of its group. */
 bool group_has_calls();
-/* Called at the end of a group: wait_for_arrivals waits until the group's communicators exist, and
- * returns the first error; forget_arrivals does not wait. */
-ncclResult_t wait_for_arrivals();
-void forget_arrivals();
+/* Called at the end of a group: run_deferred_waits waits until the group's communicators exist, and
+ * returns the first error; drop_deferred_waits does not wait. */
+ncclResult_t run_deferred_waits();
+void drop_deferred_waits();
 
 } // namespace emulation
 
