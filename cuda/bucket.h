@@ -18,12 +18,12 @@ struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
   /* A block in device memory, and the arrays that are in it, which have one entry a piece;
-   * scalings_there is the host's copy of the device's scalings. */
+   * device_scalings is the host's copy of the device's scalings. */
   void *arrays;
   float **parameters;
   void **copies, **gradients, **means;
   float *factors, *weight_decays, *scalings, *floors;
-  float *scalings_there;
+  float *device_scalings;
   struct ob_addresses addresses[2]; /* used in turns; `turn` is the latest */
   int turn;
   bool moved; /* an address has changed since the last copy to the device */
@@ -36,7 +36,7 @@ struct ob_bucket_device {
    * before: the state's `before` that was sent last. */
   uint64_t calls[OB_PLANS], before[OB_PLANS];
   struct ob_cuda_lamb lamb; /* 1-bit LAMB's; arrays by tensor belong to the first bucket */
-  bool rated;               /* lamb.learning_rates have been computed */
+  bool has_learning_rates;  /* lamb.learning_rates have been computed */
   cudaStream_t own;         /* for steps without a stream */
   /* In the first bucket, an array on the device with the addresses of plans' states: those of all
    * buckets' dense plans, then those that buckets use when the compressed plans send bits, then

@@ -79,26 +79,18 @@ size_t ob_device_results_offset(const struct onebit_plan *plan) {
   return plan->geometry.first_segment * plan->geometry.peer_stride;
 }
 
-static onebit_status_t mirror_array(struct onebit_plan *plan, const unsigned char *of,
-                                    unsigned char **memory) {
-  *memory = NULL;
-  if (!of)
-    return ONEBIT_OK;
-  const struct ob_geometry *geometry = &plan->geometry;
-  size_t count = of == geometry->outgoing ? plan->sizes.outgoing : geometry->members;
-  plan->memory_bytes += count * geometry->peer_stride;
-  *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
+static onebit_status_t allocate_mirror(struct onebit_plan *plan, size_t members,
+                                       unsigned char **memory) {
+  const size_t each = plan->geometry.peer_stride;
+  plan->memory_bytes += members * each;
+  *memory = ob_memory_cuda.allocate(members, each);
   return *memory ? ONEBIT_OK : device_out_of_memory(plan);
 }
 
 /* Allocates the results of all ranks; most kernels are given those of their own group. */
 static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **memory) {
   const struct ob_geometry *geometry = &plan->geometry;
-  size_t count = plan->host.ranks ? geometry->segments : geometry->members;
-  plan->memory_bytes += count * geometry->peer_stride;
-  *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
-  if (!*memory)
-    return device_out_of_memory(plan);
+  OB_TRY(allocate_mirror(plan, plan->host.ranks ? geometry->segments : geometry->members, memory));
   *memory += ob_device_results_offset(plan);
   return ONEBIT_OK;
 }
@@ -112,8 +104,10 @@ static onebit_status_t mirror_messages(struct onebit_plan *plan) {
   const struct ob_geometry *host = &plan->geometry;
   struct ob_geometry *device = &plan->device->kernel.geometry;
   device->outgoing = device->incoming = device->results[0] = device->results[1] = NULL;
-  OB_TRY(mirror_array(plan, host->outgoing, &device->outgoing));
-  OB_TRY(mirror_array(plan, host->incoming, &device->incoming));
+  if (host->outgoing)
+    OB_TRY(allocate_mirror(plan, plan->sizes.outgoing, &device->outgoing));
+  if (host->incoming)
+    OB_TRY(allocate_mirror(plan, host->members, &device->incoming));
   if (host->results[0])
     OB_TRY(mirror_results(plan, &device->results[0]));
   if (host->results[1] != host->results[0])

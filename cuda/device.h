@@ -23,10 +23,10 @@ struct ob_staging {
 
 /* The device's state where ranks of a host share memory (staging.c). */
 struct ob_staged_host {
-  size_t registered;                   /* blocks of shared memory that copies are made from */
-  size_t applied;                      /* chunks of the call whose results are being applied */
-  cudaEvent_t there[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
-  struct ob_cuda_state *seen;          /* pinned, one a chunk: the state after its kernel */
+  size_t registered; /* blocks of shared memory that copies are made from */
+  size_t applied;    /* chunks of the call whose results are being applied */
+  cudaEvent_t inputs_copied[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
+  struct ob_cuda_state *seen;                  /* pinned, one a chunk: the state after its kernel */
 };
 
 /* The device's state for exchanges inside a host (device_host.c). The window has this rank's inputs
@@ -108,10 +108,12 @@ onebit_status_t ob_device_open(struct onebit_plan *plan);
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
-/* The executor's check: fails unless the buffer is memory of the plan's device. */
+/* These fail unless the buffer is memory of the plan's device, of device `number`, or of the
+ * current one. The first is the executor's check. */
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
+onebit_status_t ob_cuda_check_current(const char *name, const void *buffer);
 
 bool ob_cuda_is_capturing(cudaStream_t stream);
 
@@ -124,6 +126,16 @@ size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
 /* Returns cudaErrorNotReady until the event has been reached; with `wait`, waits for it. */
 static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
   return wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
+}
+
+static inline void ob_cuda_destroy_event(cudaEvent_t event) {
+  if (event)
+    cudaEventDestroy(event);
+}
+
+static inline void ob_cuda_destroy_stream(cudaStream_t stream) {
+  if (stream)
+    cudaStreamDestroy(stream);
 }
 
 /* Describes the inputs of the call in flight for kernels. */
@@ -164,7 +176,8 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * These functions create and destroy the staging of a plan on a device, and make its copies.
  */
 
-/* Creates the plan's part on the device, where messages then have mirrors. */
+/* Create and destroy the plan's part on the device, where messages then have mirrors: functions of
+ * the executor. */
 onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
 
@@ -234,8 +247,8 @@ void ob_stream_open(const struct onebit_plan *plan);
 /* Decides how the call continues after a step with this status. False: the step has to wait. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status);
 
-/* Create and destroy the part for messages inside a host: after ob_device_create, before
- * ob_device_destroy. They do nothing unless the plan is hierarchical. */
+/* Create and destroy the part for messages inside a host, if the plan is hierarchical: after
+ * ob_device_create, before ob_device_destroy. */
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
 void ob_stream_host_destroy(const struct onebit_plan *plan);
 

@@ -76,7 +76,7 @@ void ob_device_host_destroy(const struct onebit_plan *plan) {
   ob_memory_cuda.release(host->mean);
 }
 
-/* --- A call ------------------------------------------------------------------------------------*/
+/* --- A call */
 
 void ob_device_host_begin(const struct onebit_plan *plan) {
   struct ob_device_host *host = &plan->device->host;

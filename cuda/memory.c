@@ -39,8 +39,8 @@ static void *forget_error(void) {
   return NULL;
 }
 
-/* This thread has begun to fill memory of a device since it has waited for that. */
-static _Thread_local bool fills;
+/* True if memory that this thread has begun to fill may not be filled yet. */
+static _Thread_local bool filling;
 
 /* Allocates an array, and begins to set it to the host's values, or with NULL to zero: one wait
  * for all (ob_cuda_settle) costs less than a wait for each. */
@@ -54,7 +54,7 @@ static void *allocate_filled(const void *values, size_t count, size_t size) {
     return forget_error();
   cudaError_t error = values ? cudaMemcpy(memory, values, count * size, cudaMemcpyHostToDevice)
                              : cudaMemset(memory, 0, bytes);
-  fills = true;
+  filling = true;
   if (error == cudaSuccess)
     return memory;
   cudaFree(memory);
@@ -77,13 +77,13 @@ static void release_cuda(void *memory) {
 /* Waits until the default stream's work is complete, so that other streams find it done. */
 static onebit_status_t device_memory_finish(cudaError_t begun, const char *what) {
   cudaError_t error = begun == cudaSuccess ? cudaStreamSynchronize(NULL) : begun;
-  fills = fills && error != cudaSuccess;
+  filling = filling && error != cudaSuccess;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, what);
 }
 
 onebit_status_t ob_cuda_settle(void) {
   OB_ON_DEVICE(OB_CURRENT_DEVICE);
-  return fills ? device_memory_finish(cudaSuccess, "cudaStreamSynchronize") : ONEBIT_OK;
+  return filling ? device_memory_finish(cudaSuccess, "cudaStreamSynchronize") : ONEBIT_OK;
 }
 
 /* The copy runs after the program's work on the default stream, and is complete at return: a copy
@@ -160,6 +160,12 @@ onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer) 
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, memory of CUDA device %d, not of device %d",
                     name, buffer, attributes.device, number);
   return ONEBIT_OK;
+}
+
+onebit_status_t ob_cuda_check_current(const char *name, const void *buffer) {
+  int number;
+  OB_TRY(ob_cuda_current_device(&number));
+  return ob_cuda_check(number, name, buffer);
 }
 
 #ifdef ONEBIT_EMULATED_CUDA
@@ -297,9 +303,6 @@ onebit_status_t ob_cuda_load_kernels(void) { return ONEBIT_OK; }
 #else
 
 #include <cuda.h>
-#include <dlfcn.h>
-#include <stdbool.h>
-#include <string.h>
 
 /* Functions of the driver: the library is linked to the runtime alone. */
 struct driver {

@@ -5,8 +5,7 @@
 #include "base/memory.h"
 #include "cuda/bucket.h"
 
-/* --- Creation and destruction
- * ------------------------------------------------------------------- */
+/* --- Creation and destruction */
 
 static onebit_status_t device_optimizer_out_of_memory(const struct ob_bucket_device *device) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
@@ -56,10 +55,10 @@ static onebit_status_t allocate_addresses(struct onebit_optimizer *optimizer,
                                           struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   const size_t pieces = bucket->bits->geometry.layout.pieces;
-  device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  if (!device->scalings_there)
+  device->device_scalings = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
+  if (!device->device_scalings)
     return device_optimizer_out_of_memory(device);
-  memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
+  memcpy(device->device_scalings, bucket->scalings, pieces * sizeof(float));
   for (int k = 0; k < 2; k++) {
     device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
     if (!device->addresses[k].memory)
@@ -197,30 +196,20 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
   OB_ON_DEVICE(device->number);
   if (bucket == device->optimizer->buckets) /* the first to be destroyed: all plans still exist */
     ob_cuda_step_await(device->optimizer);
-  if (device->last)
-    cudaEventDestroy(device->last);
-  if (device->own)
-    cudaStreamDestroy(device->own);
-  if (device->parts)
-    cudaStreamDestroy(device->parts);
+  ob_cuda_destroy_event(device->last);
+  ob_cuda_destroy_stream(device->own);
+  ob_cuda_destroy_stream(device->parts);
   for (int k = 0; k < 2; k++) {
-    if (device->addresses[k].sent)
-      cudaEventDestroy(device->addresses[k].sent);
+    ob_cuda_destroy_event(device->addresses[k].sent);
     ob_memory_pinned.release(device->addresses[k].memory);
   }
   ob_memory_cuda.release(device->arrays);
   ob_memory_cuda.release(device->states);
   ob_memory_pinned.release(device->sums);
   destroy_lamb(device);
-  ob_release(device->scalings_there);
+  ob_release(device->device_scalings);
   ob_release(device);
   bucket->device = NULL;
-}
-
-static onebit_status_t device_optimizer_check(const char *name, const void *array) {
-  int number;
-  OB_TRY(ob_cuda_current_device(&number));
-  return ob_cuda_check(number, name, array);
 }
 
 /* Makes the next step send all addresses. */
@@ -251,7 +240,7 @@ static void update_serving(struct ob_bucket *bucket) {
   plan->device->host.host.server.serving = plan->state->server.serving;
 }
 
-/* --- Results that the host reads ---------------------------------------------------------------*/
+/* --- Results that the host reads */
 
 static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
   const struct ob_lamb *own = optimizer->own;
@@ -303,8 +292,7 @@ static void count_steps(const struct onebit_optimizer *optimizer, uint64_t *step
   *skipped += optimizer->buckets[0].device->skipped_before;
 }
 
-/* --- After a checkpoint was loaded
- * ------------------------------------------------------------------- */
+/* --- After a checkpoint was loaded */
 
 /* The kernels use one number to choose the current copy, of residuals and of results. Where
  * messages are staged the device has its own copy of the results. */
@@ -357,7 +345,7 @@ static onebit_status_t restore_device(struct onebit_optimizer *optimizer) {
 }
 
 const struct ob_optimizer_executor ob_optimizer_executor_cuda = {
-    .check = device_optimizer_check,
+    .check = ob_cuda_check_current,
     .create = device_optimizer_create,
     .destroy = device_optimizer_destroy,
     .follow = ob_cuda_step_follow,

@@ -15,7 +15,7 @@
 #include "onebit/cuda.h"
 #include "optimizers/optimizer.h"
 
-/* --- The two streams ---------------------------------------------------------------------------*/
+/* --- The two streams */
 
 onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStream_t first,
                                    cudaStream_t next) {
@@ -48,7 +48,7 @@ onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *st
   return status;
 }
 
-/* --- The calls ---------------------------------------------------------------------------------*/
+/* --- The calls */
 
 static onebit_status_t check_device(const struct onebit_optimizer *optimizer) {
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
@@ -113,8 +113,8 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
 
 /* Refuses a learning rate in device memory where the host takes part in a step and has to read
  * it. */
-static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer,
-                                        const float *rate) {
+static onebit_status_t check_rate_pointer(const struct onebit_optimizer *optimizer,
+                                          const float *rate) {
   if (optimizer->method->exchange)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "rate is %p: %s adds up the rates of local steps on the host",
@@ -137,7 +137,7 @@ onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t op
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
   OB_TRY(ob_optimizer_check_held(optimizer));
   if (rate)
-    OB_TRY(check_rate_there(optimizer, rate));
+    OB_TRY(check_rate_pointer(optimizer, rate));
   optimizer->rate = rate;
   return ONEBIT_OK;
 }

@@ -21,7 +21,7 @@ static struct onebit_plan *sending_plan_of(const struct onebit_optimizer *optimi
                                         : bucket->dense;
 }
 
-/* --- Before ------------------------------------------------------------------------------------*/
+/* --- Before */
 
 void ob_cuda_step_await(const struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -95,9 +95,9 @@ static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
 static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t bytes = bucket->bits->geometry.layout.pieces * sizeof(float);
-  if (memcmp(device->scalings_there, bucket->scalings, bytes) == 0)
+  if (memcmp(device->device_scalings, bucket->scalings, bytes) == 0)
     return ONEBIT_OK;
-  memcpy(device->scalings_there, bucket->scalings, bytes);
+  memcpy(device->device_scalings, bucket->scalings, bytes);
   return copy_to_device(device, device->scalings, bucket->scalings, bytes);
 }
 
@@ -164,7 +164,7 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
   return status;
 }
 
-/* --- After ------------------------------------------------------------------------------------*/
+/* --- After */
 
 static size_t count_uncompressed(const struct onebit_optimizer *optimizer) {
   size_t count = 0;
@@ -205,7 +205,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
       .gradient_dtype = sink->gradient_dtype,
       .learning_rate = device->optimizer->step.learning_rate,
       .rate = device->optimizer->rate,
-      .learning_rates = device->rated ? device->lamb.learning_rates : NULL,
+      .learning_rates = device->has_learning_rates ? device->lamb.learning_rates : NULL,
       .rate_factors = device->factors,
       .weight_decays = device->weight_decays,
       .sums_of_rates = sink->rate_factors != NULL,
@@ -300,11 +300,11 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
   cudaError_t error =
       ob_cuda_lamb_rates(device_step_state_of(optimizer, bucket), device->lamb, stage,
                          optimizer->step.learning_rate, stream_of_latest_pass(optimizer, bucket));
-  device->rated = true;
+  device->has_learning_rates = true;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
-/* --- The end -----------------------------------------------------------------------------------*/
+/* --- The end */
 
 /* Ends a bucket's step without a stream of the caller's: waits for the device, and sends the
  * numbers that the next stage needs. */

@@ -22,8 +22,7 @@ static int device_outer_enter(const struct onebit_outer *outer) {
   return ob_cuda_enter(outer->device->number);
 }
 
-/* --- Creation and destruction
- * ------------------------------------------------------------------- */
+/* --- Creation and destruction */
 
 static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   struct ob_outer_device *device = ob_allocate(1, sizeof *device);
@@ -49,13 +48,11 @@ static void device_outer_destroy(struct onebit_outer *outer) {
 
 static onebit_status_t device_outer_check(const struct onebit_outer *outer, const char *name,
                                           const void *array) {
-  int number;
   (void)outer;
-  OB_TRY(ob_cuda_current_device(&number));
-  return ob_cuda_check(number, name, array);
+  return ob_cuda_check_current(name, array);
 }
 
-/* --- Passes ------------------------------------------------------------------------------------*/
+/* --- Passes */
 
 static struct ob_cuda_outer describe_fragment(const struct ob_fragment *fragment) {
   return (struct ob_cuda_outer){.consensus = fragment->consensus,
@@ -75,7 +72,7 @@ static struct ob_cuda_outer describe_piece(const struct ob_fragment *fragment,
       .count = piece->count};
 }
 
-/* --- The row, on its device --------------------------------------------------------------------*/
+/* --- The executor's functions */
 
 static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment, uint32_t *sum) {
   OB_ON_DEVICE(fragment->outer->device->number);

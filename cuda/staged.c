@@ -17,7 +17,7 @@
 #include "collectives/messages.h"
 #include "cuda/device.h"
 
-/* --- Around a call -----------------------------------------------------------------------------*/
+/* --- Around a call */
 
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status) {
   if (status != ONEBIT_OK)
@@ -83,7 +83,7 @@ static bool staged_is_settled(const struct onebit_plan *plan, bool wait) {
   return ob_staged_is_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
 }
 
-/* --- Results that the host reads ---------------------------------------------------------------*/
+/* --- Results that the host reads */
 
 void ob_staged_read_flags(const struct onebit_plan *plan, const struct ob_cuda_state *seen) {
   if (seen->flags & OB_FLAG_NOT_FINITE)
@@ -119,7 +119,7 @@ static bool is_ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return has_arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
-/* --- Steps -------------------------------------------------------------------------------------*/
+/* --- Steps */
 
 /* Sends a chunk that is ready. The inputs in the host's shared memory, of which it was made, are
  * not needed any more. */
@@ -314,25 +314,7 @@ static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wai
   return true;
 }
 
-/* --- The row -----------------------------------------------------------------------------------*/
-
-static onebit_status_t staged_create(struct onebit_plan *plan) {
-  OB_ON_DEVICE(plan->device->number);
-  OB_TRY(ob_staging_create(plan));
-  return ob_cuda_settle();
-}
-
-static onebit_status_t staged_host_register(const struct onebit_plan *plan) {
-  OB_ON_DEVICE(plan->device->number);
-  return ob_staged_host_register(plan);
-}
-
-static void staged_destroy(struct onebit_plan *plan) {
-  if (!plan->device)
-    return;
-  OB_ON_DEVICE(plan->device->number);
-  ob_staging_destroy(plan);
-}
+/* --- The executor */
 
 const struct ob_executor ob_executor_staged = {
     .codec = "cuda",
@@ -341,9 +323,9 @@ const struct ob_executor ob_executor_staged = {
     .shares_memory = true,
     .open = ob_device_open,
     .chunks = ob_device_chunks,
-    .create = staged_create,
-    .destroy = staged_destroy,
-    .attached = staged_host_register,
+    .create = ob_staging_create,
+    .destroy = ob_staging_destroy,
+    .attached = ob_staged_host_register,
     .check = ob_device_check,
     .begin = staged_begin,
     .end = staged_end,

@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "collectives/messages.h"
 
-/* --- Copies ------------------------------------------------------------------------------------*/
+/* --- Copies */
 
 /* Returns the address of a chunk's slot for the first member; those for the others follow,
  * peer_stride apart. */
@@ -127,8 +127,7 @@ static struct ob_staged_host *staged_of(const struct onebit_plan *plan) {
   return &plan->device->host.staged;
 }
 
-/* --- Creation and destruction
- * ------------------------------------------------------------------- */
+/* --- Creation and destruction */
 
 static onebit_status_t staged_host_create(struct onebit_plan *plan) {
   struct ob_staged_host *staged = staged_of(plan);
@@ -136,7 +135,7 @@ static onebit_status_t staged_host_create(struct onebit_plan *plan) {
     return ONEBIT_OK;
   OB_TRY(ob_device_host_create(plan));
   for (int slot = 0; slot < OB_WINDOW_CHUNKS; slot++)
-    OB_TRY_CUDA(cudaEventCreateWithFlags(&staged->there[slot], cudaEventDisableTiming));
+    OB_TRY_CUDA(cudaEventCreateWithFlags(&staged->inputs_copied[slot], cudaEventDisableTiming));
   staged->seen = ob_memory_pinned.allocate(OB_WINDOW_CHUNKS, sizeof *staged->seen);
   return staged->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
 }
@@ -145,6 +144,7 @@ static onebit_status_t staged_host_create(struct onebit_plan *plan) {
 onebit_status_t ob_staged_host_register(const struct onebit_plan *plan) {
   const struct ob_shared *shared = &plan->host.shared;
   size_t *registered = &staged_of(plan)->registered;
+  OB_ON_DEVICE(plan->device->number);
   for (; *registered < plan->host.ranks; ++*registered)
     OB_TRY_CUDA(
         cudaHostRegister(shared->base[*registered], shared->bytes, cudaHostRegisterPortable));
@@ -156,13 +156,12 @@ static void staged_host_destroy(const struct onebit_plan *plan) {
   while (staged->registered > 0)
     cudaHostUnregister(plan->host.shared.base[--staged->registered]);
   for (int slot = 0; slot < OB_WINDOW_CHUNKS; slot++)
-    if (staged->there[slot])
-      cudaEventDestroy(staged->there[slot]);
+    ob_cuda_destroy_event(staged->inputs_copied[slot]);
   ob_memory_pinned.release(staged->seen);
   ob_device_host_destroy(plan);
 }
 
-/* --- Copies ------------------------------------------------------------------------------------*/
+/* --- Copies */
 
 /* Copies `count` segments from `segment` on between the window on the device and a rank's block.
  * Both have memory for the longest message; bytes past the end of a shorter one have no meaning. */
@@ -204,7 +203,7 @@ static onebit_status_t load_host_results(const struct onebit_plan *plan, size_t 
   return make_kernels_wait(staging);
 }
 
-/* --- Steps -------------------------------------------------------------------------------------*/
+/* --- Steps */
 
 void ob_staged_host_begin(const struct onebit_plan *plan) {
   staged_of(plan)->applied = 0;
@@ -228,7 +227,7 @@ static onebit_status_t staged_host_put(const struct onebit_plan *plan, size_t ch
                           chunk, false));
   OB_TRY_CUDA(cudaMemcpyAsync(&host->staged.seen[slot], plan->device->kernel.state,
                               sizeof *host->staged.seen, cudaMemcpyDeviceToHost, staging->out));
-  OB_TRY_CUDA(cudaEventRecord(host->staged.there[slot], staging->out));
+  OB_TRY_CUDA(cudaEventRecord(host->staged.inputs_copied[slot], staging->out));
   return ONEBIT_OK;
 }
 
@@ -245,7 +244,7 @@ bool ob_staged_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
   const struct ob_staged_host *staged = staged_of(plan);
   size_t slot = staged_host_slot_of(plan, chunk);
   if (plan->flight->outcome.status == ONEBIT_OK) {
-    if (!ob_staged_is_over(plan, ob_cuda_reach(staged->there[slot], wait)))
+    if (!ob_staged_is_over(plan, ob_cuda_reach(staged->inputs_copied[slot], wait)))
       return false;
     ob_staged_read_flags(plan, &staged->seen[slot]);
   }
@@ -310,16 +309,13 @@ static onebit_status_t create_ready(const struct onebit_plan *plan) {
 }
 
 onebit_status_t ob_staging_create(struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
   OB_TRY(ob_device_create(plan, true));
   OB_TRY(staging_create_streams(&plan->device->staging));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
   OB_TRY(create_ready(plan));
-  return staged_host_create(plan);
-}
-
-static void destroy_event(cudaEvent_t event) {
-  if (event)
-    cudaEventDestroy(event);
+  OB_TRY(staged_host_create(plan));
+  return ob_cuda_settle();
 }
 
 static void destroy_stream(cudaStream_t stream) {
@@ -330,15 +326,18 @@ static void destroy_stream(cudaStream_t stream) {
 }
 
 void ob_staging_destroy(struct onebit_plan *plan) {
+  if (!plan->device)
+    return;
+  OB_ON_DEVICE(plan->device->number);
   struct ob_staging *staging = &plan->device->staging;
   destroy_stream(staging->out);
   destroy_stream(staging->in);
   destroy_stream(staging->compute);
   for (size_t i = 0; staging->ready && i <= plan->geometry.slots; i++)
-    destroy_event(staging->ready[i]);
-  destroy_event(plan->device->started);
-  destroy_event(staging->computed);
-  destroy_event(staging->copied_in);
+    ob_cuda_destroy_event(staging->ready[i]);
+  ob_cuda_destroy_event(plan->device->started);
+  ob_cuda_destroy_event(staging->computed);
+  ob_cuda_destroy_event(staging->copied_in);
   ob_release(staging->ready);
   ob_memory_pinned.release(staging->seen);
   staged_host_destroy(plan);

@@ -16,8 +16,7 @@
 #include "collectives/messages.h"
 #include "cuda/device.h"
 
-/* --- Creation and destruction
- * ------------------------------------------------------------------- */
+/* --- Creation and destruction */
 
 static onebit_status_t stream_create(struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
@@ -44,21 +43,17 @@ static void stream_destroy(struct onebit_plan *plan) {
   OB_ON_DEVICE(device->number);
   if (device->seen) /* created last: from here on there may be calls to wait for */
     ob_stream_is_settled(plan, true);
-  if (device->last)
-    cudaEventDestroy(device->last);
-  if (device->reached)
-    cudaEventDestroy(device->reached);
-  if (device->started)
-    cudaEventDestroy(device->started);
-  if (device->own)
-    cudaStreamDestroy(device->own);
+  ob_cuda_destroy_event(device->last);
+  ob_cuda_destroy_event(device->reached);
+  ob_cuda_destroy_event(device->started);
+  ob_cuda_destroy_stream(device->own);
   ob_memory_pinned.release(device->seen);
   ob_overlap_destroy(plan);
   ob_stream_host_destroy(plan);
   ob_device_destroy(plan, false);
 }
 
-/* --- Around a call -----------------------------------------------------------------------------*/
+/* --- Around a call */
 
 static cudaStream_t call_stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
@@ -106,7 +101,7 @@ static onebit_status_t stream_publish(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* --- Steps -------------------------------------------------------------------------------------*/
+/* --- Steps */
 
 /* Returns the contents of this rank's headers, and of the headers that are expected. */
 static struct ob_cuda_stamp stream_stamp(const struct onebit_plan *plan,

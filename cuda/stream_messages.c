@@ -32,11 +32,9 @@ onebit_status_t ob_overlap_create(struct onebit_plan *plan) {
 void ob_overlap_destroy(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   for (size_t i = 0; overlap->moved && i < plan->geometry.slots; i++)
-    if (overlap->moved[i])
-      cudaEventDestroy(overlap->moved[i]);
+    ob_cuda_destroy_event(overlap->moved[i]);
   ob_release(overlap->moved);
-  if (overlap->computed)
-    cudaEventDestroy(overlap->computed);
+  ob_cuda_destroy_event(overlap->computed);
 }
 
 static onebit_status_t overlap_follow_kernels(const struct onebit_plan *plan) {
@@ -90,8 +88,7 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
  * it.
  */
 
-/* --- Creation and destruction
- * ------------------------------------------------------------------- */
+/* --- Creation and destruction */
 
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan) {
   if (!plan->host.ranks)
@@ -106,7 +103,7 @@ void ob_stream_host_destroy(const struct onebit_plan *plan) {
   ob_device_host_destroy(plan);
 }
 
-/* --- Messages ----------------------------------------------------------------------------------*/
+/* --- Messages */
 
 /* Returns the rank of this host at a location, its number among the host's ranks. */
 static int rank_at(const struct onebit_plan *plan, size_t location) {
@@ -136,52 +133,37 @@ static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *b
   return base + segment * window->peer_stride + chunk % window->slots * window->stride;
 }
 
-/* Sends the rank at `location` the inputs that it sends on to other hosts, and receives those that
- * this rank sends on. */
-static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                       size_t location, size_t member) {
+/* Adds a message to the rank at `location` and one from it. With `values` they are inputs: those
+ * that the other rank sends on to other hosts, and those that this rank sends on. Otherwise they
+ * are results: those that this rank has collected, and those of the other rank. */
+static void add_messages(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                         size_t location, size_t member, bool values) {
   struct ob_device_host *host = &plan->device->host;
-  size_t out = location * plan->geometry.members + member,
-         in = plan->geometry.first_segment + member;
-  int rank = rank_at(plan, location);
-  batch->send[batch->sends++] =
-      (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
-                           stream_host_message_bytes(plan, out, chunk, true), rank};
-  batch->receive[batch->receives++] =
-      (struct ob_endpoint){window_at(plan, host->incoming, out, chunk),
-                           stream_host_message_bytes(plan, in, chunk, true), rank};
-}
-
-/* Sends the rank at `location` the results that this rank has collected, and receives those of that
- * rank. */
-static void stream_host_add_results(const struct onebit_plan *plan, struct ob_batch *batch,
-                                    size_t chunk, size_t location, size_t member) {
-  size_t out = plan->geometry.first_segment + member,
-         in = location * plan->geometry.members + member;
-  int rank = rank_at(plan, location);
-  batch->send[batch->sends++] =
-      (struct ob_endpoint){ob_plan_result(plan, true, out, chunk),
-                           stream_host_message_bytes(plan, out, chunk, false), rank};
-  batch->receive[batch->receives++] =
-      (struct ob_endpoint){ob_plan_result(plan, true, in, chunk),
-                           stream_host_message_bytes(plan, in, chunk, false), rank};
+  const size_t own = plan->geometry.first_segment + member,
+               other = location * plan->geometry.members + member;
+  const size_t out = values ? other : own, in = values ? own : other;
+  const int rank = rank_at(plan, location);
+  batch->send[batch->sends++] = (struct ob_endpoint){
+      values ? window_at(plan, host->outgoing, out, chunk) : ob_plan_result(plan, true, out, chunk),
+      stream_host_message_bytes(plan, out, chunk, values), rank};
+  batch->receive[batch->receives++] = (struct ob_endpoint){
+      values ? window_at(plan, host->incoming, out, chunk) : ob_plan_result(plan, true, in, chunk),
+      stream_host_message_bytes(plan, in, chunk, values), rank};
 }
 
 /* Sends and receives one group of messages between this rank and all others of the host, beginning
  * with its neighbour: puts it on the stream. */
-static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t chunk,
-                                       void (*add)(const struct onebit_plan *plan,
-                                                   struct ob_batch *batch, size_t chunk,
-                                                   size_t location, size_t member)) {
+static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t chunk, bool values) {
   struct ob_batch *batch = plan->device->host.batch;
   batch->sends = batch->receives = 0;
   for (size_t step = 1; step < plan->host.ranks; step++)
     for (size_t member = 0; member < plan->geometry.members; member++)
-      add(plan, batch, chunk, (plan->host.local_rank + step) % plan->host.ranks, member);
+      add_messages(plan, batch, chunk, (plan->host.local_rank + step) % plan->host.ranks, member,
+                   values);
   return ob_overlap_put(plan, batch, chunk);
 }
 
-/* --- Steps -------------------------------------------------------------------------------------*/
+/* --- Steps */
 
 /* After a failure this rank still sends the messages that others wait for. */
 bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -196,7 +178,7 @@ bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   ob_stream_open(plan);
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
-  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, add_inputs));
+  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, true));
 }
 
 static bool stream_note_chunk(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
@@ -215,7 +197,7 @@ bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
 bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   ob_stream_open(plan);
-  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, stream_host_add_results));
+  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, false));
 }
 
 bool ob_stream_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {

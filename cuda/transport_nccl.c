@@ -29,7 +29,7 @@ struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory, *pinned;
   size_t capacity;
-  bool is_there; /* the received message has not been given to the caller yet */
+  bool undelivered; /* the received message has not been given to the caller yet */
 };
 
 static onebit_status_t nccl_error(const struct nccl_state *state, ncclResult_t result,
@@ -49,7 +49,7 @@ static onebit_status_t aborted_error(void) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
 }
 
-/* --- Batches -----------------------------------------------------------------------------------*/
+/* --- Batches */
 
 static bool nccl_cancel(struct ob_batch *batch) {
   struct nccl_batch *own = (struct nccl_batch *)batch;
@@ -132,7 +132,7 @@ static onebit_status_t nccl_health(onebit_comm_t comm) {
   return note_failure(comm, status);
 }
 
-/* --- Messages of the host ----------------------------------------------------------------------*/
+/* --- Messages of the host */
 
 static size_t nccl_count_bytes(const struct ob_endpoint *endpoints, size_t count) {
   size_t bytes = 0;
@@ -175,9 +175,9 @@ static void place_endpoints(struct ob_endpoint *endpoints, size_t count, unsigne
 static void deliver_received(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
   unsigned char *at = own->pinned + nccl_count_bytes(batch->send, batch->sends);
-  if (own->is_there)
+  if (own->undelivered)
     stage_messages(batch->receive, batch->receives, &at, false);
-  own->is_there = false;
+  own->undelivered = false;
 }
 
 static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
@@ -191,16 +191,16 @@ static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   unsigned char *at = own->pinned;
   stage_messages(batch->send, batch->sends, &at, true);
   OB_TRY_CUDA(cudaMemcpyAsync(own->memory, own->pinned, sent, cudaMemcpyDefault, state->stream));
-  struct ob_batch there = *batch;
-  there.send = batch->messages;
-  there.receive = there.send + batch->capacity;
-  memcpy(there.send, batch->send, batch->sends * sizeof *there.send);
-  memcpy(there.receive, batch->receive, batch->receives * sizeof *there.receive);
+  struct ob_batch on_device = *batch;
+  on_device.send = batch->messages;
+  on_device.receive = on_device.send + batch->capacity;
+  memcpy(on_device.send, batch->send, batch->sends * sizeof *on_device.send);
+  memcpy(on_device.receive, batch->receive, batch->receives * sizeof *on_device.receive);
   at = own->memory;
-  place_endpoints(there.send, there.sends, &at);
-  place_endpoints(there.receive, there.receives, &at);
-  own->is_there = true;
-  OB_TRY(nccl_put(&there, state->stream));
+  place_endpoints(on_device.send, on_device.sends, &at);
+  place_endpoints(on_device.receive, on_device.receives, &at);
+  own->undelivered = true;
+  OB_TRY(nccl_put(&on_device, state->stream));
   OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
                               state->stream));
   return ONEBIT_OK;
@@ -226,7 +226,7 @@ static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
   return status;
 }
 
-/* --- A communicator ----------------------------------------------------------------------------*/
+/* --- A communicator */
 
 static onebit_status_t check_current(onebit_comm_t comm) {
   const struct nccl_state *state = state_of(comm);
@@ -241,10 +241,8 @@ static onebit_status_t check_current(onebit_comm_t comm) {
 
 static void release_state(struct nccl_state *state) {
   OB_ON_DEVICE(state->device);
-  if (state->stream)
-    cudaStreamDestroy(state->stream);
-  if (state->messages)
-    cudaStreamDestroy(state->messages);
+  ob_cuda_destroy_stream(state->stream);
+  ob_cuda_destroy_stream(state->messages);
   ob_nccl_state_release(state);
 }
 
