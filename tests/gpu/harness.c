@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/process.h"
+#include "tests/gpu/emulated.h"
 #include "tests/gpu/harness_inside.h"
 
 /* ---- The results of checks while a test runs ---- */
@@ -27,23 +28,23 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t failed;
 static bool skipped;
-static char skip_words[256];
-static _Thread_local char case_words[256];
+static char skip_text[256];
+static _Thread_local char case_text[256];
 
 static void reset_checks(void) {
   failed = 0;
   skipped = false;
-  case_words[0] = 0;
+  case_text[0] = 0;
 }
 
 size_t failure_count(void) { return failed; }
 
-const char *skip_reason(void) { return skipped ? skip_words : NULL; }
+const char *skip_reason(void) { return skipped ? skip_text : NULL; }
 
 void check_case(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(case_words, sizeof case_words, format, arguments);
+  vsnprintf(case_text, sizeof case_text, format, arguments);
   va_end(arguments);
 }
 
@@ -51,23 +52,23 @@ void check_skip(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   pthread_mutex_lock(&lock);
-  vsnprintf(skip_words, sizeof skip_words, format, arguments);
+  vsnprintf(skip_text, sizeof skip_text, format, arguments);
   skipped = true;
   pthread_mutex_unlock(&lock);
   va_end(arguments);
 }
 
 bool check_note(bool holds, const char *file, int line, const char *format, ...) {
-  char words[1024];
+  char message[1024];
   if (holds)
     return true;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(words, sizeof words, format, arguments);
+  vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
   pthread_mutex_lock(&lock);
   if (failed++ < FAILURES_TOLD)
-    printf("%s:%d: %s%s%s\n", file, line, case_words, *case_words ? ": " : "", words);
+    printf("%s:%d: %s%s%s\n", file, line, case_text, *case_text ? ": " : "", message);
   pthread_mutex_unlock(&lock);
   return false;
 }
@@ -80,6 +81,11 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
                   int line) {
   return check_note(got == wanted, file, line, "%s returned %d, not %d: %s", call, (int)got,
                     (int)wanted, onebit_last_error());
+}
+
+bool check_message(const char *part, const char *file, int line) {
+  return check_note(strstr(onebit_last_error(), part), file, line,
+                    "the message \"%s\" does not contain \"%s\"", onebit_last_error(), part);
 }
 
 /* ---- Tests ---- */
@@ -143,7 +149,9 @@ static void run_test(const struct gpu_test *test, const char *name, const char *
   double start = ob_seconds();
   reset_checks();
   gpu_begin_test(program, name);
-  if (test->without_device || has_device())
+  if (test->needs == EMULATED && !IS_EMULATED)
+    check_skip("only the emulated device counts work and fails on demand");
+  else if (test->needs == NO_DEVICE || has_device())
     test->run();
   gpu_end_test();
   const char *outcome = "passed";

@@ -5,7 +5,7 @@
  *
  * A file of tests ends with a table of them:
  *
- *   static const struct gpu_test tests[] = {{"adds up", adds_up}, {"stops", stops}};
+ *   static const struct gpu_test tests[] = {{"adds up", adds_up, ANY_DEVICE}};
  *   GPU_SUITE("sums", tests)
  *
  * A check that fails is noted and the test goes on, as in tests/support.h.
@@ -22,10 +22,14 @@
 
 /* ---- Tests (harness.c) ---- */
 
+/* The needs of a test: a device; the emulated device, which counts work and fails on demand; or
+ * only a processor. */
+enum gpu_needs { ANY_DEVICE, EMULATED, NO_DEVICE };
+
 struct gpu_test {
   const char *name;
   void (*run)(void);
-  bool without_device; /* it also runs on a machine without a device */
+  enum gpu_needs needs;
 };
 
 struct gpu_suite {
@@ -62,6 +66,10 @@ bool check_cuda(cudaError_t got, const char *call, const char *file, int line);
 bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
                   int line);
 
+/* Checks that the message of this thread's last error contains `part`. */
+#define CHECK_MESSAGE(part) check_message((part), __FILE__, __LINE__)
+bool check_message(const char *part, const char *file, int line);
+
 /* Sets the case that this thread's next failures name. */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -77,8 +85,7 @@ void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct gpu_rank {
   int rank, size;
-  onebit_comm_t comm;         /* this rank's, in gpu_run_loopback; else NULL */
-  int from_first, *to_others; /* pipes: rank 0 writes to_others[r], rank r reads from_first */
+  onebit_comm_t comm; /* this rank's; NULL in gpu_run_ranks */
 };
 
 typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
@@ -95,9 +102,9 @@ bool gpu_run_ranks(int size, gpu_rank_body *body, void *context);
 /* Runs the body on ranks that are threads of this process, with communicators over loopback. */
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context);
 
-/* Sends rank 0's bytes to all ranks without NCCL, which needs some data to start, such as its
- * unique id. */
-void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
+/* Waits for all ranks if they are threads; returns true on one of them, and false on ranks that are
+ * processes, which do not wait. */
+bool gpu_await_ranks(void);
 
 /* Allocates zeroed memory that a test shares with the ranks it starts next, until the test ends. */
 void *gpu_allocate_area(size_t bytes);

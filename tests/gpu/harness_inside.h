@@ -12,15 +12,14 @@ const char *skip_reason(void); /* the reason for a skip, or NULL */
 /* ---- Ranks ---- */
 
 #define MOST_RANKS 64
-#define MOST_AREAS 16
+#define MOST_AREAS 256
 
-/* The arguments of a process that runs one rank: the call of gpu_run_ranks that started it, and its
- * files. */
+/* The arguments of a process that runs one rank: the call of gpu_run_ranks that started it, and the
+ * files of its areas. */
 struct rank_arguments {
   bool taken;
   int rank, size;
   unsigned call;
-  int pipes[MOST_RANKS];
   int areas[MOST_AREAS];
   size_t area_count;
 };
@@ -48,8 +47,6 @@ int gpu_time_limit(void);
 
 bool gpu_size_is_usable(int size);
 void gpu_give_up(const char *what) __attribute__((noreturn));
-void gpu_open_pipes(int size, int read_ends[], int write_ends[]);
-void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]);
 
 /* Ranks as threads; comms NULL: without communicators. */
 bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, void *context);

@@ -42,35 +42,18 @@ extern char **environ;
 
 struct rank_process {
   pid_t pid;
-  FILE *words; /* the output of the rank, printed if the rank fails */
+  FILE *output; /* the output of the rank, printed if the rank fails */
   bool ended;
   int status;
 };
 
-/* Writes the value of --group, CALL:PIPE,PIPE,...:AREA,AREA,... Pipes and areas are numbers of
- * inherited files. */
-static void write_group(char *text, size_t capacity, int rank, int size, const int *read_ends,
-                        const int *write_ends) {
-  size_t at = (size_t)snprintf(text, capacity, "%u:", gpu_running.calls);
-  for (int r = 1; r < size; r++)
-    if (rank == 0 || r == rank)
-      at += (size_t)snprintf(text + at, capacity - at, "%d,",
-                             rank == 0 ? write_ends[r] : read_ends[r]);
-  at += (size_t)snprintf(text + at, capacity - at, ":");
+/* Writes the value of --group, CALL:AREA:AREA:... Areas are numbers of inherited files. */
+static void write_group(char *text, size_t capacity) {
+  size_t at = (size_t)snprintf(text, capacity, "%u", gpu_running.calls);
   int areas[MOST_AREAS];
   size_t count = gpu_list_area_files(areas);
   for (size_t i = 0; i < count; i++)
-    at += (size_t)snprintf(text + at, capacity - at, "%d,", areas[i]);
-}
-
-static size_t read_numbers(const char **text, int *numbers, size_t most) {
-  size_t count = 0;
-  while (count < most && **text >= '0' && **text <= '9') {
-    char *end;
-    numbers[count++] = (int)strtol(*text, &end, 10);
-    *text = *end == ',' ? end + 1 : end;
-  }
-  return count;
+    at += (size_t)snprintf(text + at, capacity - at, ":%d", areas[i]);
 }
 
 /* Parses a rank's arguments. The rank also ends when the test that waits for it ends. */
@@ -82,21 +65,14 @@ bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   gpu_rank_process.rank = (int)strtol(rank, NULL, 10);
   gpu_rank_process.size = (int)strtol(size, NULL, 10);
   gpu_rank_process.call = (unsigned)strtoul(group, &rest, 10);
-  const char *at = rest + (*rest == ':');
-  int first = gpu_rank_process.rank == 0
-                  ? 1
-                  : 0; /* rank 0's pipe to rank r is pipes[r]; a rank's own is pipes[0] */
-  read_numbers(&at, gpu_rank_process.pipes + first, MOST_RANKS - 1);
-  at += *at == ':';
-  gpu_rank_process.area_count = read_numbers(&at, gpu_rank_process.areas, MOST_AREAS);
-  signal(SIGPIPE, SIG_IGN);
+  while (*rest == ':' && gpu_rank_process.area_count < MOST_AREAS)
+    gpu_rank_process.areas[gpu_rank_process.area_count++] = (int)strtol(rest + 1, &rest, 10);
   return gpu_size_is_usable(gpu_rank_process.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
 /* Runs the body in the process that is this rank. */
 static void run_as_rank(gpu_rank_body *body, void *context) {
-  struct gpu_rank self = {gpu_rank_process.rank, gpu_rank_process.size, NULL,
-                          gpu_rank_process.pipes[0], gpu_rank_process.pipes};
+  struct gpu_rank self = {gpu_rank_process.rank, gpu_rank_process.size, NULL};
   check_case("rank %d of %d", self.rank, self.size);
   body(&self, context);
   if (skip_reason())
@@ -104,51 +80,35 @@ static void run_as_rank(gpu_rank_body *body, void *context) {
   exit(failure_count() ? 1 : skip_reason() ? SKIPPED : 0);
 }
 
-/* Returns the environment of one rank, in which NCCL takes it for alone on its host and uses
- * sockets. */
-static char **make_rank_environment(int rank) {
-  static char host[32];
-  static char *given[] = {host, "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_NET=Socket"};
-  size_t count = sizeof given / sizeof given[0];
-  snprintf(host, sizeof host, "NCCL_HOSTID=rank%d", rank);
-  for (char **variable = environ; *variable; variable++)
-    count++;
-  char **environment = gpu_allocate(count + 1, sizeof *environment), **at = environment;
-  for (size_t i = 0; i < sizeof given / sizeof given[0]; i++)
-    *at++ = given[i];
-  for (char **variable = environ; *variable; variable++)
-    if (strncmp(*variable, "NCCL_HOSTID=", 12) && strncmp(*variable, "NCCL_SOCKET_IFNAME=", 19) &&
-        strncmp(*variable, "NCCL_IB_DISABLE=", 16) && strncmp(*variable, "NCCL_NET=", 9))
-      *at++ = *variable;
-  return environment;
+/* Sets the environment of a rank, in which NCCL takes it for alone on its host and uses sockets. */
+static void set_rank_environment(int rank) {
+  char host[32];
+  snprintf(host, sizeof host, "rank%d", rank);
+  setenv("NCCL_HOSTID", host, 1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  setenv("NCCL_IB_DISABLE", "1", 1);
+  setenv("NCCL_NET", "Socket", 1);
 }
 
 /* Adds the files that the new process inherits: duplicating a file onto itself has this effect. */
-static void add_inherited_files(posix_spawn_file_actions_t *actions, int rank, int size,
-                                const int *read_ends, const int *write_ends, int words) {
-  posix_spawn_file_actions_adddup2(actions, words, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(actions, words, STDERR_FILENO);
-  for (int r = 1; r < size; r++)
-    if (rank == 0 || r == rank) {
-      int end = rank == 0 ? write_ends[r] : read_ends[r];
-      posix_spawn_file_actions_adddup2(actions, end, end);
-    }
+static void add_inherited_files(posix_spawn_file_actions_t *actions, int output) {
+  posix_spawn_file_actions_adddup2(actions, output, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(actions, output, STDERR_FILENO);
   int areas[MOST_AREAS];
   size_t count = gpu_list_area_files(areas);
   for (size_t i = 0; i < count; i++)
     posix_spawn_file_actions_adddup2(actions, areas[i], areas[i]);
 }
 
-static void start_process(struct rank_process *process, int rank, int size, const int *read_ends,
-                          const int *write_ends) {
-  char group[1024], rank_text[16], size_text[16];
+static void start_process(struct rank_process *process, int rank, int size) {
+  char group[12 + 6 * MOST_AREAS], rank_text[16], size_text[16];
   posix_spawn_file_actions_t actions;
-  *process = (struct rank_process){.words = tmpfile()};
-  if (!process->words || posix_spawn_file_actions_init(&actions))
+  *process = (struct rank_process){.output = tmpfile()};
+  if (!process->output || posix_spawn_file_actions_init(&actions))
     gpu_give_up("process");
-  fcntl(fileno(process->words), F_SETFD, FD_CLOEXEC);
-  add_inherited_files(&actions, rank, size, read_ends, write_ends, fileno(process->words));
-  write_group(group, sizeof group, rank, size, read_ends, write_ends);
+  fcntl(fileno(process->output), F_SETFD, FD_CLOEXEC);
+  add_inherited_files(&actions, fileno(process->output));
+  write_group(group, sizeof group);
   snprintf(rank_text, sizeof rank_text, "%d", rank);
   snprintf(size_text, sizeof size_text, "%d", size);
   char *arguments[] = {(char *)gpu_running.program,
@@ -161,11 +121,10 @@ static void start_process(struct rank_process *process, int rank, int size, cons
                        "--test",
                        (char *)gpu_running.test,
                        NULL};
-  char **environment = make_rank_environment(rank);
-  errno = posix_spawn(&process->pid, "/proc/self/exe", &actions, NULL, arguments, environment);
+  set_rank_environment(rank);
+  errno = posix_spawn(&process->pid, "/proc/self/exe", &actions, NULL, arguments, environ);
   if (errno)
     gpu_give_up("process");
-  free(environment);
   posix_spawn_file_actions_destroy(&actions);
 }
 
@@ -202,8 +161,8 @@ static void await_processes(struct rank_process *processes, int size) {
 
 static void print_output(const struct rank_process *process, int rank) {
   char line[1024];
-  rewind(process->words);
-  while (fgets(line, sizeof line, process->words))
+  rewind(process->output);
+  while (fgets(line, sizeof line, process->output))
     printf("  [rank %d] %s%s", rank, line, strchr(line, '\n') ? "" : "\n");
 }
 
@@ -220,20 +179,19 @@ static bool check_process(struct rank_process *process, int rank, int size) {
   else if (!well)
     CHECK(false, "rank %d of %d exited with %d", rank, size, WEXITSTATUS(process->status));
   else if (WEXITSTATUS(process->status) == SKIPPED) {
-    char words[256] = "";
-    rewind(process->words);
-    while (fgets(words, sizeof words, process->words))
-      words[strcspn(words, "\n")] = 0;
-    check_skip("%s", words);
+    char reason[256] = "";
+    rewind(process->output);
+    while (fgets(reason, sizeof reason, process->output))
+      reason[strcspn(reason, "\n")] = 0;
+    check_skip("%s", reason);
     well = false;
   }
-  fclose(process->words);
+  fclose(process->output);
   return well;
 }
 
 bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
   struct rank_process processes[MOST_RANKS];
-  int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
   gpu_running.calls++;
   if (gpu_rank_process.taken && gpu_running.calls == gpu_rank_process.call)
     run_as_rank(body, context);
@@ -241,10 +199,8 @@ bool gpu_run_ranks(int size, gpu_rank_body *body, void *context) {
     return true; /* this process runs a later call of the test */
   if (!gpu_size_is_usable(size))
     return false;
-  gpu_open_pipes(size, read_ends, write_ends);
   for (int r = 0; r < size; r++)
-    start_process(&processes[r], r, size, read_ends, write_ends);
-  gpu_close_pipes(size, read_ends, write_ends);
+    start_process(&processes[r], r, size);
   await_processes(processes, size);
   bool well = true;
   for (int r = 0; r < size; r++)

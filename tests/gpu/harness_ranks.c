@@ -1,6 +1,5 @@
 /* The memory that ranks share, and ranks that are threads. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <pthread.h>
@@ -16,6 +15,8 @@
 
 struct rank_arguments gpu_rank_process;
 struct running gpu_running;
+
+static pthread_barrier_t barrier; /* of the ranks that are threads */
 
 static struct {
   int file;
@@ -98,27 +99,6 @@ size_t gpu_list_area_files(int files[MOST_AREAS]) {
   return area_count;
 }
 
-static bool transfer_bytes(int file, char *data, size_t size, bool out) {
-  while (size) {
-    ssize_t moved = out ? write(file, data, size) : read(file, data, size);
-    if (moved < 0 && errno == EINTR)
-      continue;
-    if (moved <= 0)
-      return false;
-    data += moved;
-    size -= (size_t)moved;
-  }
-  return true;
-}
-
-void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size) {
-  if (self->rank > 0)
-    CHECK(transfer_bytes(self->from_first, data, size, false), "rank %d hears nothing from rank 0",
-          self->rank);
-  for (int r = 1; self->rank == 0 && r < self->size; r++)
-    CHECK(transfer_bytes(self->to_others[r], data, size, true), "rank 0 cannot reach rank %d", r);
-}
-
 /* --- Threads */
 
 struct rank_thread {
@@ -136,21 +116,8 @@ static void *run_thread(void *argument) {
   return NULL;
 }
 
-void gpu_open_pipes(int size, int read_ends[], int write_ends[]) {
-  for (int r = 1; r < size; r++) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC))
-      gpu_give_up("pipe");
-    read_ends[r] = ends[0];
-    write_ends[r] = ends[1];
-  }
-}
-
-void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]) {
-  for (int r = 1; r < size; r++) {
-    close(read_ends[r]);
-    close(write_ends[r]);
-  }
+bool gpu_await_ranks(void) {
+  return !gpu_rank_process.taken && pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD;
 }
 
 /* Joins a thread. If it does not end in time, the whole program ends. */
@@ -165,21 +132,19 @@ static void join_thread(const struct rank_thread *thread, const struct timespec 
 
 bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, void *context) {
   struct rank_thread threads[MOST_RANKS];
-  int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
   struct timespec until;
   size_t failed = failure_count();
-  gpu_open_pipes(size, read_ends, write_ends);
+  pthread_barrier_init(&barrier, NULL, (unsigned)size);
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += gpu_time_limit();
   for (int r = 0; r < size; r++) {
-    threads[r] = (struct rank_thread){
-        {r, size, comms ? comms[r] : NULL, read_ends[r], write_ends}, body, context, 0};
+    threads[r] = (struct rank_thread){{r, size, comms ? comms[r] : NULL}, body, context, 0};
     if (pthread_create(&threads[r].thread, NULL, run_thread, &threads[r]))
       gpu_give_up("thread");
   }
   for (int r = 0; r < size; r++)
     join_thread(&threads[r], &until);
-  gpu_close_pipes(size, read_ends, write_ends);
+  pthread_barrier_destroy(&barrier);
   return failure_count() == failed && !skip_reason();
 }
 

@@ -86,14 +86,14 @@ void part_destroy(struct part *part) {
 
 /* --- Input and result */
 
-void part_write_input(struct part *part, unsigned step, bool spoilt) {
+void part_write_input(struct part *part, unsigned step, bool not_finite) {
   const onebit_dtype_t dtype = part->what.options.dtype;
   const size_t count = part->sent_bytes / ob_dtype_size(dtype);
   const uint32_t salt = part->what.salt + 977u * (uint32_t)part->rank + 7919u * step;
   const float magnitude = part->what.magnitude != 0 ? part->what.magnitude : 1;
   for (size_t i = 0; i < count; i++)
     ob_store(part->sent, i, dtype, value_at(i, salt, VALUES_GRADIENTS) * magnitude);
-  if (spoilt && count)
+  if (not_finite && count)
     ob_store(part->sent, count / 2, dtype, NAN);
 }
 
@@ -106,6 +106,11 @@ void part_load(struct part *part) {
     memcpy(part->in, part->sent, part->sent_bytes);
   else
     CHECK_CUDA(cudaMemcpy(part->in, part->sent, part->sent_bytes, cudaMemcpyHostToDevice));
+}
+
+void part_load_input(struct part *part, unsigned step, bool not_finite) {
+  part_write_input(part, step, not_finite);
+  part_load(part);
 }
 
 void part_fetch_on(struct part *part, cudaStream_t stream) {
@@ -123,36 +128,28 @@ void part_fetch(struct part *part) {
 /* --- Calls */
 
 onebit_status_t part_call(struct part *part) {
-  switch (part->what.options.operation) {
-  case ONEBIT_ALLGATHER:
-    return onebit_allgather(part->in, part->out, part->plan);
-  case ONEBIT_REDUCE_SCATTER:
-    return onebit_reduce_scatter(part->in, part->out, part->plan);
-  default:
-    return onebit_allreduce(part->in, part->out, part->plan);
-  }
+  static onebit_status_t (*const calls[])(const void *, void *, onebit_plan_t) = {
+      [ONEBIT_ALLREDUCE] = onebit_allreduce,
+      [ONEBIT_ALLGATHER] = onebit_allgather,
+      [ONEBIT_REDUCE_SCATTER] = onebit_reduce_scatter};
+  return calls[part->what.options.operation](part->in, part->out, part->plan);
 }
 
 onebit_status_t part_start(struct part *part, onebit_request_t *request) {
-  switch (part->what.options.operation) {
-  case ONEBIT_ALLGATHER:
-    return onebit_iallgather(part->in, part->out, part->plan, request);
-  case ONEBIT_REDUCE_SCATTER:
-    return onebit_ireduce_scatter(part->in, part->out, part->plan, request);
-  default:
-    return onebit_iallreduce(part->in, part->out, part->plan, request);
-  }
+  static onebit_status_t (*const starts[])(const void *, void *, onebit_plan_t,
+                                           onebit_request_t *) = {
+      [ONEBIT_ALLREDUCE] = onebit_iallreduce,
+      [ONEBIT_ALLGATHER] = onebit_iallgather,
+      [ONEBIT_REDUCE_SCATTER] = onebit_ireduce_scatter};
+  return starts[part->what.options.operation](part->in, part->out, part->plan, request);
 }
 
 onebit_status_t part_enqueue(struct part *part, cudaStream_t stream) {
-  switch (part->what.options.operation) {
-  case ONEBIT_ALLGATHER:
-    return onebit_allgather_stream(part->in, part->out, part->plan, stream);
-  case ONEBIT_REDUCE_SCATTER:
-    return onebit_reduce_scatter_stream(part->in, part->out, part->plan, stream);
-  default:
-    return onebit_allreduce_stream(part->in, part->out, part->plan, stream);
-  }
+  static onebit_status_t (*const calls[])(const void *, void *, onebit_plan_t, cudaStream_t) = {
+      [ONEBIT_ALLREDUCE] = onebit_allreduce_stream,
+      [ONEBIT_ALLGATHER] = onebit_allgather_stream,
+      [ONEBIT_REDUCE_SCATTER] = onebit_reduce_scatter_stream};
+  return calls[part->what.options.operation](part->in, part->out, part->plan, stream);
 }
 
 onebit_status_t part_enqueue_and_wait(struct part *part, cudaStream_t stream) {

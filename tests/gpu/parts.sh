@@ -21,12 +21,6 @@ facts_as_json() {
     END { print "}" }'
 }
 
-# Prints the lines of gpu_tests as JSON, an object for each test.
-tests_as_json() {
-  sed -nE 's/^(passed|FAILED|skipped) +([^ ].*[^ ]) +([0-9.]+) s( .*)?$/\1 \3 \2/p' |
-    sed -E 's/^([^ ]+) ([^ ]+) (.*)$/{"test":"\3","outcome":"\1","seconds":\2}/'
-}
-
 # Prints the number before WORDS in the last summary of gpu_tests, or nothing if it is not there.
 read_count() { # FILE WORDS
   sed -nE '/^[0-9]+ passed, [0-9]+ failed/s/^(.*, )?([0-9]+) '"$2"'.*/\2/p' "$1" | tail -n 1

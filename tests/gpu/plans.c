@@ -2,8 +2,10 @@
 #define _DEFAULT_SOURCE
 #include "tests/gpu/plans.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "collectives/communicator.h"
 
@@ -15,7 +17,7 @@
 
 /* --- Cases */
 
-/* The valid combinations of operation, schedule, profile and wire. */
+/* The valid combinations of operation, schedule, profile and wire, which are 0 by default. */
 static const struct kind {
   const char *name;
   onebit_operation_t operation;
@@ -24,32 +26,20 @@ static const struct kind {
   onebit_wire_t wire;
   int bits;
 } kinds[] = {
-    {"allreduce", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 1},
-    {"allreduce, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 1},
-    {"allreduce, deepspeed", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEEPSPEED,
-     ONEBIT_WIRE_BITS, 1},
-    {"allreduce, dense", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_DENSE, 1},
-    {"allreduce, dense, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER,
-     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_DENSE, 1},
-    {"allgather", ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 1},
-    {"reduce-scatter", ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 1},
-    {"allreduce, 2 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 2},
-    {"allreduce, 4 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 4},
-    {"allreduce, 8 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 8},
-    {"allreduce, each to all, 8 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER,
-     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 8},
-    {"allgather, 4 bits", ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS, 4},
-    {"reduce-scatter, 2 bits", ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC,
-     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 2},
+    {"allreduce", .schedule = ONEBIT_SCHEDULE_EXCHANGE},
+    {"allreduce, each to all", .schedule = ONEBIT_SCHEDULE_ALLGATHER},
+    {"allreduce, deepspeed", .profile = ONEBIT_PROFILE_DEEPSPEED},
+    {"allreduce, dense", .schedule = ONEBIT_SCHEDULE_EXCHANGE, .wire = ONEBIT_WIRE_DENSE},
+    {"allreduce, dense, each to all", .schedule = ONEBIT_SCHEDULE_ALLGATHER,
+     .wire = ONEBIT_WIRE_DENSE},
+    {"allgather", .operation = ONEBIT_ALLGATHER},
+    {"reduce-scatter", .operation = ONEBIT_REDUCE_SCATTER},
+    {"allreduce, 2 bits", .schedule = ONEBIT_SCHEDULE_EXCHANGE, .bits = 2},
+    {"allreduce, 4 bits", .schedule = ONEBIT_SCHEDULE_EXCHANGE, .bits = 4},
+    {"allreduce, 8 bits", .schedule = ONEBIT_SCHEDULE_EXCHANGE, .bits = 8},
+    {"allreduce, each to all, 8 bits", .schedule = ONEBIT_SCHEDULE_ALLGATHER, .bits = 8},
+    {"allgather, 4 bits", .operation = ONEBIT_ALLGATHER, .bits = 4},
+    {"reduce-scatter, 2 bits", .operation = ONEBIT_REDUCE_SCATTER, .bits = 2},
 };
 static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
 /* A block longer than the number of levels that a warp keeps in shared memory. */
@@ -59,18 +49,22 @@ static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_
 static const size_t chunks[] = {0, 64, 4096};
 static const size_t counts[] = {0, 1, 31, 33, 1000, 100003};
 static const int forgets[] = {0, 1};
+/* Magnitudes of the input: a usual one, one above the limit for safe sums, and one whose squares
+ * overflow in float32. */
+static const float magnitudes[] = {1, 1e12f, 3e19f};
 
 #define PLACEMENTS 3 /* apart, misaligned, in place */
 
-static size_t take_digit(size_t *index, size_t radix) {
+static size_t next_digit(size_t *index, size_t radix) {
   size_t value = *index % radix;
   *index /= radix;
   return value;
 }
 
 struct sample sample_plan_cases(const char *name, size_t thinner) {
-  const size_t sizes[] = {COUNT(kinds),  COUNT(counts), COUNT(blocks),  COUNT(scales),
-                          COUNT(dtypes), COUNT(chunks), COUNT(forgets), PLACEMENTS};
+  const size_t sizes[] = {COUNT(kinds),   COUNT(counts),     COUNT(blocks),
+                          COUNT(scales),  COUNT(dtypes),     COUNT(chunks),
+                          COUNT(forgets), COUNT(magnitudes), PLACEMENTS};
   return sample_product(name, thinner, sizes, COUNT(sizes));
 }
 
@@ -80,23 +74,24 @@ static void shrink_case(struct plan_case *what) {
   const size_t many = counts[COUNT(counts) - 1];
   if (what->count == many && what->options.chunk_size == chunks[1])
     what->options.chunk_size = chunks[2];
-#ifdef ONEBIT_EMULATED_CUDA
-  if (what->count == many && what->salt % 8)
+  if (IS_EMULATED && what->count == many && what->salt % 8)
     what->count = 4099;
-#endif
 }
 
 struct plan_case plan_case_at(size_t index) {
   struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .salt = (uint32_t)index};
   onebit_plan_options_t *options = &what.options;
-  const struct kind *kind = &kinds[take_digit(&index, COUNT(kinds))];
-  what.count = counts[take_digit(&index, COUNT(counts))];
-  options->block_size = blocks[take_digit(&index, COUNT(blocks))];
-  options->scale = scales[take_digit(&index, COUNT(scales))];
-  options->dtype = dtypes[take_digit(&index, COUNT(dtypes))];
-  options->chunk_size = chunks[take_digit(&index, COUNT(chunks))];
-  options->no_error_feedback = forgets[take_digit(&index, COUNT(forgets))];
-  const size_t placement = take_digit(&index, PLACEMENTS);
+  const struct kind *kind = &kinds[next_digit(&index, COUNT(kinds))];
+  what.count = counts[next_digit(&index, COUNT(counts))];
+  options->block_size = blocks[next_digit(&index, COUNT(blocks))];
+  options->scale = scales[next_digit(&index, COUNT(scales))];
+  options->dtype = dtypes[next_digit(&index, COUNT(dtypes))];
+  options->chunk_size = chunks[next_digit(&index, COUNT(chunks))];
+  options->no_error_feedback = forgets[next_digit(&index, COUNT(forgets))];
+  what.magnitude = magnitudes[next_digit(&index, COUNT(magnitudes))];
+  if (options->dtype == ONEBIT_FLOAT16)
+    what.magnitude = 1;
+  const size_t placement = next_digit(&index, PLACEMENTS);
   what.offset = placement != 0;
   what.in_place = placement == 2;
   options->operation = kind->operation;
@@ -129,18 +124,30 @@ static const char *kind_name(const onebit_plan_options_t *options) {
 
 const char *describe_plan_case(const struct plan_case *what, char *text, size_t capacity) {
   const onebit_plan_options_t *options = &what->options;
-  snprintf(text, capacity, "%s of %zu, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
-           kind_name(options), what->count, (int)options->dtype, (int)options->scale,
-           (ssize_t)options->block_size, options->chunk_size,
+  snprintf(text, capacity, "%s of %zu times %g, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
+           kind_name(options), what->count, (double)what->magnitude, (int)options->dtype,
+           (int)options->scale, (ssize_t)options->block_size, options->chunk_size,
            options->no_error_feedback ? ", no feedback" : "", what->in_place ? ", in place" : "",
            what->offset ? ", misaligned" : "");
   return text;
 }
 
 struct plan_case default_plan_case(onebit_operation_t operation, size_t count) {
-  struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .count = count};
+  struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .count = count, .magnitude = 1};
   what.options.operation = operation;
   return what;
+}
+
+int current_device(void) {
+  int device = -1;
+  CHECK_CUDA(cudaGetDevice(&device));
+  return device;
+}
+
+int other_device(void) {
+  int devices = 1;
+  CHECK_CUDA(cudaGetDeviceCount(&devices));
+  return (current_device() + 1) % devices;
 }
 
 /* --- Ranks */
@@ -148,9 +155,16 @@ struct plan_case default_plan_case(onebit_operation_t operation, size_t count) {
 struct body {
   gpu_rank_body *run;
   void *context;
+  struct nccl_start *start;
 };
 
 #ifdef ONEBIT_HAVE_NCCL
+
+/* The unique id that rank 0 makes, in memory that all ranks share. */
+struct nccl_start {
+  atomic_bool is_made;
+  ncclUniqueId id;
+};
 
 static _Thread_local ncclComm_t own;
 
@@ -162,20 +176,26 @@ static bool check_nccl(ncclResult_t result, const char *call) {
   return CHECK(result == ncclSuccess, "%s: %s", call, ncclGetErrorString(result));
 }
 
+static void share_unique_id(const struct gpu_rank *self, struct nccl_start *start) {
+  if (self->rank == 0)
+    start->is_made = check_nccl(ncclGetUniqueId(&start->id), "ncclGetUniqueId");
+  while (!start->is_made) /* the harness ends ranks that wait too long */
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
 /* Ranks that are threads have a device each: on a shared device a wait for the whole device (as in
  * cudaFree) would also wait for another rank's messages. */
 static void run_nccl_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   struct gpu_rank here = *self;
-  ncclUniqueId id;
   int devices = 1;
   CHECK_CUDA(cudaGetDeviceCount(&devices));
   CHECK_CUDA(cudaSetDevice(self->rank % devices));
-  if (self->rank == 0)
-    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  gpu_broadcast(self, &id, sizeof id);
-  if (!check_nccl(ncclCommInitRank(&own, self->size, id, self->rank), "ncclCommInitRank"))
+  share_unique_id(self, body->start);
+  if (!check_nccl(ncclCommInitRank(&own, self->size, body->start->id, self->rank),
+                  "ncclCommInitRank"))
     return;
+  check_case("over NCCL, rank %d of %d", self->rank, self->size);
   if (CHECK_STATUS(onebit_comm_create_nccl(own, &here.comm), ONEBIT_OK))
     body->run(&here, body->context);
   onebit_comm_destroy(here.comm);
@@ -183,18 +203,14 @@ static void run_nccl_rank(const struct gpu_rank *self, void *context) {
     check_nccl(ncclCommDestroy(own), "ncclCommDestroy");
 }
 
-/* Runs the ranks on the emulated device, with a device for each rank. */
+/* Runs the ranks on the emulated device with a device for each rank, and at least two. */
 bool run_ranks_nccl(int size, gpu_rank_body *run, void *context) {
-  struct body body = {run, context};
-#ifdef ONEBIT_EMULATED_CUDA
+  struct body body = {run, context, gpu_allocate_area(sizeof *body.start)};
   char devices[16];
-  snprintf(devices, sizeof devices, "%d", size);
+  snprintf(devices, sizeof devices, "%d", size > 1 ? size : 2);
   setenv("EMULATED_DEVICES", devices, 1);
-#endif
   bool well = gpu_run_ranks(size, run_nccl_rank, &body);
-#ifdef ONEBIT_EMULATED_CUDA
   unsetenv("EMULATED_DEVICES");
-#endif
   return well;
 }
 
@@ -217,42 +233,52 @@ static void run_self_rank(const struct gpu_rank *self, void *context) {
 }
 
 bool run_ranks_self(int size, gpu_rank_body *run, void *context) {
-  struct body body = {run, context};
+  struct body body = {.run = run, .context = context};
   return CHECK(size == 1, "%d ranks with themselves", size) &&
-         gpu_run_ranks(1, run_self_rank, &body);
+         gpu_run_loopback(1, run_self_rank, &body);
 }
-
-#ifdef ONEBIT_EMULATED_CUDA
 
 static bool takes_device_memory(void) { return true; }
-
-void make_transport_aware(onebit_comm_t comm) {
-  static _Thread_local struct ob_transport aware;
-  aware = *comm->transport;
-  aware.device_messages = takes_device_memory;
-  comm->transport = &aware;
-}
 
 static void run_aware_rank(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   const struct ob_transport *before = self->comm->transport;
-  make_transport_aware(self->comm);
+  struct ob_transport aware = *before;
+  aware.device_messages = takes_device_memory;
+  self->comm->transport = &aware;
   body->run(self, body->context);
   self->comm->transport = before;
 }
 
 bool run_ranks_aware(int size, gpu_rank_body *run, void *context) {
-  struct body body = {run, context};
-  return gpu_run_loopback(size, run_aware_rank, &body);
+  struct body body = {.run = run, .context = context};
+  if (!IS_EMULATED)
+    check_skip("loopback cannot move messages in memory of a real device");
+  return IS_EMULATED && gpu_run_loopback(size, run_aware_rank, &body);
 }
-
-#endif
 
 void run_ranks_both(int size, gpu_rank_body *run, void *context) {
   gpu_run_loopback(size, run, context);
 #ifdef ONEBIT_HAVE_NCCL
   run_ranks_nccl(size, run, context);
 #endif
+}
+
+struct emulation_counters count_call(onebit_status_t (*call)(void *context), void *context) {
+  if (gpu_await_ranks())
+    emulation_reset_counts();
+  gpu_await_ranks();
+  CHECK_STATUS(call(context), ONEBIT_OK);
+  gpu_await_ranks();
+  const struct emulation_counters called = emulation_counts();
+  gpu_await_ranks();
+  CHECK_CUDA(cudaDeviceSynchronize());
+  gpu_await_ranks();
+  struct emulation_counters all = emulation_counts();
+  all.synchronisations = called.synchronisations;
+  all.allocations = called.allocations;
+  gpu_await_ranks();
+  return all;
 }
 
 /* --- Ranks on given hosts */
@@ -264,6 +290,7 @@ struct run {
   const struct hosts_split *split;
   hosts_body *body;
   void *context;
+  enum hosts_place place;
 };
 
 static void set_hosts(onebit_comm_t comm, const struct hosts_split *split) {
@@ -274,35 +301,25 @@ static void set_hosts(onebit_comm_t comm, const struct hosts_split *split) {
   CHECK_STATUS(ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size), ONEBIT_OK);
 }
 
-static void run_body_at(const struct gpu_rank *self, const struct run *run,
-                        enum hosts_place place) {
+static void run_at_place(const struct gpu_rank *self, void *context) {
   static const char *const words[] = {"on the processor", "staged", "NCCL"};
+  const struct run *run = context;
   check_case("%d hosts of %d%s, rank %d, %s", run->split->hosts, run->split->each,
-             run->split->in_turns ? " in turns" : "", self->rank, words[place]);
+             run->split->in_turns ? " in turns" : "", self->rank, words[run->place]);
   set_hosts(self->comm, run->split);
-  run->body(self, run->split, place, run->context);
+  run->body(self, run->split, run->place, run->context);
 }
-
-static void run_on_processor(const struct gpu_rank *self, void *context) {
-  run_body_at(self, context, ON_PROCESSOR);
-}
-
-static void run_staged(const struct gpu_rank *self, void *context) {
-  run_body_at(self, context, STAGED);
-}
-
-#ifdef ONEBIT_HAVE_NCCL
-static void run_over_nccl(const struct gpu_rank *self, void *context) {
-  run_body_at(self, context, OVER_NCCL);
-}
-#endif
 
 void run_on_hosts(const struct hosts_split *split, hosts_body *body, void *context) {
-  struct run run = {split, body, context};
-  int size = split->hosts * split->each;
-  if (!gpu_run_loopback(size, run_on_processor, &run) || !gpu_run_loopback(size, run_staged, &run))
+  struct run run = {split, body, context, ON_PROCESSOR};
+  const int size = split->hosts * split->each;
+  if (!gpu_run_loopback(size, run_at_place, &run))
+    return;
+  run.place = STAGED;
+  if (!gpu_run_loopback(size, run_at_place, &run))
     return;
 #ifdef ONEBIT_HAVE_NCCL
-  run_ranks_nccl(size, run_over_nccl, &run);
+  run.place = OVER_NCCL;
+  run_ranks_nccl(size, run_at_place, &run);
 #endif
 }

@@ -5,6 +5,7 @@
 #define ONEBIT_TESTS_GPU_PLANS_H
 
 #include "onebit/cuda.h"
+#include "tests/gpu/emulated.h"
 #include "tests/gpu/harness.h"
 
 /*
@@ -40,9 +41,10 @@ bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *
 void part_destroy(struct part *part);
 
 /* Writes the input of a step to part->sent, and copies it to the plan's memory, on the stream if
- * one is given. With `spoilt` one value is not-a-number. */
-void part_write_input(struct part *part, unsigned step, bool spoilt);
+ * one is given. With `not_finite` one value is not-a-number. */
+void part_write_input(struct part *part, unsigned step, bool not_finite);
 void part_load(struct part *part);
+void part_load_input(struct part *part, unsigned step, bool not_finite); /* does both */
 void part_load_on(struct part *part, cudaStream_t stream);
 
 /* Copies the result to part->received. */
@@ -89,20 +91,17 @@ struct plan_case plan_case_at(size_t index);
 /* Describes a case, for check_case. */
 const char *describe_plan_case(const struct plan_case *what, char *text, size_t capacity);
 
+int current_device(void);
+int other_device(void); /* the current one if there is no other */
+
 /* A case with the default options. */
 struct plan_case default_plan_case(onebit_operation_t operation, size_t count);
 
-/* Functions that run the body on ranks, each with its self->comm: over loopback, over NCCL, or a
- * single rank by itself. */
+/* Functions that run the body on ranks, each with its self->comm, as gpu_run_loopback does: over
+ * NCCL; a single rank by itself; and over loopback that moves messages in memory of the device, as
+ * a CUDA-aware MPI does. Without NCCL the first skips the test, on a real device the last. */
 typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
-plan_ranks run_ranks_nccl, run_ranks_self;
-
-#ifdef ONEBIT_EMULATED_CUDA
-/* Runs ranks over loopback that moves messages in memory of the device, as a CUDA-aware MPI does:
- * threads can where that device is emulated. */
-plan_ranks run_ranks_aware;
-void make_transport_aware(onebit_comm_t comm);
-#endif
+plan_ranks run_ranks_nccl, run_ranks_self, run_ranks_aware;
 
 /* Runs the body on `size` ranks, over loopback and then over NCCL. */
 void run_ranks_both(int size, gpu_rank_body *body, void *context);
@@ -115,6 +114,11 @@ void run_ranks_both(int size, gpu_rank_body *body, void *context);
 ncclComm_t rank_nccl_comm(void);
 void forget_nccl_comm(void);
 #endif
+
+/* Makes a call on all ranks, which are threads, and waits until the device has done the work of
+ * all. Returns the counts of all ranks; allocations and waits of the host are those of the calls
+ * alone. */
+struct emulation_counters count_call(onebit_status_t (*call)(void *context), void *context);
 
 /*
  * ---- Hosts (plans.c) ----

@@ -5,100 +5,68 @@
 #include "base/memory.h"
 #include "tests/gpu/training.h"
 
-#ifdef ONEBIT_EMULATED_CUDA
-#include <emulation.h>
-#include <sched.h>
-#include <stdatomic.h>
-#endif
-
 static const struct training_case plain = {
     .name = "errors", .optimizer = {ANY(adam, .freeze_step = 2)}, .form = ONE_STREAM};
 
-/* The calls of a rank, over either transport; the last rank makes the mistake. */
-typedef void scenario(onebit_comm_t comm, int rank, int size);
-
-struct play {
-  scenario *scenario;
-};
-
-static void run_over_loopback(const struct gpu_rank *self, void *context) {
-  ((struct play *)context)->scenario(self->comm, self->rank, self->size);
+/* Runs the calls of 1 to 3 ranks over both transports; the last rank makes the mistake. */
+static void run_on_both(gpu_rank_body *body) {
+  for (int size = 1; size <= 3; size++)
+    run_ranks_both(size, body, NULL);
 }
 
-static void run_over_nccl(const struct gpu_rank *self, void *context) {
-  struct training_nccl group;
-  if (training_nccl_open(&group, self)) {
-    check_case("over NCCL, rank %d of %d", self->rank, self->size);
-    ((struct play *)context)->scenario(group.comm, self->rank, self->size);
-  }
-  training_nccl_close(&group);
-}
-
-static void run_on_both(scenario *what) {
-  struct play play = {what};
-  for (int size = 1; size <= 3; size++) {
-    gpu_run_loopback(size, run_over_loopback, &play);
-    gpu_run_ranks(size, run_over_nccl, &play);
-  }
-}
-
-static bool error_contains(const char *part) {
-  return CHECK(strstr(onebit_last_error(), part), "the words \"%s\" do not say \"%s\"",
-               onebit_last_error(), part);
-}
+static bool is_last(const struct gpu_rank *self) { return self->rank == self->size - 1; }
 
 /* --- Arrays in the wrong memory */
 
 /* Creates an optimizer of one tensor. The last rank's tensor is wrong, so no rank gets an
  * optimizer. */
-static void check_refused(onebit_comm_t comm, int rank, int size, float *parameter, float *gradient,
+static void check_refused(const struct gpu_rank *self, float *parameter, float *gradient,
                           onebit_device_t device, const char *part) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = 64};
   onebit_optimizer_t optimizer;
   options.common.device = device;
-  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer),
-               rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK_STATUS(onebit_adam_create(self->comm, &tensor, 1, &options, &optimizer),
+               is_last(self) ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(!optimizer, "a failed creation left an optimizer");
-  if (rank == size - 1)
-    error_contains(part);
+  if (is_last(self))
+    CHECK_MESSAGE(part);
 }
 
-static void check_arrays_elsewhere(onebit_comm_t comm, int rank, int size) {
+static void check_arrays_elsewhere(const struct gpu_rank *self, void *context) {
   float host[128], *device, *there;
-  const bool guilty = rank == size - 1;
-  int now = 0, count = 0;
+  const bool guilty = is_last(self);
+  const int now = current_device(), other = other_device();
+  (void)context;
   CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
-  check_refused(comm, rank, size, guilty ? host : device, device + 64, ONEBIT_DEVICE_CUDA,
+  check_refused(self, guilty ? host : device, device + 64, ONEBIT_DEVICE_CUDA,
                 "tensors[0].parameter is");
-  check_refused(comm, rank, size, device, guilty ? host : device + 64, ONEBIT_DEVICE_CUDA,
+  check_refused(self, device, guilty ? host : device + 64, ONEBIT_DEVICE_CUDA,
                 "memory of the host");
-  CHECK_CUDA(cudaGetDevice(&now));
-  CHECK_CUDA(cudaGetDeviceCount(&count));
-  if (count > 1) {
-    CHECK_CUDA(cudaSetDevice((now + 1) % count));
+  if (other != now) {
+    CHECK_CUDA(cudaSetDevice(other));
     CHECK_CUDA(cudaMalloc((void **)&there, sizeof host));
     CHECK_CUDA(cudaSetDevice(now));
-    check_refused(comm, rank, size, device, guilty ? there : device + 64, ONEBIT_DEVICE_CUDA,
+    check_refused(self, device, guilty ? there : device + 64, ONEBIT_DEVICE_CUDA,
                   "tensors[0].gradient is");
     CHECK_CUDA(cudaFree(there));
   }
   CHECK_CUDA(cudaFree(device));
 }
 
-static void check_arrays_of_another_device(onebit_comm_t comm, int rank, int size) {
+static void check_arrays_of_another_device(const struct gpu_rank *self, void *context) {
   float host[128], *device;
+  (void)context;
   CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
-  check_refused(comm, rank, size, rank == size - 1 ? device : host, host + 64, ONEBIT_DEVICE_HOST,
+  check_refused(self, is_last(self) ? device : host, host + 64, ONEBIT_DEVICE_HOST,
                 "memory of CUDA device");
   CHECK_CUDA(cudaFree(device));
 }
 
 static void arrays_must_be_there(void) {
-  struct play play = {check_arrays_of_another_device};
   run_on_both(check_arrays_elsewhere);
   for (int size = 1; size <= 3; size++)
-    gpu_run_loopback(size, run_over_loopback, &play);
+    gpu_run_loopback(size, check_arrays_of_another_device, NULL);
 }
 
 /* --- Steps */
@@ -119,6 +87,14 @@ static void fetch_parameters(struct learner *learner, int attempt) {
                         TRAINING_ELEMENTS * sizeof(float), cudaMemcpyDefault));
 }
 
+/* Compares the parameters with those that were fetched as attempt 0. */
+static void check_unchanged(struct learner *learner) {
+  fetch_parameters(learner, 1);
+  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1),
+                TRAINING_ELEMENTS * sizeof(float)),
+        "parameters changed");
+}
+
 static void check_good_step(struct learner *learner, int attempt) {
   learner_send_gradients(learner, attempt, learner->streams[0]);
   CHECK_STATUS(step_on_stream(learner, training_rate_of(attempt)), ONEBIT_OK);
@@ -128,19 +104,16 @@ static void check_good_step(struct learner *learner, int attempt) {
  * change. */
 static void check_step(struct learner *learner, float rate, onebit_status_t wanted,
                        const char *part) {
-  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
   onebit_optimizer_info_t before = {.size = sizeof before};
   CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &before), ONEBIT_OK);
   fetch_parameters(learner, 0);
   CHECK_STATUS(step_on_stream(learner, rate), wanted);
-  error_contains(part);
+  CHECK_MESSAGE(part);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, rate), wanted);
-  error_contains(part);
+  CHECK_MESSAGE(part);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
-  fetch_parameters(learner, 1);
-  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
-        "parameters changed");
+  check_unchanged(learner);
   training_check_info(learner->optimizer, &before);
 }
 
@@ -171,15 +144,14 @@ static void check_wrong_part(struct learner *learner, bool streamed, bool mixed)
   CHECK_STATUS(streamed == mixed ? onebit_optimizer_ready(optimizer, mixed ? 0 : 1)
                                  : onebit_optimizer_ready_stream(optimizer, mixed ? 0 : 1, stream),
                ONEBIT_ERROR_ARGUMENT);
-  error_contains(!mixed     ? "tensor 1 is ready a second time"
-                 : streamed ? "begun with a stream"
-                            : "begun without a stream");
+  CHECK_MESSAGE(!mixed     ? "tensor 1 is ready a second time"
+                : streamed ? "begun with a stream"
+                           : "begun without a stream");
 }
 
 static void check_steps_in_parts(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   const onebit_status_t wanted = guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
-  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
   fetch_parameters(learner, 0);
   for (int k = 0; k < 4; k++) {
     check_wrong_part(learner, k & 1, k & 2);
@@ -189,11 +161,9 @@ static void check_steps_in_parts(struct learner *learner) {
       CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.5f), wanted);
     CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
   }
-  fetch_parameters(learner, 1);
-  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
-        "parameters changed");
+  check_unchanged(learner);
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
-  error_contains("no step is open");
+  CHECK_MESSAGE("no step is open");
 }
 
 /* Learning rates of the last rank; the other ranks have 0.5. */
@@ -201,7 +171,7 @@ static const struct {
   float rate;
   onebit_status_t guilty, others;
   const char *part;
-} rates_there[] = {
+} device_rates[] = {
     {-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in memory of the device is -1"},
     {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
 
@@ -210,41 +180,39 @@ static const struct {
 static void check_wrong_device_rates(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   onebit_optimizer_t optimizer = learner->optimizer;
-  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
   float host = 0.5f, *rate;
   CHECK_CUDA(cudaMalloc((void **)&rate, sizeof *rate));
   onebit_status_t status = onebit_optimizer_set_learning_rate_pointer(optimizer, rate);
   const bool refused = status == ONEBIT_ERROR_UNSUPPORTED;
   if (refused)
-    error_contains("the host sends and updates with the rate");
+    CHECK_MESSAGE("the host sends and updates with the rate");
   else
     CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, &host),
                  ONEBIT_ERROR_ARGUMENT);
   fetch_parameters(learner, 0);
   for (size_t k = 0; !refused && k < (learner->size > 1 ? 2 : 1); k++) {
-    const float value = guilty ? rates_there[k].rate : 0.5f;
+    const float value = guilty ? device_rates[k].rate : 0.5f;
     CHECK_CUDA(
         cudaMemcpyAsync(rate, &value, sizeof value, cudaMemcpyHostToDevice, learner->streams[0]));
     CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
     CHECK_STATUS(step_on_stream(learner, 0.5f),
-                 guilty ? rates_there[k].guilty : rates_there[k].others);
+                 guilty ? device_rates[k].guilty : device_rates[k].others);
     if (guilty)
-      error_contains(rates_there[k].part);
+      CHECK_MESSAGE(device_rates[k].part);
   }
-  fetch_parameters(learner, 1);
-  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
-        "parameters changed");
+  check_unchanged(learner);
   CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, NULL), ONEBIT_OK);
   CHECK_CUDA(cudaFree(rate));
 }
 
 /* Makes wrong steps in the warm-up and after it, with one bucket and with several. */
-static void check_wrong_steps(onebit_comm_t comm, int rank, int size) {
+static void check_wrong_steps(const struct gpu_rank *self, void *context) {
+  (void)context;
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
     struct training_case what = plain;
     struct learner learner;
     what.optimizer = (struct any_case){ANY(adam, .freeze_step = 2, .common.bucket_size = bucket)};
-    if (!learner_open(&learner, &what, comm, rank, size, true))
+    if (!learner_open(&learner, &what, self, true))
       return;
     for (int attempt = 0; attempt < 6; attempt++) {
       check_wrong_rates(&learner, attempt);
@@ -259,23 +227,22 @@ static void check_wrong_steps(onebit_comm_t comm, int rank, int size) {
 static void steps_must_be_right(void) { run_on_both(check_wrong_steps); }
 
 /* Passes a stream of another device: this rank notices it, and reports it to the others. */
-static void check_wrong_stream(onebit_comm_t comm, int rank, int size) {
+static void check_wrong_stream(const struct gpu_rank *self, void *context) {
   struct learner learner;
   cudaStream_t other;
-  int now = 0, count = 0;
-  CHECK_CUDA(cudaGetDevice(&now));
-  CHECK_CUDA(cudaGetDeviceCount(&count));
-  if (count < 2)
+  const int now = current_device();
+  (void)context;
+  if (other_device() == now)
     SKIP("there is one device only");
-  CHECK_CUDA(cudaSetDevice((now + 1) % count));
+  CHECK_CUDA(cudaSetDevice(other_device()));
   CHECK_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
   CHECK_CUDA(cudaSetDevice(now));
-  if (learner_open(&learner, &plain, comm, rank, size, true)) {
+  if (learner_open(&learner, &plain, self, true)) {
     cudaStream_t own = learner.streams[0];
     check_good_step(&learner, 0);
-    learner.streams[0] = rank == size - 1 ? other : own;
+    learner.streams[0] = is_last(self) ? other : own;
     CHECK_STATUS(step_on_stream(&learner, 0.5f),
-                 rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+                 is_last(self) ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
     learner.streams[0] = own;
     check_good_step(&learner, 1);
     learner_close(&learner);
@@ -287,10 +254,8 @@ static void streams_must_be_right(void) { run_on_both(check_wrong_stream); }
 
 /* --- Failures of the device and of memory */
 
-#ifdef ONEBIT_EMULATED_CUDA
-
 /* Fails one allocation of one rank, on the host, on the device, or of pinned memory. */
-static bool create_without_memory(onebit_comm_t comm, int rank, int size, const float *arrays) {
+static bool create_without_memory(const struct gpu_rank *self, const float *arrays) {
   onebit_adam_options_t options = *(const onebit_adam_options_t *)plain.optimizer.options;
   onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
   onebit_optimizer_t optimizer;
@@ -301,10 +266,10 @@ static bool create_without_memory(onebit_comm_t comm, int rank, int size, const 
   }
   options.common.bucket_size = 10;
   options.common.device = ONEBIT_DEVICE_CUDA;
-  onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
+  onebit_status_t status = onebit_adam_create(self->comm, tensors, 2, &options, &optimizer);
   CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY ||
-            (status == ONEBIT_ERROR_PEER && size > 1),
-        "rank %d: %d: %s", rank, (int)status, onebit_last_error());
+            (status == ONEBIT_ERROR_PEER && self->size > 1),
+        "status %d: %s", (int)status, onebit_last_error());
   CHECK((optimizer != NULL) == (status == ONEBIT_OK), "status and handle do not agree");
   onebit_optimizer_destroy(optimizer);
   return status == ONEBIT_OK;
@@ -327,7 +292,7 @@ static void run_without_memory(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaMemGetInfo(&before, &total));
   if (self->rank == 0)
     fail_at[shortage->which](shortage->n);
-  shortage->done[self->rank] = create_without_memory(self->comm, self->rank, self->size, arrays);
+  shortage->done[self->rank] = create_without_memory(self, arrays);
   if (self->size == 1) {
     CHECK_CUDA(cudaMemGetInfo(&after, &total));
     CHECK(after == before, "allocation %ld fails, and %zu bytes stay", shortage->n, before - after);
@@ -356,9 +321,10 @@ struct failing {
   long n, launches;
 };
 
-static void fail_a_launch(onebit_comm_t comm, struct failing *failing) {
+static void fail_a_launch(const struct gpu_rank *self, void *context) {
+  struct failing *failing = context;
   struct learner learner;
-  if (!learner_open(&learner, &plain, comm, 0, 1, true))
+  if (!learner_open(&learner, &plain, self, true))
     return;
   for (int attempt = 0; attempt < 4; attempt++) {
     emulation_reset_counts();
@@ -373,87 +339,54 @@ static void fail_a_launch(onebit_comm_t comm, struct failing *failing) {
   learner_close(&learner);
 }
 
-static void fail_over_loopback(const struct gpu_rank *self, void *context) {
-  fail_a_launch(self->comm, context);
-}
-
-static void fail_with_one_rank(const struct gpu_rank *self, void *context) {
-  onebit_comm_t comm;
-  (void)self;
-  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    fail_a_launch(comm, context);
-  onebit_comm_destroy(comm);
-}
-
 static void a_failed_launch_is_reported(void) {
-  gpu_rank_body *const bodies[] = {fail_over_loopback, fail_with_one_rank};
+  plan_ranks *const ranks[] = {gpu_run_loopback, run_ranks_self};
   for (size_t k = 0; k < 2; k++) {
     struct failing failing = {0};
     do {
       failing.n++;
-      gpu_run_loopback(1, bodies[k], &failing);
+      ranks[k](1, fail_a_launch, &failing);
     } while (failing.n < failing.launches);
     CHECK(failing.launches > 4, "a step has %ld launches", failing.launches);
   }
 }
 
-/* The number of the launch that fails on one of two ranks: that rank gets an error, and the other
- * rank's step ends, too. Its status depends on how far the step had come. */
-static long the_launch;
-static atomic_int ready;
-
-static void fail_one_of_two(onebit_comm_t comm, int rank, int size) {
+/* Fails a launch on one of two ranks, whose step ends with an error. The other rank's step ends
+ * too; its status depends on how far the step had come. */
+static void fail_one_of_two(const struct gpu_rank *self, void *context) {
+  const long *number = context;
   struct learner learner;
-  if (!learner_open(&learner, &plain, comm, rank, size, true))
+  if (!learner_open(&learner, &plain, self, true))
     return;
   for (int attempt = 0; attempt < 4; attempt++)
     check_good_step(&learner, attempt);
   learner_send_gradients(&learner, 4, learner.streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner.streams[0]));
-  atomic_fetch_add(&ready, 1);
-  while (atomic_load(&ready) < size)
-    sched_yield();
-  if (rank == 0)
-    emulation_fail_launch(the_launch);
+  gpu_await_ranks();
+  if (self->rank == 0)
+    emulation_fail_launch(*number);
   onebit_status_t status = step_on_stream(&learner, 1e-3f);
   CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_DEVICE || status == ONEBIT_ERROR_PEER ||
             status == ONEBIT_ERROR_MESSAGE,
-        "launch %ld fails: %d: %s", the_launch, (int)status, onebit_last_error());
+        "launch %ld fails: %d: %s", *number, (int)status, onebit_last_error());
   learner_close(&learner);
 }
 
 static void a_failed_launch_holds_nobody_up(void) {
-  struct play play = {fail_one_of_two};
-  for (the_launch = 1; the_launch < 24; the_launch++) {
-    atomic_store(&ready, 0);
-    gpu_run_loopback(2, run_over_loopback, &play);
+  for (long number = 1; number < 24; number++) {
+    gpu_run_loopback(2, fail_one_of_two, &number);
     emulation_fail_launch(0);
-    atomic_store(&ready, 0);
-    gpu_run_ranks(2, run_over_nccl, &play);
+    run_ranks_nccl(2, fail_one_of_two, &number);
     emulation_fail_launch(0);
   }
 }
 
-#else
-
-static void no_memory_reaches_all_ranks(void) {
-  SKIP("no allocation of a real device fails when it is told to");
-}
-
-static void a_failed_launch_is_reported(void) {
-  SKIP("no launch on a real device fails when it is told to");
-}
-
-static void a_failed_launch_holds_nobody_up(void) { a_failed_launch_is_reported(); }
-
-#endif
-
 static const struct gpu_test tests[] = {
-    {"arrays must be there", arrays_must_be_there, false},
-    {"steps must be right", steps_must_be_right, false},
-    {"streams must be right", streams_must_be_right, false},
-    {"no memory reaches all ranks", no_memory_reaches_all_ranks, false},
-    {"a failed launch is told", a_failed_launch_is_reported, false},
-    {"a failed launch holds nobody up", a_failed_launch_holds_nobody_up, false},
+    {"arrays must be there", arrays_must_be_there, ANY_DEVICE},
+    {"steps must be right", steps_must_be_right, ANY_DEVICE},
+    {"streams must be right", streams_must_be_right, ANY_DEVICE},
+    {"no memory reaches all ranks", no_memory_reaches_all_ranks, EMULATED},
+    {"a failed launch is told", a_failed_launch_is_reported, EMULATED},
+    {"a failed launch holds nobody up", a_failed_launch_holds_nobody_up, EMULATED},
 };
 GPU_SUITE("adam errors", tests)

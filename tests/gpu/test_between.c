@@ -17,37 +17,18 @@ static const size_t counts[] = {1, 31, 513, 1000, 4099};
 enum { COUNTS = sizeof counts / sizeof counts[0], DTYPES = 3, OPERATIONS = 3 };
 
 static size_t count_elements(const struct part *part) {
-  return part->received_bytes / ob_elements_size(part->what.options.dtype);
-}
-
-static float read_element(const struct part *part, size_t i) {
-  float value = 0;
-  char wide[sizeof(float)] = {0};
-  const size_t size = ob_elements_size(part->what.options.dtype);
-  memcpy(wide, (const char *)part->received + i * size, size);
-  if (part->what.options.dtype == ONEBIT_FLOAT32)
-    memcpy(&value, wide, sizeof value);
-  else { /* not-a-number is one in both types where these bits are all set */
-    uint16_t bits, exponent = part->what.options.dtype == ONEBIT_BFLOAT16 ? 0x7f80 : 0x7c00;
-    memcpy(&bits, wide, sizeof bits);
-    value = (bits & exponent) == exponent && (bits & ~exponent & 0x7fff) ? NAN : 0;
-  }
-  return value;
+  return part->received_bytes / ob_dtype_size(part->what.options.dtype);
 }
 
 /* Makes a call and scales its result; expects the processor's product with `factor`. */
 static void scale_once(struct part *part, unsigned step, float factor) {
   void *wanted = gpu_allocate(part->received_bytes + 1, 1);
-  part_write_input(part, step, false);
-  part_load(part);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_load_input(part, step, false);
   CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
   ob_elements_multiply(part->what.options.dtype, wanted, part->received, count_elements(part),
                        factor);
   CHECK_STATUS(onebit_scale_result_stream(part->out, factor, part->plan, NULL), ONEBIT_OK);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
   CHECK(!memcmp(wanted, part->received, part->received_bytes), "times %g: other bits",
         (double)factor);
@@ -56,17 +37,14 @@ static void scale_once(struct part *part, unsigned step, float factor) {
 }
 
 /* Makes one rank's input not finite; no rank waits before it reads the result. */
-static void spoil_once(struct part *part, unsigned step) {
+static void skip_once(struct part *part, unsigned step) {
   size_t numbers = 0;
-  part_write_input(part, step, part->rank == 0);
-  part_load(part);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_load_input(part, step, part->rank == 0);
   CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(part->out, 1, part->plan, NULL), ONEBIT_OK);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
   part_fetch(part);
   for (size_t i = 0; i < count_elements(part); i++)
-    numbers += isnan(read_element(part, i)) ? 0 : 1;
+    numbers += isnan(ob_load(part->received, i, part->what.options.dtype)) ? 0 : 1;
   CHECK(numbers == 0, "%zu of %zu are numbers", numbers, count_elements(part));
   CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
@@ -84,7 +62,7 @@ static void scale_results(const struct gpu_rank *self, void *context) {
     if (!part_create(&part, self->comm, &what, true))
       return;
     scale_once(&part, 0, (float)self->size);
-    spoil_once(&part, 1);
+    skip_once(&part, 1);
     scale_once(&part, 2, 1);
     part_destroy(&part);
   }
@@ -97,10 +75,8 @@ static void reset_residuals(const struct gpu_rank *self, void *context) {
   if (!part_create(&used, self->comm, what, true) || !part_create(&fresh, self->comm, what, true))
     return;
   for (unsigned step = 0; step < 3; step++) {
-    part_write_input(&used, step,
-                     step == 2 && self->rank == 0); /* also after a call that was skipped */
-    part_load(&used);
-    CHECK_CUDA(cudaStreamSynchronize(NULL));
+    part_load_input(&used, step,
+                    step == 2 && self->rank == 0); /* also after a call that was skipped */
     CHECK_STATUS(part_enqueue(&used, NULL), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_plan_reset_residual_stream(used.plan, NULL), ONEBIT_OK);
@@ -108,9 +84,7 @@ static void reset_residuals(const struct gpu_rank *self, void *context) {
   struct part *both[] = {&used, &fresh};
   struct traces traces[2];
   for (int i = 0; i < 2; i++) {
-    part_write_input(both[i], 3, false);
-    part_load(both[i]);
-    CHECK_CUDA(cudaStreamSynchronize(NULL));
+    part_load_input(both[i], 3, false);
     CHECK_STATUS(part_enqueue_and_wait(both[i], NULL), ONEBIT_OK);
     traces[i] = part_hash_traces(both[i]);
   }
@@ -138,7 +112,7 @@ static void check_wrong_arguments(const struct gpu_rank *self, void *context) {
     return;
   CHECK_STATUS(onebit_scale_result_stream(NULL, 1, part.plan, NULL), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_scale_result_stream(&number, 1, part.plan, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK(strstr(onebit_last_error(), "recvbuf"), "words: %s", onebit_last_error());
+  CHECK_MESSAGE("recvbuf");
   part_destroy(&part);
 }
 
@@ -158,9 +132,7 @@ static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) 
   what.count = 100;
   if (!part_create(&part, self->comm, &what, true))
     return;
-  part_write_input(&part, 0, false);
-  part_load(&part);
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_load_input(&part, 0, false);
   CHECK_STATUS(part_start(&part, &request), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(part.out, 2, part.plan, NULL), ONEBIT_ERROR_BUSY);
   CHECK_STATUS(onebit_plan_reset_residual_stream(part.plan, NULL), ONEBIT_ERROR_BUSY);
@@ -252,9 +224,9 @@ static void all_numbers_are_converted(void) {
 
 static const struct gpu_test tests[] = {
     {"results are multiplied, or not-a-number where the call did not end well", results_are_scaled,
-     false},
-    {"residuals are given up on a stream", residuals_are_reset, false},
-    {"with one rank, and where there is no stream to put it on", check_one_rank, false},
-    {"all numbers of 16 bits are converted as on the host", all_numbers_are_converted, false},
+     ANY_DEVICE},
+    {"residuals are given up on a stream", residuals_are_reset, ANY_DEVICE},
+    {"with one rank, and where there is no stream to put it on", check_one_rank, ANY_DEVICE},
+    {"all numbers of 16 bits are converted as on the host", all_numbers_are_converted, ANY_DEVICE},
 };
 GPU_SUITE("between calls", tests)

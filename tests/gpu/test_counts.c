@@ -4,17 +4,12 @@
  * beside kernels: the longest chain in the graph of a call consists of kernels, and with several
  * chunks it contains no message. Only the emulated device counts.
  */
-#define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <string.h>
 
 #include "collectives/plan_private.h"
 #include "cuda/device.h"
 #include "tests/gpu/plans.h"
-
-#ifdef ONEBIT_EMULATED_CUDA
-#include <emulation.h>
-#include <pthread.h>
 
 enum { KINDS = 7, CHUNKS = 3 };
 
@@ -24,27 +19,17 @@ struct cost {
   long kernels, copies, more_kernels, more_copies;
 };
 
-static pthread_barrier_t barrier;
+static onebit_status_t call_on_stream(void *part) { return part_enqueue(part, NULL); }
 
-static struct emulation_counters count_call(struct part *part, bool waits) {
-  part_write_input(part, 0, false);
-  part_load(part);
+static struct emulation_counters count_part(struct part *part, bool waits) {
+  part_load_input(part, 0, false);
   CHECK_CUDA(cudaDeviceSynchronize());
-  if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
-    emulation_reset_counts();
-  pthread_barrier_wait(&barrier);
-  CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
-  pthread_barrier_wait(&barrier);
-  struct emulation_counters put = emulation_counts();
-  CHECK(put.allocations == 0, "%ld allocations in a call", put.allocations);
-  CHECK(waits || put.synchronisations == 0, "the host waited %ld times", put.synchronisations);
-  pthread_barrier_wait(&barrier);
-  CHECK_CUDA(cudaDeviceSynchronize());
-  pthread_barrier_wait(&barrier);
-  put = emulation_counts();
-  pthread_barrier_wait(&barrier);
+  const struct emulation_counters counts = count_call(call_on_stream, part);
+  CHECK(counts.allocations == 0, "%ld allocations in a call", counts.allocations);
+  CHECK(waits || counts.synchronisations == 0, "the host waited %ld times",
+        counts.synchronisations);
   CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_OK);
-  return put;
+  return counts;
 }
 
 static struct emulation_counters count_case(onebit_comm_t comm, size_t kind, size_t chunks) {
@@ -60,8 +45,7 @@ static struct emulation_counters count_case(onebit_comm_t comm, size_t kind, siz
   if (!part_create(&part, comm, &what, true))
     return counts;
   CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);
-  pthread_barrier_wait(&barrier);
-  counts = count_call(&part, part.info.transport[0] == 'l');
+  counts = count_part(&part, part.info.transport[0] == 'l');
   part_destroy(&part);
   return counts;
 }
@@ -91,12 +75,6 @@ static void check_costs(const struct gpu_rank *self, void *context) {
   }
 }
 
-static void compare_costs(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
-  pthread_barrier_init(&barrier, NULL, (unsigned)size);
-  ranks(size, check_costs, costs);
-  pthread_barrier_destroy(&barrier);
-}
-
 /* Launches in the order of plan_case_at's kinds: compress, which seals; reduce, which opens and
  * seals; open, which decides; apply; conclude; without those that a kind does not need; and a copy
  * of the state. With one scale, finish and seal follow both of the former; dense calls seal, open
@@ -104,16 +82,16 @@ static void compare_costs(int size, plan_ranks *ranks, struct cost costs[KINDS])
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 
-static void costs_over_nccl(void) { compare_costs(3, run_ranks_nccl, on_a_stream); }
+static void costs_over_nccl(void) { run_ranks_nccl(3, check_costs, on_a_stream); }
 
 /* The host waits only before it sends a message. */
-static void costs_over_device_transport(void) { compare_costs(3, run_ranks_aware, on_a_stream); }
+static void costs_over_device_transport(void) { run_ranks_aware(3, check_costs, on_a_stream); }
 
 /* A rank alone has no messages to open: a kernel of its own decides whether results are applied. */
 static void costs_alone(void) {
   struct cost costs[KINDS] = {{5, 1, 3, 0}, {4, 1, 2, 0}, {9, 1, 5, 0}, {7, 1, 5, 0},
                               {6, 1, 4, 0}, {4, 1, 2, 0}, {4, 1, 2, 0}};
-  compare_costs(1, run_ranks_self, costs);
+  run_ranks_self(1, check_costs, costs);
 }
 
 /* The host reads the headers; each message is copied to the host and back, and the state after
@@ -121,12 +99,11 @@ static void costs_alone(void) {
 static void costs_over_loopback(void) {
   struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
                               {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
-  compare_costs(3, gpu_run_loopback, costs);
+  gpu_run_loopback(3, check_costs, costs);
 }
 
 /* --- Messages beside kernels */
 
-#ifdef ONEBIT_HAVE_NCCL
 enum { RANKS = 3, MESSAGES = 4, BLOCK = 32 };
 
 /* Returns the number of nodes in the call's graph that are not in its longest chain. */
@@ -208,30 +185,13 @@ static void check_window_overlap(const struct gpu_rank *self, void *context) {
 static void overlap_in_window(void) { run_ranks_nccl(RANKS, check_window_overlap, NULL); }
 
 static void overlap_in_graphs(void) { run_ranks_nccl(RANKS, check_overlaps, NULL); }
-#endif
-
-#else
-
-static void costs_alone(void) { SKIP("a real device does not count"); }
-
-#define costs_over_nccl             costs_alone
-#define costs_over_device_transport costs_alone
-#define costs_over_loopback         costs_alone
-#endif
-
-#if !defined ONEBIT_EMULATED_CUDA || !defined ONEBIT_HAVE_NCCL
-static void overlap_in_graphs(void) {
-  SKIP("only an emulated device tells what a graph's nodes wait for");
-}
-#define overlap_in_window overlap_in_graphs
-#endif
 
 static const struct gpu_test tests[] = {
-    {"of a call alone", costs_alone, false},
-    {"of a call over NCCL", costs_over_nccl, false},
-    {"of a call over loopback", costs_over_loopback, false},
-    {"of a call over a transport of device memory", costs_over_device_transport, false},
-    {"beside the kernels in a graph over NCCL", overlap_in_graphs, false},
-    {"beside the kernels in the graph of a window", overlap_in_window, false},
+    {"of a call alone", costs_alone, EMULATED},
+    {"of a call over NCCL", costs_over_nccl, EMULATED},
+    {"of a call over loopback", costs_over_loopback, EMULATED},
+    {"of a call over a transport of device memory", costs_over_device_transport, EMULATED},
+    {"beside the kernels in a graph over NCCL", overlap_in_graphs, EMULATED},
+    {"beside the kernels in the graph of a window", overlap_in_window, EMULATED},
 };
 GPU_SUITE("counts", tests)

@@ -2,7 +2,6 @@
  * the bits of the host's, over each transport. */
 #include <stdlib.h>
 
-#include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
 
 #define BIT(k)        (1u << (k))
@@ -10,18 +9,14 @@
 #define DEEPSPEED     .common.profile = ONEBIT_PROFILE_DEEPSPEED
 #define ONE_SCALE     .common.block_size = ONEBIT_BLOCK_BUFFER
 #define BUCKETS       .common.bucket_size = 40
+#define LARGE_BUCKETS .common.bucket_size = 100
 #define SIXTEEN(type) .common.gradient_dtype = type, .common.parameter_dtype = type
 #define HALVES        SIXTEEN(ONEBIT_FLOAT16)
 #define BRAINS        SIXTEEN(ONEBIT_BFLOAT16)
 #define SCALED        .common.initial_loss_scale = 1024, .common.loss_scale_interval = 4
 
 #define CASE(kind, is_named, in_form, is_poisoned, with, ...)                                      \
-  {                                                                                                \
-    .name = (is_named), .form = (in_form), .poison = (is_poisoned), .traits = (with),              \
-    .attempts = ATTEMPTS, .optimizer = {                                                           \
-      ANY(kind, __VA_ARGS__)                                                                       \
-    }                                                                                              \
-  }
+  TRAINING_CASE(kind, is_named, in_form, is_poisoned, with, ATTEMPTS, __VA_ARGS__)
 
 #define NO_WARMUP .warmup_steps = ONEBIT_WARMUP_NONE
 
@@ -34,30 +29,27 @@
 
 static const struct training_case adams[] = {
     ADAM("freeze at 1", ONE_STREAM, 0, .freeze_step = 1),
-    ADAM("freeze at 2, buckets", ONE_STREAM, 0, .freeze_step = 2, .common.bucket_size = 40),
+    ADAM("freeze at 2, buckets", ONE_STREAM, 0, .freeze_step = 2, BUCKETS),
     ADAM("freeze at 5", NO_STREAM, 0, .freeze_step = 5),
     ADAM("freeze at 5, two streams", TWO_STREAMS, 0, .freeze_step = 5),
-    ADAM("freeze at 5, buckets, two streams", TWO_STREAMS, 0, .freeze_step = 5,
-         .common.bucket_size = 100),
-    ADAM("freeze at 5, buckets, some without", SOME_WITHOUT, 0, .freeze_step = 5,
-         .common.bucket_size = 100),
+    ADAM("freeze at 5, buckets, two streams", TWO_STREAMS, 0, .freeze_step = 5, LARGE_BUCKETS),
+    ADAM("freeze at 5, buckets, some without", SOME_WITHOUT, 0, .freeze_step = 5, LARGE_BUCKETS),
     ADAM("automatic", ONE_STREAM, 0, AUTOMATIC),
     ADAM("automatic, two streams", TWO_STREAMS, 0, AUTOMATIC),
-    ADAM("automatic, buckets", DEFAULT_STREAM, 0, AUTOMATIC, .common.bucket_size = 100),
+    ADAM("automatic, buckets", DEFAULT_STREAM, 0, AUTOMATIC, LARGE_BUCKETS),
     ADAM("automatic, no bias correction", SOME_WITHOUT, 0, AUTOMATIC, .no_bias_correction = 1),
     ADAM("never", ONE_STREAM, 0, .freeze_step = ONEBIT_FREEZE_NEVER),
-    ADAM("never, two streams", TWO_STREAMS, 0, .freeze_step = ONEBIT_FREEZE_NEVER,
-         .common.bucket_size = 40, .beta1 = 0.5),
-    ADAM("deepspeed", ONE_STREAM, 0, .freeze_step = 4, .common.profile = ONEBIT_PROFILE_DEEPSPEED),
-    ADAM("deepspeed, two streams", TWO_STREAMS, 0, .freeze_step = 4,
-         .common.profile = ONEBIT_PROFILE_DEEPSPEED),
+    ADAM("never, two streams", TWO_STREAMS, 0, .freeze_step = ONEBIT_FREEZE_NEVER, BUCKETS,
+         .beta1 = 0.5),
+    ADAM("deepspeed", ONE_STREAM, 0, .freeze_step = 4, DEEPSPEED),
+    ADAM("deepspeed, two streams", TWO_STREAMS, 0, .freeze_step = 4, DEEPSPEED),
     ADAM("deepspeed, skips", SOME_WITHOUT, BIT(1) | BIT(3) | BIT(6) | BIT(9), .freeze_step = 4,
-         .common.profile = ONEBIT_PROFILE_DEEPSPEED),
+         DEEPSPEED),
     ADAM("mean of magnitudes", DEFAULT_STREAM, 0, .freeze_step = 3,
          .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE),
-    ADAM("one scale", ONE_STREAM, 0, .freeze_step = 3, .common.block_size = ONEBIT_BLOCK_BUFFER),
-    ADAM("one scale a bucket, skips", SOME_WITHOUT, BIT(2) | BIT(5), .freeze_step = 3,
-         .common.block_size = ONEBIT_BLOCK_BUFFER, .common.bucket_size = 100),
+    ADAM("one scale", ONE_STREAM, 0, .freeze_step = 3, ONE_SCALE),
+    ADAM("one scale a bucket, skips", SOME_WITHOUT, BIT(2) | BIT(5), .freeze_step = 3, ONE_SCALE,
+         LARGE_BUCKETS),
     ADAM("small blocks", ONE_STREAM, 0, .freeze_step = 3, .common.block_size = 64),
     ADAM("large blocks, small chunks", TWO_STREAMS, 0, .freeze_step = 3, .common.block_size = 4096,
          .common.chunk_size = 4096),
@@ -69,10 +61,10 @@ static const struct training_case adams[] = {
     ADAM("a skip at the freeze", ONE_STREAM, BIT(4), .freeze_step = 5),
     ADAM("a skip after the freeze", ONE_STREAM, BIT(5), .freeze_step = 5),
     ADAM("many skips, buckets", ONE_STREAM, BIT(0) | BIT(1) | BIT(6) | BIT(7) | BIT(8) | BIT(13),
-         .freeze_step = 5, .common.bucket_size = 40),
+         .freeze_step = 5, BUCKETS),
     ADAM("automatic, a skip before the freeze", ONE_STREAM, BIT(2), AUTOMATIC),
     ADAM("automatic, skips about the freeze", ONE_STREAM, BIT(5) | BIT(6) | BIT(8), AUTOMATIC,
-         .common.bucket_size = 100),
+         LARGE_BUCKETS),
     ADAM("automatic, skips, some without", SOME_WITHOUT, BIT(5) | BIT(7) | BIT(9), AUTOMATIC),
 };
 
@@ -229,13 +221,11 @@ static const struct training_case warmups[] = {
 /* A table over each transport; below, its rows. */
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
-  static void name##_over_loopback(void) { training_run_over_loopback(&table_of_##name); }         \
-  static void name##_over_device_transport(void) {                                                 \
-    training_run_over_device_transport(&table_of_##name);                                          \
-  }                                                                                                \
+  static void name##_over_loopback(void) { training_run(&table_of_##name, gpu_run_loopback); }     \
+  static void name##_over_device_memory(void) { training_run(&table_of_##name, run_ranks_aware); } \
   static void name##_in_one_job(void) { training_run_mixed(&table_of_##name); }                    \
-  static void name##_over_nccl(void) { training_run_over_nccl(&table_of_##name); }                 \
-  static void name##_alone(void) { training_run_alone(&table_of_##name); }
+  static void name##_over_nccl(void) { training_run(&table_of_##name, run_ranks_nccl); }           \
+  static void name##_alone(void) { training_run(&table_of_##name, run_ranks_self); }
 
 TESTS(adams)
 TESTS(lambs)
@@ -245,11 +235,11 @@ TESTS(others)
 TESTS(warmups)
 
 #define ROWS(words, name)                                                                          \
-  {words " over loopback", name##_over_loopback, false},                                           \
-      {words " over a transport of device memory", name##_over_device_transport, false},           \
-      {words ", host and device in one job", name##_in_one_job, false},                            \
-      {words " over NCCL", name##_over_nccl, false}, {                                             \
-    words " alone", name##_alone, false                                                            \
+  {words " over loopback", name##_over_loopback, ANY_DEVICE},                                      \
+      {words " over a transport of device memory", name##_over_device_memory, EMULATED},           \
+      {words ", host and device in one job", name##_in_one_job, ANY_DEVICE},                       \
+      {words " over NCCL", name##_over_nccl, ANY_DEVICE}, {                                        \
+    words " alone", name##_alone, ANY_DEVICE                                                       \
   }
 
 /* --- On several hosts, staged and over NCCL */
@@ -275,9 +265,9 @@ static void train_on_hosts(const struct gpu_rank *self, const struct hosts_split
   const struct hosted *hosted = context;
   (void)split;
   if (place == ON_PROCESSOR)
-    training_record_case(hosted->what, self->comm, self->rank, self->size, hosted->record);
+    training_record_case(hosted->what, self, hosted->record);
   else
-    training_compare_case(hosted->what, self->comm, self->rank, self->size, hosted->record);
+    training_compare_case(hosted->what, self, hosted->record);
 }
 
 static void adam_on_several_hosts(void) {
@@ -327,7 +317,7 @@ static const struct gpu_test tests[] = {
     ROWS("parts", parts),
     ROWS("others", others),
     ROWS("warm-ups", warmups),
-    {"adam on several hosts", adam_on_several_hosts, false},
-    {"adam without tensors", adam_without_tensors, false},
+    {"adam on several hosts", adam_on_several_hosts, ANY_DEVICE},
+    {"adam without tensors", adam_without_tensors, ANY_DEVICE},
 };
 GPU_SUITE("optimizers", tests)

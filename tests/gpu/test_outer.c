@@ -11,7 +11,6 @@
 #include "compression/numerics.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/outer.h"
-#include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
 
 enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, SKEW = 4 };
@@ -68,7 +67,7 @@ struct record {
   char directory[GPU_PATH]; /* for checkpoints */
 };
 
-/* --- A rank's ----------------------------------------------------------------------------------*/
+/* --- A rank's outer step */
 
 struct trained {
   const struct outer_case *what;
@@ -115,8 +114,9 @@ static bool make_outer(struct trained *learner, onebit_comm_t comm) {
 }
 
 static bool open_trained(struct trained *learner, const struct outer_case *what, onebit_comm_t comm,
-                         int rank, int size, bool device) {
-  *learner = (struct trained){.what = what, .rank = rank, .size = size, .device = device};
+                         const struct gpu_rank *self, bool device) {
+  *learner =
+      (struct trained){.what = what, .rank = self->rank, .size = self->size, .device = device};
   learner->parameters = gpu_allocate(1, parameter_bytes(what));
   if (device && !CHECK_CUDA(cudaMalloc((void **)&learner->memory, parameter_bytes(what) + SKEW)))
     return false;
@@ -166,7 +166,7 @@ static bool replace_outer(struct trained *learner, onebit_comm_t comm, const cha
          CHECK_STATUS(onebit_outer_load_files(learner->outer, directory), ONEBIT_OK);
 }
 
-/* --- Recorded, and compared --------------------------------------------------------------------*/
+/* --- Recorded, and compared */
 
 static onebit_outer_info_t read_info(const struct trained *learner) {
   onebit_outer_info_t info = {.size = sizeof info};
@@ -206,19 +206,11 @@ static void check_info(const struct trained *learner, int step, const onebit_out
 
 static void compare_step(const struct trained *learner, int step, onebit_status_t status,
                          struct record *record) {
-  const onebit_dtype_t dtype = learner->what->options.parameter_dtype;
-  const unsigned char *wanted = record->parameters[learner->rank][step];
-  const size_t size = ob_dtype_size(dtype);
-  size_t first = 0;
   CHECK(status == record->status[learner->rank][step], "step %d returned %d, not %d: %s", step,
         (int)status, (int)record->status[learner->rank][step], onebit_last_error());
   check_info(learner, step, &record->info[learner->rank][step]);
-  while (first < ELEMENTS &&
-         !memcmp(learner->parameters + first * size, wanted + first * size, size))
-    first++;
-  const size_t shown = first % ELEMENTS;
-  CHECK(first == ELEMENTS, "step %d: parameter %zu is %.9g and should be %.9g", step, first,
-        (double)ob_load(learner->parameters, shown, dtype), (double)ob_load(wanted, shown, dtype));
+  training_check_parameters(learner->parameters, record->parameters[learner->rank][step], ELEMENTS,
+                            learner->what->options.parameter_dtype, step);
 }
 
 typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
@@ -244,14 +236,14 @@ static bool make_steps(struct trained *learner, onebit_comm_t comm, struct recor
 }
 
 /* NCCL cannot move an outer step. */
-static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-                     bool device, void *at) {
+static void run_case(const void *all, size_t k, const struct gpu_rank *self, bool device,
+                     void *at) {
   const struct outer_case *what = (const struct outer_case *)all + k;
   struct record *record = at;
   struct trained learner;
   onebit_comm_t alone = NULL;
   float consensus[ELEMENTS];
-  if (what->traits & MOVED && !comm->transport->host_messages)
+  if (what->traits & MOVED && !self->comm->transport->host_messages)
     return;
   check_case("%s, rank %d of %d%s", what->name, self->rank, self->size,
              device ? "" : " on the host");
@@ -259,8 +251,8 @@ static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct
     gpu_make_directory(record->directory);
   if (what->traits & MOVED)
     CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
-  if (open_trained(&learner, what, alone ? alone : comm, self->rank, self->size, device) &&
-      make_steps(&learner, comm, record, device ? compare_step : record_step)) {
+  if (open_trained(&learner, what, alone ? alone : self->comm, self, device) &&
+      make_steps(&learner, self->comm, record, device ? compare_step : record_step)) {
     read_consensus(&learner, consensus);
     if (!device)
       memcpy(record->consensus[self->rank], consensus, sizeof consensus);
@@ -285,22 +277,21 @@ static void check_own(const void *all, size_t k, int rank, const void *own, cons
 static const struct training_table table = {
     cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves_case, check_own};
 
-static void steps_over_loopback(void) { training_run_over_loopback(&table); }
-static void steps_over_device_transport(void) { training_run_over_device_transport(&table); }
+static void steps_over_loopback(void) { training_run(&table, gpu_run_loopback); }
+static void steps_over_device_memory(void) { training_run(&table, run_ranks_aware); }
 static void steps_in_mixed_job(void) { training_run_mixed(&table); }
-static void steps_over_nccl(void) { training_run_over_nccl(&table); }
-static void steps_alone(void) { training_run_alone(&table); }
+static void steps_over_nccl(void) { training_run(&table, run_ranks_nccl); }
+static void steps_alone(void) { training_run(&table, run_ranks_self); }
 
-/* --- Wrong calls -------------------------------------------------------------------------------*/
+/* --- Wrong calls */
 
 static void try_create(onebit_comm_t comm, void *parameter, onebit_outer_options_t options,
-                       onebit_status_t wanted, const char *words) {
+                       onebit_status_t wanted, const char *message) {
   const onebit_tensor_t tensor = {.parameter = parameter, .count = 100};
   onebit_outer_t outer;
   options.device = ONEBIT_DEVICE_CUDA;
   CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), wanted);
-  CHECK(strstr(onebit_last_error(), words) != NULL, "\"%s\" does not say \"%s\"",
-        onebit_last_error(), words);
+  CHECK_MESSAGE(message);
   onebit_outer_destroy(outer);
 }
 
@@ -332,14 +323,13 @@ static void check_differing_consensus(const struct gpu_rank *self, void *context
   struct trained it;
   float before[ELEMENTS], after[ELEMENTS];
   (void)context;
-  if (open_trained(&it, &what, self->comm, self->rank, self->size, true)) {
+  if (open_trained(&it, &what, self->comm, self, true)) {
     const float wrong = 1e-3f;
     if (self->rank == 1)
       gpu_copy(it.outer->fragments[0].consensus + 400, &wrong, sizeof wrong);
     read_consensus(&it, before);
     CHECK_STATUS(make_training_step(&it, 0), ONEBIT_ERROR_MISMATCH);
-    CHECK(strstr(onebit_last_error(), "the consensus (its checksum) differs") != NULL, "\"%s\"",
-          onebit_last_error());
+    CHECK_MESSAGE("the consensus (its checksum) differs");
     read_consensus(&it, after);
     CHECK(!memcmp(before, after, sizeof before), "the consensus has changed");
   }
@@ -348,18 +338,17 @@ static void check_differing_consensus(const struct gpu_rank *self, void *context
 
 static void finds_ranks_that_differ(void) {
   gpu_run_loopback(3, check_differing_consensus, NULL);
-#ifdef ONEBIT_EMULATED_CUDA
-  run_ranks_aware(3, check_differing_consensus, NULL);
-#endif
+  if (IS_EMULATED)
+    run_ranks_aware(3, check_differing_consensus, NULL);
 }
 
 static const struct gpu_test tests[] = {
-    {"over loopback", steps_over_loopback, false},
-    {"over a transport of device memory", steps_over_device_transport, false},
-    {"host and device in one job", steps_in_mixed_job, false},
-    {"over NCCL", steps_over_nccl, false},
-    {"alone", steps_alone, false},
-    {"refuses what is wrong", refuses_what_is_wrong, false},
-    {"finds ranks that differ", finds_ranks_that_differ, false},
+    {"over loopback", steps_over_loopback, ANY_DEVICE},
+    {"over a transport of device memory", steps_over_device_memory, EMULATED},
+    {"host and device in one job", steps_in_mixed_job, ANY_DEVICE},
+    {"over NCCL", steps_over_nccl, ANY_DEVICE},
+    {"alone", steps_alone, ANY_DEVICE},
+    {"refuses what is wrong", refuses_what_is_wrong, ANY_DEVICE},
+    {"finds ranks that differ", finds_ranks_that_differ, ANY_DEVICE},
 };
 GPU_SUITE("outer", tests)

@@ -6,18 +6,12 @@
  *
  *   gpu_tests --filter '*64 ranks'    prints the table of docs/measured; with a stride up to 8
  */
-#define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/gpu/plans.h"
-
-#if defined ONEBIT_EMULATED_CUDA && defined ONEBIT_HAVE_NCCL
-#include <emulation.h>
-#include <pthread.h>
-
 #include "onebit/adam.h"
 #include "onebit/efficient_adam.h"
+#include "tests/gpu/plans.h"
 
 #define MI ((size_t)1 << 20)
 
@@ -36,7 +30,7 @@ struct own {
 struct row {
   const char *name;
   bool (*create)(onebit_comm_t comm, size_t count, struct own *own);
-  onebit_status_t (*call)(const struct own *own);
+  onebit_status_t (*call)(void *own);
   void (*destroy)(const struct own *own);
   long kernels, short_kernels, more_kernels, alone;
   size_t chunks[SIZES];
@@ -69,7 +63,8 @@ static bool create_deepspeed(onebit_comm_t comm, size_t count, struct own *own) 
   return create_plan(comm, count, ONEBIT_PROFILE_DEEPSPEED, own);
 }
 
-static onebit_status_t call_plan(const struct own *own) {
+static onebit_status_t call_plan(void *context) {
+  const struct own *own = context;
   return onebit_allreduce_stream(own->memory[0], own->memory[1], own->plan, NULL);
 }
 
@@ -104,7 +99,8 @@ static bool create_efficient(onebit_comm_t comm, size_t count, struct own *own) 
                       ONEBIT_OK);
 }
 
-static onebit_status_t call_step(const struct own *own) {
+static onebit_status_t call_step(void *context) {
+  const struct own *own = context;
   return onebit_optimizer_step_stream(own->optimizer, 1e-3f, NULL);
 }
 
@@ -124,25 +120,6 @@ static const struct row rows[] = {
     {"warm-up step of 1-bit Adam", OPTIMIZER(create_adam), 3, 7, 7, 9, {1, 16, 16}},
 };
 #define ROWS (sizeof rows / sizeof rows[0])
-
-static pthread_barrier_t barrier;
-
-/* Makes a call on all ranks, and waits until all its work has been run. */
-static struct emulation_counters count_call(const struct row *row, const struct own *own) {
-  if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
-    emulation_reset_counts();
-  pthread_barrier_wait(&barrier);
-  CHECK_STATUS(row->call(own), ONEBIT_OK);
-  pthread_barrier_wait(&barrier);
-  const long waits = emulation_counts().synchronisations;
-  pthread_barrier_wait(&barrier);
-  CHECK_CUDA(cudaDeviceSynchronize());
-  pthread_barrier_wait(&barrier);
-  struct emulation_counters counts = emulation_counts();
-  counts.synchronisations = waits;
-  pthread_barrier_wait(&barrier);
-  return counts;
-}
 
 /* True if a message of one bit an element has at most 8 runs of 1024 words, with its scales. */
 static bool is_short(const struct row *row, size_t k, long ranks) {
@@ -187,7 +164,7 @@ static void count_row(const struct gpu_rank *self, const struct row *row, size_t
   if (own.plan)
     check_explanation(row, k, self->size, own.plan);
   for (int call = 0; call < CALLS; call++) /* the first call may differ from the later ones */
-    counts = count_call(row, &own);
+    counts = count_call(row->call, &own);
   if (self->rank == 0) {
     compare_counts(row, k, self->size, &counts);
     printf("| %s | %d | %zu Mi | %ld | %ld | %ld | %ld | %ld |\n", row->name, self->size,
@@ -213,18 +190,10 @@ static void count_sizes(void) {
   for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
     if (ranks[i] > 8 && test_share() > 1)
       break;
-    pthread_barrier_init(&barrier, NULL, (unsigned)ranks[i]);
     (ranks[i] == 1 ? run_ranks_self : run_ranks_nccl)(ranks[i], count_rows, NULL);
-    pthread_barrier_destroy(&barrier);
   }
   emulation_only_count(0);
 }
 
-#else
-
-static void count_sizes(void) { SKIP("only an emulated device with NCCL counts"); }
-
-#endif
-
-static const struct gpu_test tests[] = {{"1 to 64 ranks", count_sizes, false}};
+static const struct gpu_test tests[] = {{"1 to 64 ranks", count_sizes, EMULATED}};
 GPU_SUITE("counts of sizes", tests)

@@ -22,8 +22,7 @@ static void compute_expected(onebit_comm_t comm, const struct plan_case *what,
   if (!part_create(&part, comm, what, true))
     return;
   for (unsigned i = 0; i < CALLS; i++) {
-    part_write_input(&part, i, false);
-    part_load(&part);
+    part_load_input(&part, i, false);
     CHECK_STATUS(part_call(&part), ONEBIT_OK);
     part_fetch(&part);
     results[i] = hash_bytes(part.received, part.received_bytes);
@@ -32,33 +31,34 @@ static void compute_expected(onebit_comm_t comm, const struct plan_case *what,
 }
 
 /* The buffers of one call. */
-struct lane {
+struct call_buffers {
   void *in, *out, *sent, *received;
 };
 
-static void open_lane(struct lane *lane, struct part *part, unsigned step) {
-  CHECK_CUDA(cudaMalloc(&lane->in, part->sent_bytes));
-  CHECK_CUDA(cudaMalloc(&lane->out, part->received_bytes));
-  CHECK_CUDA(cudaHostAlloc(&lane->sent, part->sent_bytes, cudaHostAllocDefault));
-  CHECK_CUDA(cudaHostAlloc(&lane->received, part->received_bytes, cudaHostAllocDefault));
-  part->sent = lane->sent;
+static void open_buffers(struct call_buffers *buffers, struct part *part, unsigned step) {
+  CHECK_CUDA(cudaMalloc(&buffers->in, part->sent_bytes));
+  CHECK_CUDA(cudaMalloc(&buffers->out, part->received_bytes));
+  CHECK_CUDA(cudaHostAlloc(&buffers->sent, part->sent_bytes, cudaHostAllocDefault));
+  CHECK_CUDA(cudaHostAlloc(&buffers->received, part->received_bytes, cudaHostAllocDefault));
+  part->sent = buffers->sent;
   part_write_input(part, step, false);
 }
 
-static void close_lane(const struct lane *lane) {
-  CHECK_CUDA(cudaFree(lane->in));
-  CHECK_CUDA(cudaFree(lane->out));
-  CHECK_CUDA(cudaFreeHost(lane->sent));
-  CHECK_CUDA(cudaFreeHost(lane->received));
+static void close_buffers(const struct call_buffers *buffers) {
+  CHECK_CUDA(cudaFree(buffers->in));
+  CHECK_CUDA(cudaFree(buffers->out));
+  CHECK_CUDA(cudaFreeHost(buffers->sent));
+  CHECK_CUDA(cudaFreeHost(buffers->received));
 }
 
 /* Enqueues a call with the copies of its input and result, and then overwrites both buffers: a call
  * that ran too late would have another result. */
-static void enqueue_lane(struct part *part, const struct lane *lane, cudaStream_t stream) {
-  part->in = lane->in;
-  part->out = lane->out;
-  part->sent = lane->sent;
-  part->received = lane->received;
+static void enqueue_with_buffers(struct part *part, const struct call_buffers *buffers,
+                                 cudaStream_t stream) {
+  part->in = buffers->in;
+  part->out = buffers->out;
+  part->sent = buffers->sent;
+  part->received = buffers->received;
   part_load_on(part, stream);
   CHECK_STATUS(part_enqueue(part, stream), ONEBIT_OK);
   part_fetch_on(part, stream);
@@ -70,21 +70,21 @@ static void enqueue_lane(struct part *part, const struct lane *lane, cudaStream_
 static void compare_on_streams(onebit_comm_t comm, const struct plan_case *what, cudaStream_t one,
                                cudaStream_t two, const uint64_t wanted[CALLS]) {
   struct part part;
-  struct lane lanes[CALLS];
+  struct call_buffers buffers[CALLS];
   if (!part_create(&part, comm, what, true))
     return;
   struct part own = part;
   for (unsigned i = 0; i < CALLS; i++)
-    open_lane(&lanes[i], &part, i);
+    open_buffers(&buffers[i], &part, i);
   for (unsigned i = 0; i < CALLS; i++)
-    enqueue_lane(&part, &lanes[i], i % 2 ? two : one);
+    enqueue_with_buffers(&part, &buffers[i], i % 2 ? two : one);
   CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
   CHECK_CUDA(cudaStreamSynchronize(one));
   CHECK_CUDA(cudaStreamSynchronize(two));
   for (unsigned i = 0; i < CALLS; i++) {
-    CHECK(hash_bytes(lanes[i].received, part.received_bytes) == wanted[i], "call %u: other bits",
+    CHECK(hash_bytes(buffers[i].received, part.received_bytes) == wanted[i], "call %u: other bits",
           i);
-    close_lane(&lanes[i]);
+    close_buffers(&buffers[i]);
   }
   part_destroy(&own);
 }
@@ -120,10 +120,8 @@ static void check_requests(const struct gpu_rank *self, void *context) {
     if (!part_create(&parts[p], self->comm, &what, true))
       return;
   for (unsigned i = 0; i < CALLS; i++) {
-    for (int p = 0; p <= PLANS; p++) {
-      part_write_input(&parts[p], i, false);
-      part_load(&parts[p]);
-    }
+    for (int p = 0; p <= PLANS; p++)
+      part_load_input(&parts[p], i, false);
     for (int p = 0; p < PLANS; p++)
       CHECK_STATUS(part_start(&parts[p], &requests[p]), ONEBIT_OK);
     CHECK_STATUS(onebit_plan_synchronize(parts[0].plan), ONEBIT_ERROR_BUSY);
@@ -151,24 +149,23 @@ static void requests_end_in_any_order_alone(void) { run_ranks_self(1, check_requ
 
 /* --- Graphs */
 
-enum { SPOILT = 7 }; /* the replay whose input is not finite */
+enum { NOT_FINITE = 7 }; /* the replay whose input is not finite */
 
 static void replay_once(struct part *part, struct part *other, cudaGraphExec_t graph,
                         cudaStream_t stream, unsigned number) {
-  const bool spoilt = number == SPOILT;
-  part_write_input(part, number, spoilt && part->rank == 0);
+  const bool not_finite = number == NOT_FINITE;
+  part_write_input(part, number, not_finite && part->rank == 0);
   part_load_on(part, stream);
   CHECK_CUDA(cudaGraphLaunch(graph, stream));
   part_fetch_on(part, stream);
   CHECK_CUDA(cudaStreamSynchronize(stream));
-  part_write_input(other, number, spoilt && part->rank == 0);
-  part_load(other);
-  CHECK_STATUS(part_call(other), spoilt ? ONEBIT_SKIPPED : ONEBIT_OK);
+  part_load_input(other, number, not_finite && part->rank == 0);
+  CHECK_STATUS(part_call(other), not_finite ? ONEBIT_SKIPPED : ONEBIT_OK);
   part_fetch(other);
   CHECK(hash_bytes(part->received, part->received_bytes) ==
             hash_bytes(other->received, other->received_bytes),
         "replay %u: other bits than a call's", number);
-  if (spoilt)
+  if (not_finite)
     CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
 
@@ -194,13 +191,10 @@ static void compare_replays(const struct gpu_rank *self, void *context) {
     for (unsigned number = 0; graph && number < replays; number++)
       replay_once(&part, &other, graph, stream, number);
     CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
-    for (struct part *p = &part;; p = &other) {
-      part_write_input(p, replays, false);
-      part_load(p);
-      CHECK_STATUS(part_call(p), ONEBIT_OK);
-      if (p == &other)
-        break;
-    }
+    part_load_input(&part, replays, false);
+    CHECK_STATUS(part_call(&part), ONEBIT_OK);
+    part_load_input(&other, replays, false);
+    CHECK_STATUS(part_call(&other), ONEBIT_OK);
     const struct traces a = part_hash_traces(&part), b = part_hash_traces(&other);
     CHECK(traces_equal(&a, &b), "a call after the replays: other bits");
     if (graph)
@@ -213,12 +207,8 @@ static void compare_replays(const struct gpu_rank *self, void *context) {
 
 /* Returns the number of replays: on the emulated device, which runs threads one by one, a tenth. */
 static unsigned replay_count(void) {
-#ifdef ONEBIT_EMULATED_CUDA
-  enum { REPLAYS = 100 };
-#else
-  enum { REPLAYS = 1000 };
-#endif
-  return (unsigned)(REPLAYS / test_share()) + SPOILT + 2;
+  const size_t replays = IS_EMULATED ? 100 : 1000;
+  return (unsigned)(replays / test_share()) + NOT_FINITE + 2;
 }
 
 static void replays_equal_calls_alone(void) {
@@ -226,12 +216,10 @@ static void replays_equal_calls_alone(void) {
   run_ranks_self(1, compare_replays, &replays);
 }
 
-#ifdef ONEBIT_HAVE_NCCL
 static void replays_equal_calls_over_nccl(void) {
   unsigned replays = replay_count();
   run_ranks_nccl(3, compare_replays, &replays);
 }
-#endif
 
 static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
   cudaStream_t stream;
@@ -256,8 +244,7 @@ static void check_refused_capture(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(&part, self->comm, &what, true))
     return;
-  part_write_input(&part, 0, false);
-  part_load(&part);
+  part_load_input(&part, 0, false);
   refuse_capture(&part, cudaStreamCaptureModeThreadLocal);
   refuse_capture(&part, cudaStreamCaptureModeRelaxed);
   CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_ERROR_UNSUPPORTED);
@@ -352,15 +339,13 @@ static void work_during_capture_succeeds(void) {
 }
 
 static const struct gpu_test tests[] = {
-    {"in order with other work", calls_keep_order, false},
-    {"in order, a rank alone", calls_keep_order_alone, false},
-    {"requests of several plans", requests_end_in_any_order, false},
-    {"requests, a rank alone", requests_end_in_any_order_alone, false},
-    {"replays equal calls, a rank alone", replays_equal_calls_alone, false},
-#ifdef ONEBIT_HAVE_NCCL
-    {"replays equal calls over NCCL", replays_equal_calls_over_nccl, false},
-#endif
-    {"no graph where the host takes part", capture_by_host_is_refused, false},
-    {"beside another thread's capture", work_during_capture_succeeds, false},
+    {"in order with other work", calls_keep_order, ANY_DEVICE},
+    {"in order, a rank alone", calls_keep_order_alone, ANY_DEVICE},
+    {"requests of several plans", requests_end_in_any_order, ANY_DEVICE},
+    {"requests, a rank alone", requests_end_in_any_order_alone, ANY_DEVICE},
+    {"replays equal calls, a rank alone", replays_equal_calls_alone, ANY_DEVICE},
+    {"replays equal calls over NCCL", replays_equal_calls_over_nccl, ANY_DEVICE},
+    {"no graph where the host takes part", capture_by_host_is_refused, ANY_DEVICE},
+    {"beside another thread's capture", work_during_capture_succeeds, ANY_DEVICE},
 };
 GPU_SUITE("streams", tests)

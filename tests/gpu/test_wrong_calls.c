@@ -62,5 +62,5 @@ static void are_errors_with_a_message(void) {
 }
 
 static const struct gpu_test tests[] = {
-    {"are errors with a message", are_errors_with_a_message, true}};
+    {"are errors with a message", are_errors_with_a_message, NO_DEVICE}};
 GPU_SUITE("wrong calls", tests)

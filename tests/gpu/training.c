@@ -22,12 +22,11 @@ const onebit_optimizer_options_t *training_options(const struct training_case *w
 
 /* --- Comparing */
 
-void training_check_parameters(const struct learner *learner, const void *got, const void *wanted,
-                               int attempt) {
-  const onebit_dtype_t dtype = learner->parameter_dtype;
+void training_check_parameters(const void *got, const void *wanted, size_t count,
+                               onebit_dtype_t dtype, int attempt) {
   const size_t size = ob_dtype_size(dtype);
   size_t differing = 0, first = 0;
-  for (size_t i = TRAINING_ELEMENTS; i-- > 0;)
+  for (size_t i = count; i-- > 0;)
     if (memcmp((const char *)got + i * size, (const char *)wanted + i * size, size) != 0) {
       first = i;
       differing++;
@@ -138,13 +137,14 @@ static void fetch_parameters(struct learner *learner, int attempt) {
     learner_fetch(learner, attempt, find_stream(learner, attempt));
 }
 
-void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+void training_record_case(const struct training_case *what, const struct gpu_rank *self,
                           struct training_record *record) {
+  const int rank = self->rank;
   struct learner learner;
-  check_case("%s, rank %d of %d on the host", what->name, rank, size);
+  check_case("%s, rank %d of %d on the host", what->name, rank, self->size);
   if (rank == 0 && what->traits & SAVED_ANEW)
     gpu_make_directory(record->directory);
-  if (!learner_open(&learner, what, comm, rank, size, false))
+  if (!learner_open(&learner, what, self, false))
     return;
   for (int attempt = 0; attempt < training_attempts(what); attempt++) {
     onebit_optimizer_info_t *info = &record->info[rank][attempt];
@@ -195,8 +195,9 @@ static void check_record(struct learner *learner, const struct training_record *
   CHECK_CUDA(cudaDeviceSynchronize());
   for (int attempt = 0; attempt <= last; attempt++)
     if (attempt == last || learner->what->form != TWO_STREAMS)
-      training_check_parameters(learner, learner_fetched(learner, attempt),
-                                record->parameters[learner->rank][attempt], attempt);
+      training_check_parameters(learner_fetched(learner, attempt),
+                                record->parameters[learner->rank][attempt], TRAINING_ELEMENTS,
+                                learner->parameter_dtype, attempt);
   training_check_info(learner->optimizer, &record->info[learner->rank][last]);
   check_exchanges(learner->optimizer, &record->info[learner->rank][last]);
   check_numbers(learner, record);
@@ -217,13 +218,14 @@ static bool replace_optimizer(struct learner *learner, const struct training_rec
   return replaced && attempt <= last;
 }
 
-void training_compare_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+void training_compare_case(const struct training_case *what, const struct gpu_rank *self,
                            const struct training_record *record) {
+  const int rank = self->rank;
   struct learner learner;
   const int attempts = training_attempts(what);
   const int anew = what->traits & SAVED_ANEW ? attempts * 2 / 3 : 0;
-  check_case("%s, form %d, rank %d of %d", what->name, (int)what->form, rank, size);
-  if (!learner_open(&learner, what, comm, rank, size, true))
+  check_case("%s, form %d, rank %d of %d", what->name, (int)what->form, rank, self->size);
+  if (!learner_open(&learner, what, self, true))
     return;
   for (int attempt = 0; attempt < attempts; attempt++) {
     if (anew && attempt == anew && !replace_optimizer(&learner, record, attempt))

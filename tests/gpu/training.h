@@ -4,8 +4,7 @@
 #ifndef ONEBIT_TESTS_GPU_TRAINING_H
 #define ONEBIT_TESTS_GPU_TRAINING_H
 
-#include "onebit/cuda.h"
-#include "tests/gpu/harness.h"
+#include "tests/gpu/plans.h"
 #include "tests/support_optimizers.h"
 
 #define TRAINING_TENSORS    6
@@ -28,13 +27,13 @@ enum training_form {
 
 /* Further properties of a training, as bits. */
 enum {
-  PLAIN_TENSOR = 1,  /* the third tensor stays uncompressed */
-  TABLES = 64,       /* all others are tables */
-  NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
-  SAVED_ANEW = 4,    /* after two thirds of the steps another optimizer loads the saved state */
-  WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale */
-  RATE_THERE = 32,   /* the learning rate is in memory of the device (test_graphs.c) */
-  IN_PARTS = 16,     /* on a device most steps are opened, and gradients are reported as ready */
+  PLAIN_TENSOR = 1,    /* the third tensor stays uncompressed */
+  TABLES = 64,         /* all others are tables */
+  NO_GRADIENT = 2,     /* odd ranks have none of the fourth tensor in every third attempt */
+  SAVED_ANEW = 4,      /* after two thirds of the steps another optimizer loads the saved state */
+  WITHOUT_SCALE = 8,   /* gradients are not multiplied by the loss scale */
+  RATE_ON_DEVICE = 32, /* the learning rate is in memory of the device (test_graphs.c) */
+  IN_PARTS = 16,       /* on a device most steps are opened, and gradients are reported as ready */
 };
 
 struct training_case {
@@ -46,12 +45,14 @@ struct training_case {
   int attempts;
 };
 
-/* Defines a case of 1-bit Adam. */
-#define ADAM(is_named, in_form, is_poisoned, ...)                                                  \
+/* Defines a case. `steps`: its attempts, or 0. */
+#define TRAINING_CASE(kind, is_named, in_form, is_poisoned, with, steps, ...)                      \
   {                                                                                                \
-    .name = (is_named), .optimizer = {ANY(adam, __VA_ARGS__)}, .form = (in_form),                  \
-    .poison = (is_poisoned)                                                                        \
+    .name = (is_named), .optimizer = {ANY(kind, __VA_ARGS__)}, .form = (in_form),                  \
+    .poison = (is_poisoned), .traits = (with), .attempts = (steps)                                 \
   }
+#define ADAM(is_named, in_form, is_poisoned, ...)                                                  \
+  TRAINING_CASE(adam, is_named, in_form, is_poisoned, 0, 0, __VA_ARGS__)
 
 /* The state of the host's optimizers after each attempt. */
 struct training_record {
@@ -85,8 +86,8 @@ const onebit_optimizer_options_t *training_options(const struct training_case *w
 
 /* Creates the tensors and the optimizer, on the host if `device` is false. Collective; returns
  * false, after noting a failure, if it cannot. */
-bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
-                  int rank, int size, bool device);
+bool learner_open(struct learner *learner, const struct training_case *what,
+                  const struct gpu_rank *self, bool device);
 void learner_close(struct learner *learner);
 
 /* Saves the optimizer, and continues with another one that was created with other parameters and
@@ -104,36 +105,34 @@ void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream);
 
 /* --- Cases (training.c) */
 
-/* Runs a case on one rank of a communicator, and records it or compares it. */
-void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+/* Runs a case on one rank, and records it or compares it. */
+void training_record_case(const struct training_case *what, const struct gpu_rank *self,
                           struct training_record *record);
-void training_compare_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+void training_compare_case(const struct training_case *what, const struct gpu_rank *self,
                            const struct training_record *record);
 
 /* Notes when parameters do not have the recorded bits. */
-void training_check_parameters(const struct learner *learner, const void *got, const void *wanted,
-                               int attempt);
+void training_check_parameters(const void *got, const void *wanted, size_t count,
+                               onebit_dtype_t dtype, int attempt);
 
 /* Notes differences of the optimizer's info from `wanted`, except for bytes sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
 /* --- Tables of cases (training_runs.c). Each case is recorded on the host with each number of
- * ranks, and compared: over loopback, with host and device in one job, over NCCL, and on one rank
- * alone. */
+ * ranks, and compared. */
 struct training_table {
   const void *cases;
   size_t count, record_bytes;
   /* Runs case k on one rank: on the host it is recorded, on a device compared. */
-  void (*run)(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-              bool device, void *record);
+  void (*run)(const void *cases, size_t k, const struct gpu_rank *self, bool device, void *record);
   /* True if the ranks on a device save in case k; saving is collective. */
   bool (*saves)(const void *cases, size_t k);
   /* Notes a failure if a rank on the host has other parameters beside devices than without them. */
   void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
 
-void training_run_case(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-                       bool device, void *record);
+void training_run_case(const void *cases, size_t k, const struct gpu_rank *self, bool device,
+                       void *record);
 bool training_saves_case(const void *cases, size_t k);
 void training_check_own(const void *cases, size_t k, int rank, const void *own, const void *record);
 
@@ -144,21 +143,10 @@ void training_check_own(const void *cases, size_t k, int rank, const void *own, 
         training_saves_case, training_check_own                                                    \
   }
 
-void training_run_over_loopback(const struct training_table *table);
+/* Compares on devices, over the transport of `ranks`. */
+void training_run(const struct training_table *table, plan_ranks *ranks);
+
+/* Compares over loopback on odd ranks with a device; the others are on the host. */
 void training_run_mixed(const struct training_table *table);
-void training_run_over_nccl(const struct training_table *table);
-void training_run_alone(const struct training_table *table);
-/* Trains over a transport of the host that takes memory of a device; the emulated device only. */
-void training_run_over_device_transport(const struct training_table *table);
-
-struct training_nccl {
-  onebit_comm_t comm;
-  void *nccl;
-};
-
-/* Collective: creates a communicator over NCCL, with a device for each rank if there are enough.
- * False, after reporting it, if there is no device. */
-bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self);
-void training_nccl_close(struct training_nccl *group);
 
 #endif

@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "collectives/communicator.h"
 #include "compression/numerics.h"
 #include "onebit/checkpoint.h"
-#include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
 
 /* --- A learner */
@@ -136,13 +134,13 @@ static onebit_status_t create_optimizer(struct learner *learner) {
                     &learner->optimizer);
 }
 
-bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
-                  int rank, int size, bool device) {
+bool learner_open(struct learner *learner, const struct training_case *what,
+                  const struct gpu_rank *self, bool device) {
   const onebit_optimizer_options_t *options = training_options(what);
   *learner = (struct learner){.what = what,
-                              .comm = comm,
-                              .rank = rank,
-                              .size = size,
+                              .comm = self->comm,
+                              .rank = self->rank,
+                              .size = self->size,
                               .device = device,
                               .gradient_dtype = options->gradient_dtype,
                               .parameter_dtype = options->parameter_dtype};
@@ -198,62 +196,15 @@ void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream) {
              learner_parameter_bytes(learner), stream);
 }
 
-/* --- Tables of trainings, of optimizers and of outer steps, over each transport */
-
-#ifdef ONEBIT_HAVE_NCCL
-#include "onebit/nccl.h"
-#endif
-
-/* --- NCCL */
-
-#ifdef ONEBIT_HAVE_NCCL
-bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self) {
-  ncclUniqueId id;
-  ncclComm_t nccl;
-  memset(&id, 0, sizeof id);
-  *group = (struct training_nccl){0};
-  if (self->rank == 0)
-    CHECK(ncclGetUniqueId(&id) == ncclSuccess, "NCCL has no unique id");
-#ifdef ONEBIT_EMULATED_CUDA
-  if (self->rank == 0) /* on the emulated device each rank needs its own */
-    setenv("EMULATED_DEVICES", "4", 1);
-#endif
-  gpu_broadcast(self, &id, sizeof id);
-#ifdef ONEBIT_EMULATED_CUDA
-  CHECK_CUDA(cudaSetDevice(self->rank));
-#endif
-  ncclResult_t result = ncclCommInitRank(&nccl, self->size, id, self->rank);
-  if (!CHECK(result == ncclSuccess, "NCCL: %s", ncclGetErrorString(result)))
-    return false;
-  group->nccl = nccl;
-  return CHECK_STATUS(onebit_comm_create_nccl(nccl, &group->comm), ONEBIT_OK);
-}
-
-void training_nccl_close(struct training_nccl *group) {
-  onebit_comm_destroy(group->comm);
-  if (group->nccl)
-    ncclCommDestroy(group->nccl);
-}
-#else
-bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self) {
-  (void)self;
-  *group = (struct training_nccl){0};
-  check_skip("this build is without NCCL");
-  return false;
-}
-
-void training_nccl_close(struct training_nccl *group) { (void)group; }
-#endif
-
 /* --- Trainings */
 
-void training_run_case(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
-                       bool device, void *record) {
+void training_run_case(const void *cases, size_t k, const struct gpu_rank *self, bool device,
+                       void *record) {
   const struct training_case *what = (const struct training_case *)cases + k;
   if (device)
-    training_compare_case(what, comm, self->rank, self->size, record);
+    training_compare_case(what, self, record);
   else
-    training_record_case(what, comm, self->rank, self->size, record);
+    training_record_case(what, self, record);
 }
 
 bool training_saves_case(const void *cases, size_t k) {
@@ -264,10 +215,9 @@ void training_check_own(const void *cases, size_t k, int rank, const void *of_ow
                         const void *of_all) {
   const struct training_case *what = (const struct training_case *)cases + k;
   const struct training_record *own = of_own, *record = of_all;
-  size_t bytes = TRAINING_ELEMENTS * (training_options(what)->parameter_dtype ? 2 : sizeof(float));
   for (int attempt = 0; attempt < training_attempts(what); attempt++)
-    CHECK(!memcmp(own->parameters[rank][attempt], record->parameters[rank][attempt], bytes),
-          "attempt %d: a rank on the host has other parameters", attempt);
+    training_check_parameters(own->parameters[rank][attempt], record->parameters[rank][attempt],
+                              TRAINING_ELEMENTS, training_options(what)->parameter_dtype, attempt);
 }
 
 /* --- Runs */
@@ -277,46 +227,36 @@ struct run {
   char *records;
 };
 
-static void run_case(const struct run *run, size_t k, onebit_comm_t comm,
-                     const struct gpu_rank *self, bool device) {
+static void run_case(const struct run *run, size_t k, const struct gpu_rank *self, bool device) {
   const struct training_table *table = run->table;
-  table->run(table->cases, k, comm, self, device, run->records + k * table->record_bytes);
+  table->run(table->cases, k, self, device, run->records + k * table->record_bytes);
 }
 
-static void run_cases(const struct run *run, onebit_comm_t comm, const struct gpu_rank *self,
-                      bool device) {
+static void run_cases(const struct run *run, const struct gpu_rank *self, bool device) {
   for (size_t k = 0; k < run->table->count; k++)
     if (sample_has(k, run->table->count))
-      run_case(run, k, comm, self, device);
+      run_case(run, k, self, device);
 }
 
 static void record_cases(const struct gpu_rank *self, void *context) {
-  run_cases(context, self->comm, self, false);
+  run_cases(context, self, false);
 }
 
-/* Allocates the records; ranks that are processes find them in an area. */
-static struct run make_run(const struct training_table *table, bool area) {
-  size_t bytes = table->count * table->record_bytes;
-  return (struct run){table, area ? gpu_allocate_area(bytes) : gpu_allocate(bytes, 1)};
+static void compare_cases(const struct gpu_rank *self, void *context) {
+  run_cases(context, self, true);
 }
 
-static void compare_staged(const struct gpu_rank *self, void *context) {
-  run_cases(context, self->comm, self, true);
-}
-
-/* For each size from `ranks` on, records the trainings on the host and runs `compare` with the
- * records. */
-static void compare_on_threads(const struct training_table *table, int ranks,
-                               gpu_rank_body *compare) {
-  struct run run = make_run(table, false);
-  for (int size = ranks; size <= TRAINING_RANKS; size++)
+/* For each size records the trainings on the host, and runs `compare` with the records. */
+static void compare_sizes(const struct training_table *table, int first, int last,
+                          plan_ranks *ranks, gpu_rank_body *compare) {
+  struct run run = {table, gpu_allocate_area(table->count * table->record_bytes)};
+  for (int size = first; size <= last; size++)
     if (gpu_run_loopback(size, record_cases, &run))
-      gpu_run_loopback(size, compare, &run);
-  free(run.records);
+      ranks(size, compare, &run);
 }
 
-void training_run_over_loopback(const struct training_table *table) {
-  compare_on_threads(table, 1, compare_staged);
+void training_run(const struct training_table *table, plan_ranks *ranks) {
+  compare_sizes(table, 1, ranks == run_ranks_self ? 1 : TRAINING_RANKS, ranks, compare_cases);
 }
 
 /* Runs odd ranks on a device, and the others on the host. */
@@ -327,63 +267,16 @@ static void compare_mixed(const struct gpu_rank *self, void *context) {
     if (!sample_has(k, table->count) || table->saves(table->cases, k))
       continue;
     if (self->rank % 2) {
-      run_case(run, k, self->comm, self, true);
+      run_case(run, k, self, true);
       continue;
     }
     void *own = gpu_allocate(1, table->record_bytes);
-    table->run(table->cases, k, self->comm, self, false, own);
+    table->run(table->cases, k, self, false, own);
     table->check_own(table->cases, k, self->rank, own, run->records + k * table->record_bytes);
     free(own);
   }
 }
 
 void training_run_mixed(const struct training_table *table) {
-  compare_on_threads(table, 2, compare_mixed);
+  compare_sizes(table, 2, TRAINING_RANKS, gpu_run_loopback, compare_mixed);
 }
-
-static void compare_over_nccl(const struct gpu_rank *self, void *context) {
-  struct training_nccl group;
-  if (training_nccl_open(&group, self))
-    run_cases(context, group.comm, self, true);
-  training_nccl_close(&group);
-}
-
-void training_run_over_nccl(const struct training_table *table) {
-  struct run run = make_run(table, true);
-  for (int size = 1; size <= TRAINING_RANKS; size++)
-    if (gpu_run_loopback(size, record_cases, &run))
-      gpu_run_ranks(size, compare_over_nccl, &run);
-}
-
-/* The default options' communicator of one rank, which is not loopback's. */
-static void compare_alone(const struct gpu_rank *self, void *context) {
-  onebit_comm_t comm;
-  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    run_cases(context, comm, self, true);
-  onebit_comm_destroy(comm);
-}
-
-void training_run_alone(const struct training_table *table) {
-  struct run run = make_run(table, false);
-  if (gpu_run_loopback(1, record_cases, &run))
-    gpu_run_loopback(1, compare_alone, &run);
-  free(run.records);
-}
-
-#ifdef ONEBIT_EMULATED_CUDA
-static void compare_aware(const struct gpu_rank *self, void *context) {
-  const struct ob_transport *before = self->comm->transport;
-  make_transport_aware(self->comm);
-  run_cases(context, self->comm, self, true);
-  self->comm->transport = before;
-}
-
-void training_run_over_device_transport(const struct training_table *table) {
-  compare_on_threads(table, 1, compare_aware);
-}
-#else
-void training_run_over_device_transport(const struct training_table *table) {
-  (void)table;
-  SKIP("a real device is no part of it");
-}
-#endif
