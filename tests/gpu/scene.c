@@ -12,20 +12,20 @@
 static const char *const mode_names[SCENE_MODES] = {
     "exchange", "shifted", "padded", "scatter", "whole", "rotated", "gathered", "gathered rotated"};
 
-void scene_describe(const struct scene_case *what, char *words, size_t capacity) {
+void scene_describe(const struct scene_case *what, char *text, size_t capacity) {
   size_t at = (size_t)snprintf(
-      words, capacity,
+      text, capacity,
       "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d to %d rule %d values %d%s%s%s%s",
       mode_names[what->mode], what->members, what->place, what->block,
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
       (int)what->output_dtype, (int)what->rule, (int)what->values,
       what->momentum ? " momentum" : "", what->moments ? " moments" : "", what->lion ? " lion" : "",
       what->from_values ? " from values" : "");
-  at += (size_t)snprintf(words + at, capacity - at, ", skew %zu%s%s%s, now %u%s, elements",
+  at += (size_t)snprintf(text + at, capacity - at, ", skew %zu%s%s%s, now %u%s, elements",
                          what->skew, what->each ? " each" : "", what->float32 ? " float32" : "",
                          what->weighed ? " weighed" : "", what->now, what->stop ? " stop" : "");
   for (size_t k = 0; k < what->pieces && at < capacity; k++)
-    at += (size_t)snprintf(words + at, capacity - at, " %zu", what->counts[k]);
+    at += (size_t)snprintf(text + at, capacity - at, " %zu", what->counts[k]);
 }
 
 static bool is_whole(const struct scene_case *what) { return what->mode >= SCENE_WHOLE; }
@@ -230,10 +230,6 @@ static struct ob_layout layout_on_device(struct scene *scene) {
   return layout;
 }
 
-static unsigned char *messages_on_device(struct scene *scene, unsigned char *messages) {
-  return ON_DEVICE(scene, messages);
-}
-
 /* Describes the plan for the kernels. */
 static void describe_to_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
@@ -241,10 +237,10 @@ static void describe_to_device(struct scene *scene) {
   struct ob_geometry geometry = plan->geometry;
   geometry.layout = layout_on_device(scene);
   geometry.bounds = ON_DEVICE(scene, geometry.bounds);
-  geometry.outgoing = messages_on_device(scene, geometry.outgoing);
-  geometry.incoming = messages_on_device(scene, geometry.incoming);
+  geometry.outgoing = ON_DEVICE(scene, geometry.outgoing);
+  geometry.incoming = ON_DEVICE(scene, geometry.incoming);
   for (int copy = 0; copy < 2; copy++)
-    geometry.results[copy] = messages_on_device(scene, geometry.results[copy]);
+    geometry.results[copy] = ON_DEVICE(scene, geometry.results[copy]);
   scene->device = (struct ob_cuda_plan){
       .geometry = geometry,
       .max_blocks = max_blocks,

@@ -132,7 +132,7 @@ void scene_fill_buffers(struct scene *scene);
 /* The address on the device of an object on the host. */
 #define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))
 
-void scene_describe(const struct scene_case *what, char *words, size_t capacity);
+void scene_describe(const struct scene_case *what, char *text, size_t capacity);
 
 /* Run the host's step for a chunk. */
 void scene_compress(struct scene *scene, size_t chunk);
