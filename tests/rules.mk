@@ -9,15 +9,14 @@ UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
 # Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, fuzzers.
 FAULTS    := $(BUILD)/tests/faults/faults
 DIGEST    := $(BUILD)/tests/codec_digest
-BEHAVIOUR := $(BUILD)/tests/behaviour_digest
 REPLAY    := $(BUILD)/tests/onebit-replay
 FUZZERS   := $(patsubst %.c,$(BUILD)/%,$(shell grep -l '^int LLVMFuzzerTestOneInput' tests/fuzz/*.c))
 SEEDS     := $(BUILD)/tests/fuzz/seeds
-HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
-               $(only_mpi),$(call objects,tests/*.c))
+HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(only_mpi), \
+               $(call objects,tests/*.c))
 
 $(call objects,tests/*.c): OWN_CFLAGS = -D_GNU_SOURCE
-tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS) $(REPLAY)
+tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS) $(DIGEST) $(REPLAY)
 
 # Public calls are made in many floating-point environments, and in a locale with a decimal comma
 # (tests/support_floats.h), where the linker can put something before a function.
@@ -38,8 +37,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(WRAPPED:=.o) $(LINKED) $(EMULATION_ARCHIV
 	$(call say,LD)
 	$(link) $(WRAPPED:%=@%.options) -lcriterion $(OWN_LIBS) $(LIBS)
 $(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o support_sample.o)
-$(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o
-$(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
+$(DIGEST): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)
 REPLAYED  := $(BUILD)/tests/replay/run.o
