@@ -5,8 +5,6 @@
 #include "tests/support_mpi.h"
 #include "tests/support_zero_one.h"
 
-/* Optimizers over MPI: parameters equal the oracle's in every bit after each step. */
-
 static struct adam_case make_case(const struct optimizer_kind *kind, size_t freeze_step) {
   struct adam_case what = {.kind = kind,
                            .steps = 12,
@@ -93,25 +91,25 @@ static void check_zero_one(const struct zero_one_case *what) {
 
 /* The plan may choose among the schedules of an optimizer only: an allgather has no servers. */
 RankedTest(mpi_optimizers, zero_one_adam) {
-  struct zero_one_case what = {
-      .steps = 30, .options = zero_one_options(10), .tensors = &adam_tensors_odd, .still = true};
-  MPI_Comm_size(MPI_COMM_WORLD, &what.size);
+  struct zero_one_case what = {.adam = make_case(NULL, 0), .options = zero_one_options(10)};
+  onebit_optimizer_options_t *common = &what.adam.options.common;
+  what.adam.steps = 30;
   check_zero_one(&what);
-  what.tensors = &adam_tensors_tiny;
+  what.adam.tensors = &adam_tensors_tiny;
   check_zero_one(&what);
-  what.tensors = &adam_tensors_odd;
-  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
+  what.adam.tensors = &adam_tensors_odd;
+  common->block_size = ONEBIT_BLOCK_BUFFER;
   check_zero_one(&what);
-  what.options.common.block_size = 0;
-  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  what.options.common.gradient_dtype = ONEBIT_BFLOAT16;
+  common->block_size = 0;
+  common->profile = ONEBIT_PROFILE_DEEPSPEED;
+  common->gradient_dtype = ONEBIT_BFLOAT16;
   check_zero_one(&what);
   what.poison = NAN; /* in every other call: all ranks skip it, or in a local step this rank */
-  what.poisoned_rank = what.size - 1;
+  what.poisoned_rank = what.adam.size - 1;
   check_zero_one(&what);
-  what.options.common.profile = ONEBIT_PROFILE_DEFAULT;
-  what.options.common.bucket_size = 1000;
-  what.parts = true;
+  common->profile = ONEBIT_PROFILE_DEFAULT;
+  common->bucket_size = 1000;
+  what.adam.form = BACKWARD;
   check_zero_one(&what);
 }
 

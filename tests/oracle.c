@@ -2,12 +2,9 @@
  * again. */
 #include "tests/oracle.h"
 
-#include <criterion/criterion.h>
 #include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "tests/support.h"
 
 #define LANES 32
 
@@ -77,26 +74,19 @@ void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float valu
   oracle_store(array, i, dtype, beyond ? copysignf(65504.0f, value) : value);
 }
 
-static float *allocate_floats(size_t count) {
-  float *array = calloc(count ? count : 1, sizeof *array);
-  cr_assert(array, "no memory for %zu floats", count);
-  return array;
-}
-
 static struct oracle *create_oracle(int size, int each, const size_t *counts, size_t tensors,
                                     const onebit_plan_options_t *options) {
-  struct oracle *oracle = calloc(1, sizeof *oracle);
-  cr_assert(oracle, "no memory for an oracle");
+  struct oracle *oracle = allocate(1, sizeof *oracle);
   oracle->options = *options;
   oracle->size = size;
   oracle->each = each;
   oracle_lay_out(oracle, counts, tensors);
   size_t all = (size_t)size * oracle->elements;
-  oracle->worker_error = allocate_floats(all);
-  oracle->server_error = allocate_floats(oracle->elements);
-  oracle->compensated = allocate_floats(all);
-  oracle->decoded = allocate_floats(all);
-  oracle->parts = allocate_floats(all);
+  oracle->worker_error = allocate(all, sizeof(float));
+  oracle->server_error = allocate(oracle->elements, sizeof(float));
+  oracle->compensated = allocate(all, sizeof(float));
+  oracle->decoded = allocate(all, sizeof(float));
+  oracle->parts = allocate(all, sizeof(float));
   if (!oracle->options.bits)
     oracle->options.bits = 1;
   return oracle;
@@ -141,11 +131,13 @@ double oracle_total(struct oracle_sum *sum) {
   return sum->lane[0];
 }
 
-/* Returns the sum of the magnitudes of a run, in the defined order. */
-static float sum_magnitudes(const float *values, size_t count, onebit_scale_t rule) {
+/* Returns the sum of the magnitudes, or squares, of a run's values times a factor. */
+static float sum_magnitudes(const float *values, float factor, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
-  for (size_t i = 0; i < count; i++)
-    lane[i % LANES] += rule == ONEBIT_SCALE_RMS ? values[i] * values[i] : fabsf(values[i]);
+  for (size_t i = 0; i < count; i++) {
+    float value = factor * values[i];
+    lane[i % LANES] += rule == ONEBIT_SCALE_RMS ? value * value : fabsf(value);
+  }
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++)
       lane[i] += lane[i + width];
@@ -153,7 +145,11 @@ static float sum_magnitudes(const float *values, size_t count, onebit_scale_t ru
 }
 
 float oracle_run_sum(const float *values, size_t count) {
-  return sum_magnitudes(values, count, ONEBIT_SCALE_MEAN_ABSOLUTE);
+  return sum_magnitudes(values, 1.0f, count, ONEBIT_SCALE_MEAN_ABSOLUTE);
+}
+
+float oracle_run_squares(const float *values, float factor, size_t count) {
+  return sum_magnitudes(values, factor, count, ONEBIT_SCALE_RMS);
 }
 
 static float compute_scale(double sum, size_t count, onebit_scale_t rule) {
@@ -219,7 +215,7 @@ static bool quantize_levels(const struct oracle *oracle, const struct oracle_run
   int bits = oracle->options.bits;
   for (size_t k = 0; k < run_count; k++) {
     const float *first = values + runs[k].first;
-    float squares = sum_magnitudes(first, runs[k].count, ONEBIT_SCALE_RMS);
+    float squares = oracle_run_squares(first, 1.0f, runs[k].count);
     if (!isfinite(squares))
       return false;
     float scale = find_level_scale(first, runs[k].count, squares, oracle->options.scale, bits);
@@ -249,7 +245,7 @@ static bool quantize_runs(const struct oracle *oracle, const struct oracle_run *
   struct oracle_sum sums = {0};
   size_t count = 0;
   for (size_t k = 0; k < run_count; k++) {
-    float sum = sum_magnitudes(values + runs[k].first, runs[k].count, rule);
+    float sum = sum_magnitudes(values + runs[k].first, 1.0f, runs[k].count, rule);
     if (!isfinite(sum))
       return false;
     oracle_add(&sums, sum);
@@ -320,7 +316,8 @@ static bool compress_mean(struct oracle *oracle, float *total, float *result) {
 }
 
 static bool make_allreduce(struct oracle *oracle, float *result) {
-  float *total = allocate_floats(oracle->elements), *padded = allocate_floats(oracle->elements);
+  float *total = allocate(oracle->elements, sizeof *total);
+  float *padded = allocate(oracle->elements, sizeof *padded);
   average_parts(oracle, total);
   bool done = compress_mean(oracle, total, padded);
   if (done) {
@@ -333,7 +330,7 @@ static bool make_allreduce(struct oracle *oracle, float *result) {
   return done;
 }
 
-static void forget_errors(struct oracle *oracle) {
+void oracle_reset_residuals(struct oracle *oracle) {
   memset(oracle->worker_error, 0, (size_t)oracle->size * oracle->elements * sizeof(float));
   memset(oracle->server_error, 0, oracle->elements * sizeof(float));
 }
@@ -346,7 +343,7 @@ bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mea
 }
 
 bool oracle_serve(struct oracle *oracle, const float *values, float *result) {
-  float *total = allocate_floats(oracle->elements);
+  float *total = allocate(oracle->elements, sizeof *total);
   memcpy(total, values, oracle->elements * sizeof *total);
   bool done = compress_mean(oracle, total, result);
   if (done && !oracle->options.no_error_feedback)
@@ -358,7 +355,7 @@ bool oracle_serve(struct oracle *oracle, const float *values, float *result) {
 void oracle_keep_residuals(struct oracle *oracle) {
   keep_worker_errors(oracle);
   if (oracle->options.no_error_feedback)
-    forget_errors(oracle);
+    oracle_reset_residuals(oracle);
 }
 
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
@@ -375,7 +372,7 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
     keep_worker_errors(oracle);
   }
   if (oracle->options.no_error_feedback)
-    forget_errors(oracle);
+    oracle_reset_residuals(oracle);
   return true;
 }
 
@@ -423,9 +420,9 @@ static void load_worker(const struct oracle *oracle, const void *const *inputs, 
 
 bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result) {
   onebit_dtype_t dtype = oracle->options.dtype;
-  float *values = allocate_floats((size_t)oracle->size * oracle->valid);
-  float *output = allocate_floats(oracle->result_count);
-  const float **pointers = calloc((size_t)oracle->size, sizeof *pointers);
+  float *values = allocate((size_t)oracle->size * oracle->valid, sizeof *values);
+  float *output = allocate(oracle->result_count, sizeof *output);
+  const float **pointers = allocate((size_t)oracle->size, sizeof *pointers);
   for (size_t r = 0; r < (size_t)oracle->size; r++) {
     pointers[r] = values + r * oracle->valid;
     load_worker(oracle, inputs + r * (size_t)oracle->each, values + r * oracle->valid);
@@ -439,34 +436,4 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
   free(output);
   free(values);
   return done;
-}
-
-/* Returns the first element of a share. */
-static size_t share_first(const struct oracle *oracle, int share) {
-  for (size_t k = 0; k < oracle->run_count; k++)
-    if (oracle->runs[k].server >= share)
-      return oracle->runs[k].first;
-  return oracle->elements;
-}
-
-void oracle_reset_residuals(struct oracle *oracle) {
-  memset(oracle->worker_error, 0, (size_t)oracle->size * oracle->elements * sizeof(float));
-  memset(oracle->server_error, 0, oracle->elements * sizeof(float));
-}
-
-/* Each rank of a host keeps the shares of one segment, one share for each host. */
-size_t oracle_worker_first(const struct oracle *oracle, int rank) {
-  return oracle->each > 1 ? share_first(oracle, rank % oracle->each * oracle->size) : 0;
-}
-
-size_t oracle_worker_count(const struct oracle *oracle, int rank) {
-  if (oracle->each == 1)
-    return oracle->elements;
-  return share_first(oracle, (rank % oracle->each + 1) * oracle->size) -
-         oracle_worker_first(oracle, rank);
-}
-
-const float *oracle_worker_error(const struct oracle *oracle, int rank) {
-  return oracle->worker_error + (size_t)(rank / oracle->each) * oracle->elements +
-         oracle_worker_first(oracle, rank);
 }

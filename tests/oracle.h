@@ -40,8 +40,10 @@ struct oracle_sum {
 void oracle_add(struct oracle_sum *sum, float of_block);
 double oracle_total(struct oracle_sum *sum);
 
-/* Returns the sum of a run of non-negative values. */
+/* Return the sum of a run of non-negative values; the sum of squares of a run's values times a
+ * factor. */
 float oracle_run_sum(const float *values, size_t count);
+float oracle_run_squares(const float *values, float factor, size_t count);
 
 /* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
 
@@ -181,8 +183,10 @@ void oracle_adam_destroy(struct oracle_adam *adam);
  * false, and changes only the loss scale, when the step is skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
 
-/* These parts of a step serve other optimizers too. Fills `means` with the gradients of each
- * worker; returns false if one is not finite. */
+/* These parts of a step serve other optimizers too. The first fills `means` with the mean of each
+ * worker's ranks, of values[r] times a factor, and the second with that of gradients; both return
+ * false if a mean is not finite. */
+bool oracle_average(struct oracle_adam *adam, const float *const *values, float factor);
 bool oracle_average_gradients(struct oracle_adam *adam, const float *const *gradients);
 
 /* Returns the mean over the workers. */

@@ -1,17 +1,7 @@
 /* 1-bit Adam of the oracle, in float32, one operation after the other as the public header writes
  * them. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/oracle.h"
-
-static void *allocate_zeros(size_t count, size_t size) {
-  void *memory = calloc(count ? count : 1, size);
-  cr_assert(memory, "no memory for %zu elements", count);
-  return memory;
-}
+#include "tests/support.h"
 
 static onebit_adam_options_t fill_defaults(const onebit_adam_options_t *given) {
   onebit_adam_options_t options = *given;
@@ -35,7 +25,7 @@ static bool is_deepspeed(const struct oracle_adam *adam) {
 /* Returns the exchange of the last compressed tensors before number *end, and moves *end to the
  * first of them: at least bucket_size elements, or all tensors if bucket_size is 0. */
 static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size_t *end) {
-  struct oracle_exchange next = {.tensor = allocate_zeros(adam->tensors, sizeof(size_t))};
+  struct oracle_exchange next = {.tensor = allocate(adam->tensors, sizeof(size_t))};
   size_t wanted = is_deepspeed(adam) ? 1 : adam->options.common.bucket_size;
   for (; *end > 0; --*end) {
     size_t t = *end - 1;
@@ -58,7 +48,7 @@ static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size
 static void make_exchange(struct oracle_adam *adam, struct oracle_exchange *exchange,
                           const onebit_plan_options_t *options) {
   int ranks = adam->size * adam->each;
-  size_t *counts = allocate_zeros(exchange->tensors, sizeof *counts);
+  size_t *counts = allocate(exchange->tensors, sizeof *counts);
   for (size_t k = 0; k < exchange->tensors; k++)
     counts[k] = adam->count[exchange->tensor[k]];
   exchange->oracle = is_deepspeed(adam) ? oracle_create(ranks, *counts, options)
@@ -75,7 +65,7 @@ static void make_exchanges(struct oracle_adam *adam) {
   options.no_error_feedback = adam->options.common.no_error_feedback;
   options.schedule = adam->options.common.schedule;
   options.bits = adam->options.common.bits;
-  adam->exchanges = allocate_zeros(adam->tensors, sizeof *adam->exchanges);
+  adam->exchanges = allocate(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
     struct oracle_exchange next = take_exchange(adam, &end);
     if (next.tensors) {
@@ -88,11 +78,11 @@ static void make_exchanges(struct oracle_adam *adam) {
 }
 
 static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensors) {
-  adam->first = allocate_zeros(adam->tensors, sizeof(size_t));
-  adam->count = allocate_zeros(adam->tensors, sizeof(size_t));
-  adam->weight_decay = allocate_zeros(adam->tensors, sizeof(float));
-  adam->factor = allocate_zeros(adam->tensors, sizeof(float));
-  adam->uncompressed = allocate_zeros(adam->tensors, sizeof(bool));
+  adam->first = allocate(adam->tensors, sizeof(size_t));
+  adam->count = allocate(adam->tensors, sizeof(size_t));
+  adam->weight_decay = allocate(adam->tensors, sizeof(float));
+  adam->factor = allocate(adam->tensors, sizeof(float));
+  adam->uncompressed = allocate(adam->tensors, sizeof(bool));
   for (size_t k = 0; k < adam->tensors; k++) {
     adam->first[k] = adam->total;
     adam->count[k] = tensors[k].count;
@@ -104,7 +94,7 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
         tensors[k].uncompressed > 0 || tensors[k].count < adam->options.common.dense_below;
     adam->total += tensors[k].count;
   }
-  adam->parameter = allocate_zeros(adam->total, sizeof(float));
+  adam->parameter = allocate(adam->total, sizeof(float));
   for (size_t k = 0; k < adam->tensors; k++)
     for (size_t i = 0; i < tensors[k].count; i++)
       adam->parameter[adam->first[k] + i] =
@@ -113,7 +103,7 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
 
 struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_adam_options_t *options) {
-  struct oracle_adam *adam = allocate_zeros(1, sizeof *adam);
+  struct oracle_adam *adam = allocate(1, sizeof *adam);
   adam->options = fill_defaults(options);
   adam->shares = options->shards != ONEBIT_SHARDS_NONE;
   adam->weigher = oracle_weigher_of(&options->common, size);
@@ -121,11 +111,11 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
   adam->each = size / adam->size;
   adam->tensors = count;
   copy_tensors(adam, tensors);
-  adam->momentum = allocate_zeros(adam->total, sizeof(float));
-  adam->variance = allocate_zeros(adam->total, sizeof(float));
-  adam->reciprocal = allocate_zeros(adam->total, sizeof(float));
-  adam->step = allocate_zeros(adam->total, sizeof(float));
-  adam->means = allocate_zeros((size_t)adam->size * adam->total, sizeof(float));
+  adam->momentum = allocate(adam->total, sizeof(float));
+  adam->variance = allocate(adam->total, sizeof(float));
+  adam->reciprocal = allocate(adam->total, sizeof(float));
+  adam->step = allocate(adam->total, sizeof(float));
+  adam->means = allocate((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
 }
@@ -175,19 +165,21 @@ static float average_ranks(const float *const *values, float factor, int count, 
   return sum * (1.0f / (float)count);
 }
 
-bool oracle_average_gradients(struct oracle_adam *adam, const float *const *gradients) {
-  float factor;
-  if (!oracle_weigh(&adam->weigher, gradients, adam->count, adam->tensors, &factor))
-    return false;
-  adam->gradient_factor = factor;
+bool oracle_average(struct oracle_adam *adam, const float *const *values, float factor) {
   for (size_t w = 0; w < (size_t)adam->size; w++)
     for (size_t i = 0; i < adam->total; i++) {
-      float mean = average_ranks(gradients + w * (size_t)adam->each, factor, adam->each, i);
+      float mean = average_ranks(values + w * (size_t)adam->each, factor, adam->each, i);
       adam->means[w * adam->total + i] = mean;
       if (!isfinite(mean))
         return false;
     }
   return true;
+}
+
+bool oracle_average_gradients(struct oracle_adam *adam, const float *const *gradients) {
+  return oracle_weigh(&adam->weigher, gradients, adam->count, adam->tensors,
+                      &adam->gradient_factor) &&
+         oracle_average(adam, gradients, adam->gradient_factor);
 }
 
 float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
@@ -310,9 +302,9 @@ float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gr
 
 float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                       oracle_value *value, const void *context) {
-  float **inputs = allocate_zeros((size_t)adam->size, sizeof *inputs);
+  float **inputs = allocate((size_t)adam->size, sizeof *inputs);
   for (size_t w = 0, at = 0; w < (size_t)adam->size; w++, at = 0) {
-    inputs[w] = allocate_zeros(exchange->total, sizeof(float));
+    inputs[w] = allocate(exchange->total, sizeof(float));
     for (size_t k = 0; k < exchange->tensors; k++)
       for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++)
         inputs[w][at] = value(context, exchange, w, at, adam->first[t] + i);
@@ -343,7 +335,7 @@ void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange 
 static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                              oracle_value *value, const void *context) {
   float **inputs = oracle_inputs(adam, exchange, value, context);
-  float *output = allocate_zeros(exchange->total, sizeof(float));
+  float *output = allocate(exchange->total, sizeof(float));
   bool alone = is_alone(adam);
   bool done = alone || oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
   if (done)
@@ -406,8 +398,8 @@ static void compute_share(const struct oracle_adam *adam, const struct oracle_ex
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
   float **inputs = oracle_inputs(adam, exchange, gradient_input, given);
-  float *mean = allocate_zeros(exchange->total, sizeof(float)),
-        *step = allocate_zeros(exchange->total, sizeof(float));
+  float *mean = allocate(exchange->total, sizeof(float)),
+        *step = allocate(exchange->total, sizeof(float));
   bool done = oracle_reduce(exchange->oracle, (const float *const *)inputs, mean);
   if (done)
     compute_share(adam, exchange, mean, step);

@@ -2,18 +2,7 @@
  * the other as the public header writes them. */
 #include "tests/oracle_kinds.h"
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define LANES 32
-
-static void *allocate_zeros(size_t count, size_t size) {
-  void *memory = calloc(count ? count : 1, size);
-  cr_assert(memory, "no memory for %zu elements", count);
-  return memory;
-}
+#include "tests/support.h"
 
 static double value_or(double given, double fallback) { return given != 0.0 ? given : fallback; }
 
@@ -43,7 +32,7 @@ static size_t pad_count(size_t count, size_t ranks) {
 
 /* Returns one exchange of all compressed tensors, instead of one for each tensor. */
 static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
-  struct oracle_exchange all = {.tensor = allocate_zeros(state->tensors, sizeof(size_t))};
+  struct oracle_exchange all = {.tensor = allocate(state->tensors, sizeof(size_t))};
   for (size_t k = 0; k < state->tensors; k++)
     if (!state->uncompressed[k]) {
       all.tensor[all.tensors++] = k;
@@ -54,7 +43,7 @@ static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
     free(state->exchanges[x].tensor);
   }
   free(state->exchanges);
-  state->exchanges = allocate_zeros(1, sizeof *state->exchanges);
+  state->exchanges = allocate(1, sizeof *state->exchanges);
   state->exchange_count = 1;
   return all;
 }
@@ -63,7 +52,7 @@ static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
 static void fuse_tensors(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
   struct oracle_exchange all = join_exchanges(state);
-  size_t *counts = allocate_zeros(all.tensors + 1, sizeof *counts);
+  size_t *counts = allocate(all.tensors + 1, sizeof *counts);
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.no_error_feedback = state->options.common.no_error_feedback;
@@ -89,24 +78,24 @@ static void set_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *op
 
 struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_lamb_options_t *options) {
-  struct oracle_lamb *lamb = allocate_zeros(1, sizeof *lamb);
+  struct oracle_lamb *lamb = allocate(1, sizeof *lamb);
   onebit_adam_options_t adam = make_adam_options(options);
   lamb->state = oracle_adam_create(size, hosts, tensors, count, &adam);
   set_limits(lamb, options);
   if (is_deepspeed(lamb))
     fuse_tensors(lamb);
-  lamb->coefficient = allocate_zeros(count, sizeof(double));
-  lamb->factor = allocate_zeros(count, sizeof(double));
-  lamb->scaling = allocate_zeros(count, sizeof(float));
+  lamb->coefficient = allocate(count, sizeof(double));
+  lamb->factor = allocate(count, sizeof(double));
+  lamb->scaling = allocate(count, sizeof(float));
   lamb->state->scaling = lamb->scaling;
   for (size_t k = 0; k < count; k++)
     lamb->factor[k] = lamb->scaling[k] = 1.0f;
-  lamb->fresh = allocate_zeros(lamb->state->total, sizeof(float));
-  lamb->update = allocate_zeros(lamb->state->total, sizeof(float));
-  lamb->plain = allocate_zeros(lamb->state->total, sizeof(float));
-  lamb->received = allocate_zeros(lamb->state->total, sizeof(float));
-  lamb->carried = allocate_zeros(lamb->state->total, sizeof(float));
-  lamb->padding = allocate_zeros(lamb->padding_count, sizeof(float));
+  lamb->fresh = allocate(lamb->state->total, sizeof(float));
+  lamb->update = allocate(lamb->state->total, sizeof(float));
+  lamb->plain = allocate(lamb->state->total, sizeof(float));
+  lamb->received = allocate(lamb->state->total, sizeof(float));
+  lamb->carried = allocate(lamb->state->total, sizeof(float));
+  lamb->padding = allocate(lamb->padding_count, sizeof(float));
   return lamb;
 }
 
@@ -126,18 +115,6 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
 
 /* --- Norms */
 
-/* Returns the sum of squares of one run, in the order of scales: element i goes to lane i mod 32,
- * lanes are added by halving. */
-static float sum_run_squares(const float *values, size_t count) {
-  float lane[LANES] = {0};
-  for (size_t i = 0; i < count; i++)
-    lane[i % LANES] += values[i] * values[i];
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++)
-      lane[i] += lane[i + width];
-  return lane[0];
-}
-
 /* Returns the sum of squares of a tensor by the runs of its exchange, in which `before` elements
  * precede it. */
 static double sum_exchanged_squares(const struct oracle *oracle, size_t before, size_t count,
@@ -146,7 +123,7 @@ static double sum_exchanged_squares(const struct oracle *oracle, size_t before, 
   for (size_t r = 0; r < oracle->run_count; r++) {
     const struct oracle_run *run = &oracle->runs[r];
     if (run->first >= before && run->first < before + count)
-      oracle_add(&sum, sum_run_squares(values + run->first - before, run->count));
+      oracle_add(&sum, oracle_run_squares(values + run->first - before, 1.0f, run->count));
   }
   return oracle_total(&sum);
 }
@@ -159,7 +136,8 @@ static double sum_dense_squares(const struct oracle_lamb *lamb, size_t count, co
   if (length == 0 || length == ONEBIT_BLOCK_BUFFER)
     length = 2048;
   for (size_t done = 0; done < count; done += length)
-    oracle_add(&sum, sum_run_squares(values + done, count - done < length ? count - done : length));
+    oracle_add(&sum, oracle_run_squares(values + done, 1.0f,
+                                        count - done < length ? count - done : length));
   return oracle_total(&sum);
 }
 
@@ -263,7 +241,7 @@ static void freeze_variance(struct oracle_lamb *lamb) {
 static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                          const float *const *gradients, size_t w) {
   const struct oracle_adam *state = lamb->state;
-  float *input = allocate_zeros(exchange->total + lamb->padding_count, sizeof *input);
+  float *input = allocate(exchange->total + lamb->padding_count, sizeof *input);
   size_t at = 0;
   for (size_t j = 0; j < exchange->tensors; j++) {
     size_t k = exchange->tensor[j];
@@ -291,8 +269,8 @@ static void store_result(struct oracle_lamb *lamb, const struct oracle_exchange 
 static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;
-  float **inputs = allocate_zeros(size, sizeof *inputs);
-  float *result = allocate_zeros(exchange->total + lamb->padding_count, sizeof *result);
+  float **inputs = allocate(size, sizeof *inputs);
+  float *result = allocate(exchange->total + lamb->padding_count, sizeof *result);
   for (size_t w = 0; w < size; w++)
     inputs[w] = make_input(lamb, exchange, gradients, w);
   bool alone = is_deepspeed(lamb) && size == 1, done = true;

@@ -1,9 +1,7 @@
 /* Cuts a buffer for the oracle into shares, one for each server, and into runs, one for each
  * sum. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "tests/oracle.h"
+#include "tests/support.h"
 
 #define WORD       32   /* elements whose signs share a word; shares are counted in words */
 #define RUN        2048 /* elements summed together where a scale covers more */
@@ -125,11 +123,33 @@ bool oracle_has_servers(const struct oracle *oracle) {
          oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER;
 }
 
-size_t oracle_server_first(const struct oracle *oracle, int rank) {
+/* Returns the first element of a share. */
+static size_t share_first(const struct oracle *oracle, int share) {
   for (size_t k = 0; k < oracle->run_count; k++)
-    if (oracle->runs[k].server >= share_number(oracle, rank))
+    if (oracle->runs[k].server >= share)
       return oracle->runs[k].first;
   return oracle->elements;
+}
+
+/* Each rank of a host keeps the shares of one segment, one share for each host. */
+size_t oracle_worker_first(const struct oracle *oracle, int rank) {
+  return oracle->each > 1 ? share_first(oracle, rank % oracle->each * oracle->size) : 0;
+}
+
+size_t oracle_worker_count(const struct oracle *oracle, int rank) {
+  if (oracle->each == 1)
+    return oracle->elements;
+  return share_first(oracle, (rank % oracle->each + 1) * oracle->size) -
+         oracle_worker_first(oracle, rank);
+}
+
+const float *oracle_worker_error(const struct oracle *oracle, int rank) {
+  return oracle->worker_error + (size_t)(rank / oracle->each) * oracle->elements +
+         oracle_worker_first(oracle, rank);
+}
+
+size_t oracle_server_first(const struct oracle *oracle, int rank) {
+  return share_first(oracle, share_number(oracle, rank));
 }
 
 size_t oracle_server_count(const struct oracle *oracle, int rank) {

@@ -1,12 +1,10 @@
 /* The oracle's factor of a step's gradients, by accumulation, loss scale and clipping; and the
  * changes of the loss scale. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "tests/oracle.h"
 
-#define LANES 32
-#define RUN   2048 /* elements whose squares are added in float32, where blocks are not smaller */
+#define RUN 2048 /* elements whose squares are added in float32, where blocks are not smaller */
 
 struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks) {
   struct oracle_weigher weigher = {.options = *options, .ranks = ranks, .loss_scale = 1.0};
@@ -37,18 +35,6 @@ void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
   }
 }
 
-static float sum_run_squares(const float *gradient, float factor, size_t count) {
-  float lane[LANES] = {0};
-  for (size_t i = 0; i < count; i++) {
-    float counted = factor * gradient[i];
-    lane[i % LANES] += counted * counted;
-  }
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++)
-      lane[i] += lane[i + width];
-  return lane[0];
-}
-
 /* Returns the number of elements that one rank reduces before the next rank's share begins, with a
  * new run; 0: shares do not divide runs. Profile deepspeed pads each tensor and cuts it in one
  * share for each rank. */
@@ -76,8 +62,8 @@ static double sum_tensor_squares(const struct oracle_weigher *weigher, const flo
     size_t into = part ? (begun + first) % part : first, left = count - first;
     length = part && part - into < left ? part - into : left;
     for (size_t at = 0; at < length; at += run)
-      oracle_add(&sum, sum_run_squares(gradient + first + at, factor,
-                                       length - at < run ? length - at : run));
+      oracle_add(&sum, oracle_run_squares(gradient + first + at, factor,
+                                          length - at < run ? length - at : run));
   }
   return oracle_total(&sum);
 }

@@ -1,5 +1,5 @@
-/* 0/1 Adam of the oracle, with all ranks in one process. Each rank has its own parameters and
- * momentum, since they differ between synchronisations. */
+/* 0/1 Adam of the oracle, with all ranks in one process. It uses the tensors, exchanges and
+ * variance of the oracle's Adam and makes its own steps. */
 #ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 #define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 
@@ -26,31 +26,19 @@ struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam
 int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
 void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 
+/* Each rank has its own parameters and momentum, since they differ between synchronisations. */
 struct oracle_zero_one {
-  onebit_zero_one_adam_options_t options; /* with the defaults filled in */
+  struct oracle_adam *state; /* its `momentum` is the result of an exchange */
   struct oracle_zero_one_clock clock;
-  int ranks, workers, each; /* workers: ranks, or hosts of `each` ranks */
-  size_t tensors, total;
-  size_t *first, *count; /* of each tensor in the arrays below */
-  float *weight_decay, *factor;
-  bool *uncompressed;
+  size_t ranks;
   float *parameter, *momentum, *moved, *sent; /* [ranks][total] */
-  float *variance, *denominator, *anchor;     /* [total] */
-  float *means; /* [workers][total]: the workers' inputs of an exchange */
-  float *mean;  /* [total]: the result of an exchange */
-  size_t steps, updates, freeze_step, exchanges[3];
+  float *denominator, *anchor;                /* [total] */
+  float gradient_factor;
+  size_t updates, exchanges[3];
   double rates, corrected_rates; /* since the last synchronisation */
-  /* One for each bucket of tensors, or in profile deepspeed for each tensor. */
-  struct oracle_zero_one_bucket {
-    struct oracle *oracle;
-    size_t *tensor, tensors, total;
-  } * buckets;
-  size_t bucket_count;
 };
 
-/* Creates the optimizer of `ranks` ranks on hosts as in oracle_create_hosts. All ranks start with
- * the values of the tensors' parameters, of parameter_dtype; it keeps no pointer to them or to
- * gradients. */
+/* Creates the optimizer as oracle_adam_create does. */
 struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebit_tensor_t *tensors,
                                                size_t count,
                                                const onebit_zero_one_adam_options_t *options);

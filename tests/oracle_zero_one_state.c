@@ -47,143 +47,52 @@ void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock) {
 
 /* --- Creation */
 
-static bool is_deepspeed(const struct oracle_zero_one *oracle) {
-  return oracle->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
-}
-
-static onebit_zero_one_adam_options_t fill_defaults(const onebit_zero_one_adam_options_t *given) {
-  onebit_zero_one_adam_options_t options = *given;
-  options.beta1 = options.beta1 != 0.0 ? options.beta1 : 0.9;
-  options.beta2 = options.beta2 != 0.0 ? options.beta2 : 0.999;
-  options.epsilon = options.epsilon != 0.0 ? options.epsilon : 1e-8;
-  if (options.common.gradient_factor == 0.0)
-    options.common.gradient_factor = 1.0;
-  if (options.common.profile == ONEBIT_PROFILE_DEEPSPEED)
-    options.no_bias_correction = 1;
-  return options;
-}
-
-static void copy_tensors(struct oracle_zero_one *oracle, const onebit_tensor_t *tensors) {
-  size_t count = oracle->tensors;
-  oracle->first = allocate(count, sizeof(size_t));
-  oracle->count = allocate(count, sizeof(size_t));
-  oracle->weight_decay = allocate(count, sizeof(float));
-  oracle->factor = allocate(count, sizeof(float));
-  oracle->uncompressed = allocate(count, sizeof(bool));
-  for (size_t k = 0; k < count; k++) {
-    oracle->first[k] = oracle->total;
-    oracle->count[k] = tensors[k].count;
-    oracle->weight_decay[k] = tensors[k].weight_decay;
-    oracle->factor[k] =
-        tensors[k].learning_rate_factor == 0.0f ? 1.0f : tensors[k].learning_rate_factor;
-    oracle->uncompressed[k] =
-        tensors[k].uncompressed || tensors[k].count < oracle->options.common.dense_below;
-    oracle->total += tensors[k].count;
-  }
-}
-
-static void make_arrays(struct oracle_zero_one *oracle, const onebit_tensor_t *tensors) {
-  size_t all = (size_t)oracle->ranks * oracle->total;
-  float **separate[] = {&oracle->parameter, &oracle->momentum, &oracle->moved, &oracle->sent};
-  float **common[] = {&oracle->variance, &oracle->denominator, &oracle->anchor, &oracle->mean};
-  for (size_t k = 0; k < 4; k++) {
-    *separate[k] = allocate(all, sizeof(float));
-    *common[k] = allocate(oracle->total, sizeof(float));
-  }
-  oracle->means = allocate(all, sizeof(float));
-  for (size_t i = 0, k = 0; k < oracle->tensors; k++)
-    for (size_t j = 0; j < tensors[k].count; j++, i++)
-      for (size_t r = 0; r < (size_t)oracle->ranks; r++)
-        oracle->parameter[r * oracle->total + i] =
-            oracle_load(tensors[k].parameter, j, oracle->options.common.parameter_dtype);
-}
-
-/* Returns a bucket of compressed tensors from number *end - 1 downwards, in ascending order, and
- * moves *end to the first of them. */
-static struct oracle_zero_one_bucket take_bucket(const struct oracle_zero_one *oracle,
-                                                 size_t *end) {
-  size_t wanted = is_deepspeed(oracle) ? 1 : oracle->options.common.bucket_size;
-  struct oracle_zero_one_bucket bucket = {.tensor = allocate(oracle->tensors, sizeof(size_t))};
-  size_t *list = bucket.tensor + oracle->tensors;
-  bool one = is_deepspeed(oracle);
-  for (; *end > 0; --*end) {
-    size_t k = *end - 1;
-    if (oracle->uncompressed[k])
-      continue;
-    bool full = one ? bucket.tensors == 1 : wanted && bucket.total >= wanted && oracle->count[k];
-    if (full)
-      break;
-    *--list = k;
-    bucket.tensors++;
-    bucket.total += oracle->count[k];
-  }
-  memmove(bucket.tensor, list, bucket.tensors * sizeof *list);
-  return bucket;
-}
-
-static void make_buckets(struct oracle_zero_one *oracle) {
-  const onebit_optimizer_options_t *common = &oracle->options.common;
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.profile = common->profile;
-  options.scale = common->scale;
-  options.block_size = common->block_size;
-  options.no_error_feedback = common->no_error_feedback;
-  options.schedule = common->schedule;
-  oracle->buckets = allocate(oracle->tensors, sizeof *oracle->buckets);
-  for (size_t end = oracle->tensors; end > 0;) {
-    struct oracle_zero_one_bucket bucket = take_bucket(oracle, &end);
-    size_t *counts = allocate(bucket.tensors, sizeof *counts);
-    for (size_t k = 0; k < bucket.tensors; k++)
-      counts[k] = oracle->count[bucket.tensor[k]];
-    if (bucket.tensors) {
-      bucket.oracle = is_deepspeed(oracle)
-                          ? oracle_create(oracle->ranks, *counts, &options)
-                          : oracle_create_tensors(oracle->ranks, oracle->workers, counts,
-                                                  bucket.tensors, &options);
-      oracle->buckets[oracle->bucket_count++] = bucket;
-    } else {
-      free(bucket.tensor);
-    }
-    free(counts);
-  }
+static onebit_adam_options_t make_adam_options(const onebit_zero_one_adam_options_t *options) {
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  adam.beta1 = options->beta1;
+  adam.beta2 = options->beta2;
+  adam.epsilon = options->epsilon;
+  adam.no_bias_correction = options->no_bias_correction;
+  adam.common = options->common;
+  return adam;
 }
 
 struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebit_tensor_t *tensors,
                                                size_t count,
                                                const onebit_zero_one_adam_options_t *options) {
   struct oracle_zero_one *oracle = allocate(1, sizeof *oracle);
-  bool by_hosts = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
-  oracle->options = fill_defaults(options);
-  oracle->clock = oracle_zero_one_clock_of(options, is_deepspeed(oracle));
-  oracle->ranks = ranks;
-  oracle->workers = by_hosts ? hosts : ranks;
-  oracle->each = ranks / oracle->workers;
-  oracle->tensors = count;
-  copy_tensors(oracle, tensors);
-  make_arrays(oracle, tensors);
-  make_buckets(oracle);
+  onebit_adam_options_t adam = make_adam_options(options);
+  oracle->state = oracle_adam_create(ranks, hosts, tensors, count, &adam);
+  oracle->clock =
+      oracle_zero_one_clock_of(options, options->common.profile == ONEBIT_PROFILE_DEEPSPEED);
+  oracle->ranks = (size_t)ranks;
+  oracle->gradient_factor = (float)oracle->state->weigher.options.gradient_factor;
+  size_t total = oracle->state->total;
+  float **separate[] = {&oracle->parameter, &oracle->momentum, &oracle->moved, &oracle->sent};
+  for (size_t k = 0; k < 4; k++)
+    *separate[k] = allocate(oracle->ranks * total, sizeof(float));
+  oracle->denominator = allocate(total, sizeof(float));
+  oracle->anchor = allocate(total, sizeof(float));
+  for (size_t r = 0; r < oracle->ranks; r++)
+    memcpy(oracle->parameter + r * total, oracle->state->parameter, total * sizeof(float));
   return oracle;
 }
 
 void oracle_zero_one_destroy(struct oracle_zero_one *oracle) {
-  void *arrays[] = {oracle->first,     oracle->count,       oracle->weight_decay, oracle->factor,
-                    oracle->parameter, oracle->momentum,    oracle->moved,        oracle->sent,
-                    oracle->variance,  oracle->anchor,      oracle->denominator,  oracle->means,
-                    oracle->mean,      oracle->uncompressed};
-  for (size_t k = 0; k < oracle->bucket_count; k++) {
-    oracle_destroy(oracle->buckets[k].oracle);
-    free(oracle->buckets[k].tensor);
-  }
-  for (size_t k = 0; k < sizeof arrays / sizeof arrays[0]; k++)
-    free(arrays[k]);
-  free(oracle->buckets);
+  oracle_adam_destroy(oracle->state);
+  free(oracle->parameter);
+  free(oracle->momentum);
+  free(oracle->moved);
+  free(oracle->sent);
+  free(oracle->denominator);
+  free(oracle->anchor);
   free(oracle);
 }
 
 bool oracle_zero_one_is_synchronized(const struct oracle_zero_one *oracle) {
-  for (size_t r = 1; r < (size_t)oracle->ranks; r++)
-    if (memcmp(oracle->parameter, oracle->parameter + r * oracle->total,
-               oracle->total * sizeof(float)) != 0)
+  size_t total = oracle->state->total;
+  for (size_t r = 1; r < oracle->ranks; r++)
+    if (memcmp(oracle->parameter, oracle->parameter + r * total, total * sizeof(float)) != 0)
       return false;
   return true;
 }

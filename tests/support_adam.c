@@ -35,21 +35,13 @@ static bool is_absent(const struct adam_case *what, size_t tensor, int rank, int
   return what->absent && (tensor + (size_t)rank * 3 + (size_t)step * 5) % what->absent == 0;
 }
 
-/* The optimizer's arrays of one rank, of their types; `values` holds gradients as float32. */
-struct learner {
-  char *parameters, *gradients[2];
-  float *values;
-  onebit_tensor_t tensors[10];
-  size_t first[10], total;
-};
-
 static void *element_address(char *array, size_t i, onebit_dtype_t dtype) {
   return array + i * dtype_size(dtype);
 }
 
-static struct learner make_learner(const struct adam_case *what, const float *start) {
+struct adam_learner learner_make(const struct adam_case *what) {
   const onebit_optimizer_options_t *options = &what->options.common;
-  struct learner learner = {0};
+  struct adam_learner learner = {0};
   for (size_t k = 0; k < what->tensors->count; k++)
     learner.total += what->tensors->list[k].count;
   learner.parameters = allocate(learner.total, dtype_size(options->parameter_dtype));
@@ -71,12 +63,11 @@ static struct learner make_learner(const struct adam_case *what, const float *st
     first += given->count;
   }
   for (size_t i = 0; i < learner.total; i++)
-    oracle_store(learner.parameters, i, options->parameter_dtype,
-                 start ? start[i] : input_value(i, 50, 7));
+    oracle_store(learner.parameters, i, options->parameter_dtype, input_value(i, 50, 7));
   return learner;
 }
 
-static void free_learner(struct learner *learner) {
+void learner_free(struct adam_learner *learner) {
   free(learner->parameters);
   free(learner->gradients[0]);
   free(learner->gradients[1]);
@@ -100,22 +91,17 @@ void adam_gradient(const struct adam_case *what, float *gradient, size_t total, 
 
 float adam_learning_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
 
-onebit_status_t adam_step_in_parts(onebit_optimizer_t optimizer, size_t tensors, bool parts,
-                                   int step) {
-  const float rate = adam_learning_rate(step);
-  if (parts) {
-    CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
-    for (size_t k = tensors; k-- > 0;)
-      CHECK_STATUS(onebit_optimizer_ready(optimizer, k), ONEBIT_OK);
-  }
-  return onebit_optimizer_step(optimizer, rate);
-}
+bool is_close(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
-static double norm_of(const float *values, size_t count) {
+double square_sum(const float *values, size_t count) {
   double sum = 0.0;
   for (size_t i = 0; i < count; i++)
     sum += (double)values[i] * (double)values[i];
-  return sqrt(sum);
+  return sum;
+}
+
+static double float_norm(const float *values, size_t count) {
+  return sqrt(square_sum(values, count));
 }
 
 /* Returns the norm of the momentum that a rank serves, over all exchanges. */
@@ -142,14 +128,14 @@ static double scaled_residual_norm(const struct oracle_adam *adam,
   size_t count = oracle_worker_count(exchange->oracle, rank), at = 0;
   double sum = 0.0;
   if (!adam->scaling || count < exchange->total) /* a part has no scalings (hierarchical) */
-    return norm_of(error, count);
+    return float_norm(error, count);
   for (size_t k = 0; k < exchange->tensors; k++) {
     size_t tensor = exchange->tensor[k];
-    double norm = norm_of(error + at, adam->count[tensor]) / (double)adam->scaling[tensor];
+    double norm = float_norm(error + at, adam->count[tensor]) / (double)adam->scaling[tensor];
     sum += norm * norm;
     at += adam->count[tensor];
   }
-  return hypot(sqrt(sum), norm_of(error + at, count - at));
+  return hypot(sqrt(sum), float_norm(error + at, count - at));
 }
 
 static struct adam_moment capture_moment(const struct oracle_adam *adam) {
@@ -165,7 +151,7 @@ static struct adam_moment capture_moment(const struct oracle_adam *adam) {
   moment.momentum_norm = allocate((size_t)ranks, sizeof(double));
   for (int r = 0; r < ranks; r++)
     moment.momentum_norm[r] =
-        adam->shares ? served_momentum_norm(adam, r) : norm_of(adam->momentum, adam->total);
+        adam->shares ? served_momentum_norm(adam, r) : float_norm(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
       moment.residual_norm[r] =
@@ -177,9 +163,8 @@ static bool is_poisoned(const struct adam_case *what, int step) {
   return what->poison != 0.0f && step >= what->poisoned_from;
 }
 
-/* Computes a rank's gradients of a step as the oracle takes them. */
-static void fill_oracle_gradient(const struct adam_case *what, const struct learner *learner,
-                                 double loss_scale, int rank, int step, float *gradient) {
+void learner_oracle_gradient(const struct adam_case *what, const struct adam_learner *learner,
+                             double loss_scale, int rank, int step, float *gradient) {
   adam_gradient(what, gradient, learner->total, rank, step);
   for (size_t i = 0; i < learner->total; i++)
     gradient[i] = round_gradient(what, gradient[i], loss_scale);
@@ -237,7 +222,7 @@ static struct any_options make_options(const struct adam_case *what) {
   return options;
 }
 
-static void prepare_step(struct adam_run *run, void *oracle, const struct learner *learner,
+static void prepare_step(struct adam_run *run, void *oracle, const struct adam_learner *learner,
                          float **gradients, int step) {
   const struct adam_case *what = run->what;
   const struct optimizer_kind *kind = kind_of(what);
@@ -248,7 +233,7 @@ static void prepare_step(struct adam_run *run, void *oracle, const struct learne
   for (size_t k = 0; what->widths && k < adam->exchange_count; k++)
     adam->exchanges[k].oracle->options.bits = what->widths[step];
   for (int r = 0; r < what->size; r++)
-    fill_oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
+    learner_oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
   CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
         "the oracle skips finite gradients");
   run->moments[step] = capture_moment(adam);
@@ -256,7 +241,7 @@ static void prepare_step(struct adam_run *run, void *oracle, const struct learne
 }
 
 struct adam_run adam_prepare(const struct adam_case *what) {
-  struct learner learner = make_learner(what, NULL);
+  struct adam_learner learner = learner_make(what);
   struct adam_run run = {.what = what, .total = learner.total};
   struct any_options options = make_options(what);
   void *oracle = kind_of(what)->oracle(what->size, what->hosts ? what->hosts : 1, learner.tensors,
@@ -274,7 +259,7 @@ struct adam_run adam_prepare(const struct adam_case *what) {
     free(gradients[r]);
   free(gradients);
   kind_of(what)->destroy(oracle);
-  free_learner(&learner);
+  learner_free(&learner);
   return run;
 }
 
@@ -287,8 +272,6 @@ void adam_release(struct adam_run *run) {
   free(run->moments);
   free(run->start);
 }
-
-static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
 static uint64_t count_skipped(const struct adam_case *what, int step) {
   return is_poisoned(what, step) ? (uint64_t)(step - what->poisoned_from) + 1 : 0;
@@ -322,12 +305,12 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
         step, info.gradient_norm, wanted->gradient_norm);
   if (run->what->uncompressed || options->common.dense_below)
     return; /* the norms below count compressed tensors only */
-  CHECK(is_near(info.momentum_norm, wanted->momentum_norm[rank]),
+  CHECK(is_close(info.momentum_norm, wanted->momentum_norm[rank]),
         "step %d: momentum norm %g, not %g", step, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(is_near(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
+  CHECK(is_close(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
         step, info.residual_norm, wanted->residual_norm[rank]);
   if (options->freeze_step == ONEBIT_FREEZE_AUTOMATIC && !wanted->compressed)
-    CHECK(is_near(info.variance_ratio, wanted->variance_ratio),
+    CHECK(is_close(info.variance_ratio, wanted->variance_ratio),
           "step %d: variance ratio %g, not %g", step, info.variance_ratio, wanted->variance_ratio);
 }
 
@@ -342,9 +325,8 @@ static void shuffle_order(size_t *order, size_t count, int rank, int step) {
   }
 }
 
-/* Makes one step in the case's form. */
-static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_t optimizer,
-                                 int rank, int step) {
+onebit_status_t adam_make_step(const struct adam_case *what, onebit_optimizer_t optimizer, int rank,
+                               int step) {
   float rate = adam_learning_rate(step);
   size_t order[10], count = what->tensors->count;
   if (what->form == IN_ONE_CALL || (what->form == PARTLY && (rank + step) % 3 == 0))
@@ -359,10 +341,8 @@ static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_
   return onebit_optimizer_step(optimizer, rate);
 }
 
-/* Writes the gradients of a step to their array, and gives the optimizer its address if it may
- * change. */
-static void set_gradients(const struct adam_case *what, struct learner *learner,
-                          onebit_optimizer_t optimizer, int rank, int step) {
+void learner_set_gradients(const struct adam_case *what, struct adam_learner *learner,
+                           onebit_optimizer_t optimizer, int rank, int step) {
   onebit_dtype_t dtype = what->options.common.gradient_dtype;
   char *array = learner->gradients[what->moving && step % 2];
   double loss_scale;
@@ -379,40 +359,39 @@ static void set_gradients(const struct adam_case *what, struct learner *learner,
                    ONEBIT_OK);
 }
 
-/* Checks that the parameters are the wanted ones, rounded to their type. */
-static void check_parameters(const struct adam_run *run, const struct learner *learner,
-                             const char *name, const float *wanted) {
-  onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
-  char *rounded = allocate(run->total, dtype_size(dtype));
-  for (size_t i = 0; i < run->total; i++)
+void learner_check_parameters(const struct adam_case *what, const struct adam_learner *learner,
+                              const char *name, const float *wanted) {
+  onebit_dtype_t dtype = what->options.common.parameter_dtype;
+  char *rounded = allocate(learner->total, dtype_size(dtype));
+  for (size_t i = 0; i < learner->total; i++)
     oracle_store_result(rounded, i, dtype, wanted[i]);
-  CHECK_BITS(name, learner->parameters, rounded, run->total, dtype);
+  CHECK_BITS(name, learner->parameters, rounded, learner->total, dtype);
   free(rounded);
 }
 
 /* Makes a step that all ranks must skip, before step number `step`. */
-static void make_skipped_step(const struct adam_run *run, struct learner *learner,
+static void make_skipped_step(const struct adam_run *run, struct adam_learner *learner,
                               onebit_optimizer_t optimizer, int rank, int step) {
   const struct adam_case *what = run->what;
   const float *before = step ? run->moments[step - 1].parameters : run->start;
-  set_gradients(what, learner, optimizer, rank, step + 500);
+  learner_set_gradients(what, learner, optimizer, rank, step + 500);
   if (rank == what->poisoned_rank)
     oracle_store(learner->gradients[what->moving && step % 2], (size_t)step * 977 % run->total,
                  what->options.common.gradient_dtype, what->poison);
-  CHECK_STATUS(make_step(what, optimizer, rank, step), ONEBIT_SKIPPED);
-  check_parameters(run, learner, "parameters after a skipped step", before);
+  CHECK_STATUS(adam_make_step(what, optimizer, rank, step), ONEBIT_SKIPPED);
+  learner_check_parameters(what, learner, "parameters after a skipped step", before);
 }
 
-static void make_good_step(const struct adam_run *run, struct learner *learner,
+static void make_good_step(const struct adam_run *run, struct adam_learner *learner,
                            onebit_optimizer_t optimizer, int rank, int step) {
   const struct adam_moment *wanted = &run->moments[step];
   double loss_scale = 0;
-  set_gradients(run->what, learner, optimizer, rank, step);
+  learner_set_gradients(run->what, learner, optimizer, rank, step);
   CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
   CHECK(loss_scale == wanted->before, "step %d: the loss scale is %g, not %g", step, loss_scale,
         wanted->before);
-  CHECK_STATUS(make_step(run->what, optimizer, rank, step), ONEBIT_OK);
-  check_parameters(run, learner, "parameters", wanted->parameters);
+  CHECK_STATUS(adam_make_step(run->what, optimizer, rank, step), ONEBIT_OK);
+  learner_check_parameters(run->what, learner, "parameters", wanted->parameters);
 }
 
 static void label_case(const struct adam_case *what) {
@@ -432,7 +411,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   const struct adam_run *run = context;
   const struct adam_case *what = run->what;
   int rank = onebit_comm_rank(comm);
-  struct learner learner = make_learner(what, run->start);
+  struct adam_learner learner = learner_make(what);
   struct any_options options = make_options(what);
   onebit_optimizer_t optimizer;
   label_case(what);
@@ -450,7 +429,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
     }
     onebit_optimizer_destroy(optimizer);
   }
-  free_learner(&learner);
+  learner_free(&learner);
 }
 
 void adam_check(const struct adam_case *what) {

@@ -112,8 +112,35 @@ void adam_check_codecs(struct adam_case what);
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);
 
-/* Makes a step at that rate; with `parts` the tensors become ready from the last one on. */
-onebit_status_t adam_step_in_parts(onebit_optimizer_t optimizer, size_t tensors, bool parts,
-                                   int step);
+/* Return the sum of squares; true if a norm is the wanted one but for the order of additions. */
+double square_sum(const float *values, size_t count);
+bool is_close(double actual, double wanted);
+
+/* The optimizer's arrays of one rank, of the case's types; `values` holds gradients as float32. */
+struct adam_learner {
+  char *parameters, *gradients[2];
+  float *values;
+  onebit_tensor_t tensors[10];
+  size_t first[10], total;
+};
+
+/* Makes them; the parameters are the same on all ranks. */
+struct adam_learner learner_make(const struct adam_case *what);
+void learner_free(struct adam_learner *learner);
+
+/* Write the gradients of a step to their array, and give the optimizer its address if it may
+ * change; and compute these gradients as the oracle takes them. */
+void learner_set_gradients(const struct adam_case *what, struct adam_learner *learner,
+                           onebit_optimizer_t optimizer, int rank, int step);
+void learner_oracle_gradient(const struct adam_case *what, const struct adam_learner *learner,
+                             double loss_scale, int rank, int step, float *gradient);
+
+/* Makes one step in the case's form. */
+onebit_status_t adam_make_step(const struct adam_case *what, onebit_optimizer_t optimizer, int rank,
+                               int step);
+
+/* Checks that the parameters are the wanted ones, rounded to their type. */
+void learner_check_parameters(const struct adam_case *what, const struct adam_learner *learner,
+                              const char *name, const float *wanted);
 
 #endif

@@ -10,73 +10,30 @@ onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step) {
   return options;
 }
 
-static size_t count_elements(const struct adam_tensors *tensors) {
-  size_t total = 0;
-  for (size_t k = 0; k < tensors->count; k++)
-    total += tensors->list[k].count;
-  return total;
-}
-
-/* Describes tensors whose parameters and gradients lie in arrays of their types. */
-static void describe_tensors(const struct zero_one_case *what, void *parameters, void *gradients,
-                             onebit_tensor_t *tensors) {
-  const onebit_optimizer_options_t *common = &what->options.common;
-  char *parameter = parameters, *gradient = gradients;
-  for (size_t k = 0; k < what->tensors->count; k++) {
-    const struct adam_tensor *one = &what->tensors->list[k];
-    tensors[k] = (onebit_tensor_t){one->count ? parameter : NULL,
-                                   one->count ? gradient : NULL,
-                                   one->count,
-                                   one->weight_decay,
-                                   one->factor,
-                                   what->uncompressed && k % 2};
-    parameter += one->count * dtype_size(common->parameter_dtype);
-    gradient += one->count * dtype_size(common->gradient_dtype);
-  }
-}
-
-/* True if the rank has a gradient of the tensor in this call. */
-static bool has_gradient(const struct zero_one_case *what, size_t tensor, int rank, int call) {
-  return !what->absent || (tensor + (size_t)rank + (size_t)call) % 5 != 0;
+static onebit_zero_one_adam_options_t options_of(const struct zero_one_case *what) {
+  onebit_zero_one_adam_options_t options = what->options;
+  options.common = what->adam.options.common;
+  return options;
 }
 
 static bool is_poisoned(const struct zero_one_case *what, int rank, int call) {
   return what->poison != 0.0f && rank == what->poisoned_rank && call % 2 == 0;
 }
 
-/* Fills a gradient as float32, rounded to the type of gradients. */
-static void fill_gradient(const struct zero_one_case *what, float *gradient, size_t total, int rank,
-                          int call) {
-  onebit_dtype_t dtype = what->options.common.gradient_dtype;
-  size_t i = 0;
-  for (size_t k = 0; k < what->tensors->count; k++)
-    for (size_t j = 0; j < what->tensors->list[k].count; j++, i++) {
-      uint32_t room;
-      bool none = (what->still && i % 13 == 5) || !has_gradient(what, k, rank, call);
-      oracle_store(&room, 0, dtype, none ? 0.0f : input_value(i, rank, call));
-      gradient[i] = oracle_load(&room, 0, dtype);
-    }
-  if (is_poisoned(what, rank, call) && total)
-    gradient[(size_t)call * 977 % total] = what->poison;
-}
-
-static double norm_of(const float *values, size_t count) {
-  double sum = 0.0;
-  for (size_t i = 0; i < count; i++)
-    sum += (double)values[i] * (double)values[i];
-  return sqrt(sum);
-}
+/* Returns the number of the element that is poisoned in a call. */
+static size_t poisoned_element(size_t total, int call) { return (size_t)call * 977 % total; }
 
 static void capture_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
-  moment->momentum_norm = allocate((size_t)oracle->ranks, sizeof(double));
-  moment->residual_norm = allocate((size_t)oracle->ranks, sizeof(double));
-  for (int r = 0; r < oracle->ranks; r++) {
-    moment->momentum_norm[r] = norm_of(oracle->momentum + (size_t)r * oracle->total, oracle->total);
-    for (size_t k = 0; k < oracle->bucket_count; k++) {
-      const struct oracle *bucket = oracle->buckets[k].oracle;
+  const struct oracle_adam *state = oracle->state;
+  moment->momentum_norm = allocate(oracle->ranks, sizeof(double));
+  moment->residual_norm = allocate(oracle->ranks, sizeof(double));
+  for (size_t r = 0; r < oracle->ranks; r++) {
+    moment->momentum_norm[r] = sqrt(square_sum(oracle->momentum + r * state->total, state->total));
+    for (size_t k = 0; k < state->exchange_count; k++) {
+      const struct oracle *bucket = state->exchanges[k].oracle;
       moment->residual_norm[r] =
-          hypot(moment->residual_norm[r],
-                norm_of(oracle_worker_error(bucket, r), oracle_worker_count(bucket, r)));
+          hypot(moment->residual_norm[r], sqrt(square_sum(oracle_worker_error(bucket, (int)r),
+                                                          oracle_worker_count(bucket, (int)r))));
     }
   }
 }
@@ -85,11 +42,12 @@ static void capture_norms(struct zero_one_moment *moment, const struct oracle_ze
  * a local step is the same on all ranks. */
 static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_one *oracle,
                      int call) {
+  const struct oracle_adam *state = oracle->state;
   const uint64_t before = call ? run->moments[call - 1].exchanges[ORACLE_NOTHING] : 0;
-  const bool made = call ? oracle->steps > run->moments[call - 1].steps : oracle->steps > 0;
+  const bool made = call ? state->steps > run->moments[call - 1].steps : state->steps > 0;
   bool compressed = false;
-  for (size_t k = 0; k < oracle->tensors; k++)
-    compressed |= !oracle->uncompressed[k] && oracle->count[k] > 0;
+  for (size_t k = 0; k < state->tensors; k++)
+    compressed |= !state->uncompressed[k] && state->count[k] > 0;
   if (!made)
     return call && run->moments[call - 1].apart;
   return compressed && oracle->ranks > 1 && oracle->exchanges[ORACLE_NOTHING] > before;
@@ -98,12 +56,12 @@ static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_on
 static void capture_moment(struct zero_one_run *run, const struct oracle_zero_one *oracle,
                            int call) {
   struct zero_one_moment *moment = &run->moments[call];
-  size_t all = (size_t)oracle->ranks * run->total;
+  size_t all = oracle->ranks * run->total;
   moment->parameters = allocate(all, sizeof(float));
   memcpy(moment->parameters, oracle->parameter, all * sizeof(float));
-  moment->steps = oracle->steps;
-  moment->skipped = (uint64_t)call + 1 - oracle->steps;
-  moment->freeze_step = oracle->freeze_step;
+  moment->steps = oracle->state->steps;
+  moment->skipped = (uint64_t)call + 1 - oracle->state->steps;
+  moment->freeze_step = oracle->state->freeze_step;
   moment->local = oracle->clock.local;
   moment->together = oracle_zero_one_is_synchronized(oracle);
   moment->apart = is_apart(run, oracle, call);
@@ -112,15 +70,20 @@ static void capture_moment(struct zero_one_run *run, const struct oracle_zero_on
   capture_norms(moment, oracle);
 }
 
-static void run_oracle(struct zero_one_run *run, struct oracle_zero_one *oracle) {
-  size_t size = (size_t)run->what->size;
+static void run_oracle(struct zero_one_run *run, struct oracle_zero_one *oracle,
+                       const struct adam_learner *learner) {
+  const struct zero_one_case *what = run->what;
+  size_t size = (size_t)what->adam.size;
   float **gradients = allocate(size, sizeof *gradients);
   for (size_t r = 0; r < size; r++)
     gradients[r] = allocate(run->total, sizeof(float));
-  for (int call = 0; call < run->what->steps; call++) {
+  for (int call = 0; call < what->adam.steps; call++) {
     run->moments[call].statuses = allocate(size, sizeof(onebit_status_t));
-    for (size_t r = 0; r < size; r++)
-      fill_gradient(run->what, gradients[r], run->total, (int)r, call);
+    for (size_t r = 0; r < size; r++) {
+      learner_oracle_gradient(&what->adam, learner, 1, (int)r, call, gradients[r]);
+      if (is_poisoned(what, (int)r, call))
+        gradients[r][poisoned_element(run->total, call)] = what->poison;
+    }
     oracle_zero_one_step(oracle, (const float *const *)gradients, adam_learning_rate(call),
                          run->moments[call].statuses);
     capture_moment(run, oracle, call);
@@ -130,38 +93,29 @@ static void run_oracle(struct zero_one_run *run, struct oracle_zero_one *oracle)
   free(gradients);
 }
 
-/* Fills the parameters that all ranks start with, in their type. */
-static void fill_start(const struct zero_one_run *run) {
-  for (size_t i = 0; i < run->total; i++)
-    oracle_store(run->start, i, run->what->options.common.parameter_dtype, input_value(i, 50, 7));
-}
-
 struct zero_one_run zero_one_prepare(const struct zero_one_case *what) {
-  struct zero_one_run run = {.what = what, .total = count_elements(what->tensors)};
-  onebit_tensor_t tensors[10];
-  run.start = allocate(run.total, sizeof(float));
-  run.moments = allocate((size_t)what->steps, sizeof *run.moments);
-  fill_start(&run);
-  describe_tensors(what, run.start, run.start, tensors);
+  const struct adam_case *adam = &what->adam;
+  struct adam_learner learner = learner_make(adam);
+  struct zero_one_run run = {.what = what, .total = learner.total};
+  run.moments = allocate((size_t)adam->steps, sizeof *run.moments);
+  onebit_zero_one_adam_options_t options = options_of(what);
   struct oracle_zero_one *oracle = oracle_zero_one_create(
-      what->size, what->hosts ? what->hosts : 1, tensors, what->tensors->count, &what->options);
-  run_oracle(&run, oracle);
+      adam->size, adam->hosts ? adam->hosts : 1, learner.tensors, adam->tensors->count, &options);
+  run_oracle(&run, oracle, &learner);
   oracle_zero_one_destroy(oracle);
+  learner_free(&learner);
   return run;
 }
 
 void zero_one_release(struct zero_one_run *run) {
-  for (int call = 0; call < run->what->steps; call++) {
+  for (int call = 0; call < run->what->adam.steps; call++) {
     free(run->moments[call].statuses);
     free(run->moments[call].parameters);
     free(run->moments[call].momentum_norm);
     free(run->moments[call].residual_norm);
   }
   free(run->moments);
-  free(run->start);
 }
-
-static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
 static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimizer, int rank,
                        int call) {
@@ -180,82 +134,55 @@ static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimi
           call, (unsigned long long)info.exchanges[k], k, (unsigned long long)wanted->exchanges[k]);
   CHECK(!info.synchronized || wanted->together, "call %d: ranks differ, and info denies it", call);
   CHECK(info.synchronized == !wanted->apart, "call %d: info says %d", call, info.synchronized);
-  CHECK(is_near(info.momentum_norm, wanted->momentum_norm[rank]),
+  CHECK(is_close(info.momentum_norm, wanted->momentum_norm[rank]),
         "call %d: momentum norm %g, not %g", call, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(is_near(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",
+  CHECK(is_close(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",
         call, info.residual_norm, wanted->residual_norm[rank]);
 }
 
-static void set_gradients(const struct zero_one_case *what, onebit_optimizer_t optimizer,
-                          const onebit_tensor_t *tensors, int rank, int call) {
-  for (size_t k = 0; what->absent && k < what->tensors->count; k++) {
-    const void *gradient = has_gradient(what, k, rank, call) ? tensors[k].gradient : NULL;
-    CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k, gradient), ONEBIT_OK);
-  }
-}
-
-/* Checks that the caller's parameters are the oracle's, rounded to their type. */
-static void check_parameters(const struct zero_one_run *run, const void *parameters, int rank,
-                             int call) {
-  onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
-  const float *exact = run->moments[call].parameters + (size_t)rank * run->total;
-  float *wanted = allocate(run->total, sizeof(float));
-  for (size_t i = 0; i < run->total; i++)
-    oracle_store_result(wanted, i, dtype, exact[i]);
-  CHECK_BITS("parameters", parameters, wanted, run->total, dtype);
-  free(wanted);
-}
-
 static void label_case(const struct zero_one_case *what) {
-  const onebit_zero_one_adam_options_t *o = &what->options;
+  const onebit_zero_one_adam_options_t o = options_of(what);
+  const struct adam_case *adam = &what->adam;
   check_case("0/1 Adam of %zu tensors on %d ranks, %d hosts, profile %d, freeze %zu, scalers %zu "
-             "%zu %zu, block %zd, scale %d, threads %d, buckets of %zu, schedule %d, types %d %d"
-             "%s%s%s%s%s",
-             what->tensors->count, what->size, what->hosts, (int)o->common.profile,
-             o->variance_freeze_step, o->variance_update_scaler, o->local_step_scaler,
-             o->local_step_clipper, (ptrdiff_t)o->common.block_size, (int)o->common.scale,
-             o->common.threads, o->common.bucket_size, (int)o->common.schedule,
-             (int)o->common.gradient_dtype, (int)o->common.parameter_dtype,
-             what->parts ? ", in parts" : "", what->still ? ", still" : "",
-             what->absent ? ", absent" : "", what->uncompressed ? ", uncompressed" : "",
+             "%zu %zu, block %zd, scale %d, threads %d, buckets of %zu, schedule %d, types %d %d, "
+             "form %d, uncompressed %x%s%s%s",
+             adam->tensors->count, adam->size, adam->hosts, (int)o.common.profile,
+             o.variance_freeze_step, o.variance_update_scaler, o.local_step_scaler,
+             o.local_step_clipper, (ptrdiff_t)o.common.block_size, (int)o.common.scale,
+             o.common.threads, o.common.bucket_size, (int)o.common.schedule,
+             (int)o.common.gradient_dtype, (int)o.common.parameter_dtype, (int)adam->form,
+             adam->uncompressed, adam->still ? ", still" : "", adam->absent ? ", absent" : "",
              what->poison != 0.0f ? ", poisoned" : "");
 }
 
-/* Makes all calls of a case, and checks each. */
-static void make_steps(const struct zero_one_run *run, onebit_optimizer_t optimizer,
-                       const onebit_tensor_t *tensors, void *parameters, void *gradients,
-                       int rank) {
-  const struct zero_one_case *what = run->what;
-  float *exact = allocate(run->total, sizeof(float));
-  for (int call = 0; call < what->steps; call++) {
-    fill_gradient(what, exact, run->total, rank, call);
-    for (size_t i = 0; i < run->total; i++)
-      oracle_store(gradients, i, what->options.common.gradient_dtype, exact[i]);
-    set_gradients(what, optimizer, tensors, rank, call);
-    CHECK_STATUS(adam_step_in_parts(optimizer, what->tensors->count, what->parts, call),
-                 run->moments[call].statuses[rank]);
-    check_parameters(run, parameters, rank, call);
-    check_info(run, optimizer, rank, call);
-  }
-  free(exact);
+/* Makes one call, and checks it. */
+static void make_call(const struct zero_one_run *run, onebit_optimizer_t optimizer,
+                      struct adam_learner *learner, int rank, int call) {
+  const struct adam_case *adam = &run->what->adam;
+  const struct zero_one_moment *wanted = &run->moments[call];
+  learner_set_gradients(adam, learner, optimizer, rank, call);
+  if (is_poisoned(run->what, rank, call))
+    oracle_store(learner->gradients[0], poisoned_element(run->total, call),
+                 adam->options.common.gradient_dtype, run->what->poison);
+  CHECK_STATUS(adam_make_step(adam, optimizer, rank, call), wanted->statuses[rank]);
+  learner_check_parameters(adam, learner, "parameters",
+                           wanted->parameters + (size_t)rank * run->total);
+  check_info(run, optimizer, rank, call);
 }
 
 void zero_one_on_rank(onebit_comm_t comm, void *context) {
   const struct zero_one_run *run = context;
-  const struct zero_one_case *what = run->what;
-  float *parameters = allocate(run->total, sizeof(float));
-  float *gradients = allocate(run->total, sizeof(float));
-  onebit_tensor_t tensors[10];
+  const struct adam_case *adam = &run->what->adam;
+  const onebit_zero_one_adam_options_t options = options_of(run->what);
+  struct adam_learner learner = learner_make(adam);
   onebit_optimizer_t optimizer;
-  memcpy(parameters, run->start, run->total * sizeof(float));
-  describe_tensors(what, parameters, gradients, tensors);
-  label_case(what);
-  if (CHECK_STATUS(onebit_zero_one_adam_create(comm, tensors, what->tensors->count, &what->options,
-                                               &optimizer),
+  label_case(run->what);
+  if (CHECK_STATUS(onebit_zero_one_adam_create(comm, learner.tensors, adam->tensors->count,
+                                               &options, &optimizer),
                    ONEBIT_OK)) {
-    make_steps(run, optimizer, tensors, parameters, gradients, onebit_comm_rank(comm));
+    for (int call = 0; call < adam->steps; call++)
+      make_call(run, optimizer, &learner, onebit_comm_rank(comm), call);
     onebit_optimizer_destroy(optimizer);
   }
-  free(parameters);
-  free(gradients);
+  learner_free(&learner);
 }

@@ -1,6 +1,6 @@
 /*
  * Cases of 0/1 Adam, run and compared with the oracle by the same code for ranks that are threads
- * and for ranks of MPI. Tensors and inputs are those of support_adam.h.
+ * and for ranks of MPI. Tensors, inputs and steps are those of support_adam.h.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
 #define ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
@@ -8,16 +8,13 @@
 #include "tests/oracle_zero_one.h"
 #include "tests/support_adam.h"
 
+/* `adam` has the size, hosts, steps, tensors, form and gradients of the case, and the common part
+ * of its options. */
 struct zero_one_case {
-  int size, hosts, steps; /* hosts: 0 is 1 */
+  struct adam_case adam;
   onebit_zero_one_adam_options_t options;
-  const struct adam_tensors *tensors;
-  bool parts;        /* gradients are reported one by one, from the last on */
-  bool still;        /* every 13th element never gets a gradient */
-  bool absent;       /* sometimes a rank has no gradient of a tensor */
-  bool uncompressed; /* every other tensor stays uncompressed */
   /* When not 0, a gradient of poisoned_rank has this value in every other call. Excludes
-   * `absent`. */
+   * adam.absent. */
   float poison;
   int poisoned_rank;
 };
@@ -33,7 +30,6 @@ struct zero_one_moment {
 
 struct zero_one_run {
   const struct zero_one_case *what;
-  float *start;
   struct zero_one_moment *moments; /* [steps] */
   size_t total;
 };

@@ -44,7 +44,7 @@ static double smallest_rounding(const onebit_plan_options_t *options) {
 struct exchange {
   const onebit_plan_options_t *options;
   struct oracle *oracle;
-  void **inputs; /* [size] */
+  const void **inputs; /* [size] */
   void *result;
   float *worker, *server; /* the residuals before it */
 };
@@ -53,9 +53,7 @@ static struct exchange exchange_create(int size, size_t count,
                                        const onebit_plan_options_t *options) {
   struct exchange exchange = {.options = options, .oracle = oracle_create(size, count, options)};
   struct oracle *oracle = exchange.oracle;
-  exchange.inputs = allocate((size_t)size, sizeof *exchange.inputs);
-  for (int r = 0; r < size; r++)
-    exchange.inputs[r] = allocate(oracle->valid, sizeof(float));
+  exchange.inputs = all_inputs(size, oracle->valid, options->dtype, 0);
   exchange.result = allocate(oracle->result_count, sizeof(float));
   exchange.worker = allocate((size_t)size * oracle->elements, sizeof(float));
   exchange.server = allocate(oracle->elements, sizeof(float));
@@ -63,9 +61,7 @@ static struct exchange exchange_create(int size, size_t count,
 }
 
 static void exchange_destroy(struct exchange *exchange) {
-  for (int r = 0; r < exchange->oracle->size; r++)
-    free(exchange->inputs[r]);
-  free(exchange->inputs);
+  free_inputs(exchange->inputs, exchange->oracle->size);
   free(exchange->result);
   free(exchange->worker);
   free(exchange->server);
@@ -74,13 +70,12 @@ static void exchange_destroy(struct exchange *exchange) {
 
 static void exchange_call(struct exchange *exchange, int step) {
   struct oracle *oracle = exchange->oracle;
-  for (int r = 0; r < oracle->size; r++)
-    fill_input(exchange->inputs[r], exchange->options->dtype, oracle->valid, r, step);
+  free_inputs(exchange->inputs, oracle->size);
+  exchange->inputs = all_inputs(oracle->size, oracle->valid, exchange->options->dtype, step);
   memcpy(exchange->worker, oracle->worker_error,
          (size_t)oracle->size * oracle->elements * sizeof(float));
   memcpy(exchange->server, oracle->server_error, oracle->elements * sizeof(float));
-  CHECK(oracle_call(oracle, (const void *const *)exchange->inputs, exchange->result),
-        "step %d was skipped", step);
+  CHECK(oracle_call(oracle, exchange->inputs, exchange->result), "step %d was skipped", step);
 }
 
 /* Checks element i of the buffers of `ranks` ranks from `first` on, whose result is at `at`. */

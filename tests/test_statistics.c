@@ -3,38 +3,10 @@
  * are those of its tensors, and of the bytes that left.
  */
 #include "tests/support_adam.h"
+#include "tests/support_collectives.h"
 #include "tests/support_statistics.h"
 
-static bool is_near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
-
-static double square_sum(const float *values, size_t count) {
-  double sum = 0;
-  for (size_t i = 0; i < count; i++)
-    sum += (double)values[i] * (double)values[i];
-  return sum;
-}
-
 /* --- Statistics of each tensor, against the oracle's 1-bit Adam */
-
-struct case_of_adam {
-  int size, hosts;
-  onebit_adam_options_t options;
-  const struct adam_tensors *tensors;
-};
-
-static size_t list_tensors(const struct adam_tensors *given, float *parameters, float *gradients,
-                           onebit_tensor_t *tensors) {
-  size_t first = 0;
-  for (size_t k = 0; k < given->count; k++) {
-    size_t count = given->list[k].count;
-    tensors[k] = (onebit_tensor_t){.parameter = count ? parameters + first : NULL,
-                                   .gradient = count ? gradients + first : NULL,
-                                   .count = count,
-                                   .weight_decay = given->list[k].weight_decay};
-    first += count;
-  }
-  return first;
-}
 
 /* Adds a rank's error of the `count` elements that lie from `first` on in an exchange, and their
  * result; `momentum` is that of all of them. */
@@ -61,13 +33,13 @@ static void check_tensor(const struct oracle_adam *adam, const struct oracle *or
   double ratio = error > 0 ? sqrt(error / signal) : 0;
   CHECK(told.count == count && !told.uncompressed, "tensor %zu has %zu elements", tensor,
         told.count);
-  CHECK(is_near(told.parameter_norm, sqrt(square_sum(adam->parameter + first, count))),
+  CHECK(is_close(told.parameter_norm, sqrt(square_sum(adam->parameter + first, count))),
         "tensor %zu: parameters of %g", tensor, told.parameter_norm);
-  CHECK(is_near(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
+  CHECK(is_close(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
         told.momentum_norm, sqrt(momentum));
-  CHECK(is_near(told.residual_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
+  CHECK(is_close(told.residual_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
         told.residual_norm, sqrt(error));
-  CHECK(is_near(told.residual_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor,
+  CHECK(is_close(told.residual_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor,
         told.residual_ratio, ratio);
   CHECK(told.coefficient == 0 && told.factor == 0, "1-bit Adam has no coefficients");
 }
@@ -83,62 +55,42 @@ static void check_tensors(const struct oracle_adam *adam, onebit_optimizer_t opt
   }
 }
 
-/* Makes an oracle for each rank, which computes all ranks. */
-static struct oracle_adam *make_oracle(const struct case_of_adam *what, float *parameters,
-                                       float *gradients) {
-  onebit_tensor_t tensors[10];
-  list_tensors(what->tensors, parameters, gradients, tensors);
-  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
-                            what->tensors->count, &what->options);
-}
-
 static void step_oracle(struct oracle_adam *adam, int size, int step) {
-  float **gradients = allocate((size_t)size, sizeof *gradients);
-  for (int r = 0; r < size; r++) {
-    gradients[r] = allocate(adam->total, sizeof(float));
-    fill_input(gradients[r], ONEBIT_FLOAT32, adam->total, r, step);
-  }
-  oracle_adam_step(adam, (const float *const *)gradients, 1e-3f);
-  for (int r = 0; r < size; r++)
-    free(gradients[r]);
-  free(gradients);
+  const void **gradients = all_inputs(size, adam->total, ONEBIT_FLOAT32, step);
+  oracle_adam_step(adam, (const float *const *)gradients, adam_learning_rate(step));
+  free_inputs(gradients, size);
 }
 
+/* Each rank has an oracle, which computes all ranks. */
 static void compare_with_oracle(onebit_comm_t comm, void *context) {
-  enum { MOST = 80000, STEPS = 8 };
-  const struct case_of_adam *what = context;
-  int rank = onebit_comm_rank(comm);
-  float *parameters = allocate(MOST, sizeof(float)), *gradients = allocate(MOST, sizeof(float));
-  onebit_tensor_t tensors[10];
+  enum { STEPS = 8 };
+  const struct adam_case *what = context;
+  const int rank = onebit_comm_rank(comm);
+  const size_t count = what->tensors->count;
+  struct adam_learner learner = learner_make(what);
+  struct oracle_adam *adam = oracle_adam_create(what->size, what->hosts ? what->hosts : 1,
+                                                learner.tensors, count, &what->options);
   onebit_optimizer_t optimizer;
-  size_t total = list_tensors(what->tensors, parameters, gradients, tensors);
-  fill_input(parameters, ONEBIT_FLOAT32, total, 50, 7);
-  struct oracle_adam *adam = make_oracle(what, parameters, gradients);
-  check_case("statistics of %zu tensors on %d ranks, %d hosts, profile %d, buckets of %zu",
-             what->tensors->count, what->size, what->hosts, (int)what->options.common.profile,
+  check_case("statistics of %zu tensors on %d ranks, %d hosts, profile %d, buckets of %zu", count,
+             what->size, what->hosts, (int)what->options.common.profile,
              what->options.common.bucket_size);
-  if (CHECK_STATUS(
-          onebit_adam_create(comm, tensors, what->tensors->count, &what->options, &optimizer),
-          ONEBIT_OK)) {
+  if (CHECK_STATUS(onebit_adam_create(comm, learner.tensors, count, &what->options, &optimizer),
+                   ONEBIT_OK)) {
     for (int step = 0; step < STEPS; step++) {
       check_tensors(adam, optimizer, rank);
-      fill_input(gradients, ONEBIT_FLOAT32, total, rank, step);
-      CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+      learner_set_gradients(what, &learner, optimizer, rank, step);
+      CHECK_STATUS(adam_make_step(what, optimizer, rank, step), ONEBIT_OK);
       step_oracle(adam, what->size, step);
     }
     check_tensors(adam, optimizer, rank);
     onebit_optimizer_destroy(optimizer);
   }
   oracle_adam_destroy(adam);
-  free(parameters);
-  free(gradients);
+  learner_free(&learner);
 }
 
-static void check_adam(struct case_of_adam what) {
-  if (what.hosts)
-    on_hosts(what.size, what.hosts, compare_with_oracle, &what);
-  else
-    on_ranks(what.size, compare_with_oracle, &what);
+static void check_adam(struct adam_case what) {
+  on_hosts(what.size, what.hosts ? what.hosts : 1, compare_with_oracle, &what);
 }
 
 Test(statistics, of_every_tensor_are_the_oracles) {
@@ -146,7 +98,8 @@ Test(statistics, of_every_tensor_are_the_oracles) {
                                                      &adam_tensors_many_words, &adam_tensors_none};
   for (size_t k = 0; k < 4; k++)
     for (int size = 1; size <= 4; size++) {
-      struct case_of_adam what = {size, 0, ONEBIT_ADAM_OPTIONS_INIT, lists[k]};
+      struct adam_case what = {
+          .size = size, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = lists[k]};
       what.options.freeze_step = 3;
       what.options.common.bucket_size = size == 3 ? 1000 : 0;
       what.options.common.block_size = size == 4 ? ONEBIT_BLOCK_BUFFER : 0;
@@ -157,7 +110,8 @@ Test(statistics, of_every_tensor_are_the_oracles) {
 
 Test(statistics, of_every_tensor_in_profile_deepspeed) {
   for (int size = 1; size <= 3; size++) {
-    struct case_of_adam what = {size, 0, ONEBIT_ADAM_OPTIONS_INIT, &adam_tensors_odd};
+    struct adam_case what = {
+        .size = size, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = &adam_tensors_odd};
     what.options.freeze_step = 4;
     what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     check_adam(what);
@@ -168,8 +122,10 @@ Test(statistics, of_every_tensor_in_profile_deepspeed) {
 Test(statistics, of_every_tensor_on_hosts) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {4, 1}};
   for (size_t k = 0; k < 3; k++) {
-    struct case_of_adam what = {splits[k][0], splits[k][1], ONEBIT_ADAM_OPTIONS_INIT,
-                                &adam_tensors_odd};
+    struct adam_case what = {.size = splits[k][0],
+                             .hosts = splits[k][1],
+                             .options = ONEBIT_ADAM_OPTIONS_INIT,
+                             .tensors = &adam_tensors_odd};
     what.options.freeze_step = 3;
     what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
     what.options.common.bucket_size = k == 1 ? 1000 : 0;
@@ -182,9 +138,8 @@ Test(statistics, of_every_tensor_on_hosts) {
 static void check_totals(const struct subject *subject, onebit_optimizer_t optimizer,
                          const void *parameters, uint64_t sent) {
   onebit_optimizer_statistics_t told = statistics_of(optimizer);
-  onebit_optimizer_info_t info = {.size = sizeof info};
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   double momentum = 0, error = 0;
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
   CHECK(memcmp(&info, &told.info, sizeof info) == 0, "the statistics have another info");
   CHECK(told.dense_bytes + told.bits_bytes == sent, "%llu + %llu bytes, and %llu were sent",
         (unsigned long long)told.dense_bytes, (unsigned long long)told.bits_bytes,
@@ -207,11 +162,11 @@ static void check_totals(const struct subject *subject, onebit_optimizer_t optim
     momentum += one.momentum_norm * one.momentum_norm;
     error += one.residual_norm * one.residual_norm;
   }
-  CHECK(is_near(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
+  CHECK(is_close(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
         info.momentum_norm);
   /* in profile deepspeed padding has errors too */
   CHECK(subject->profile ? sqrt(error) <= info.residual_norm * (1 + 1e-9)
-                         : is_near(sqrt(error), info.residual_norm),
+                         : is_close(sqrt(error), info.residual_norm),
         "errors of %g, in all %g", sqrt(error), info.residual_norm);
 }
 
@@ -241,8 +196,7 @@ static void check_bytes(onebit_optimizer_t optimizer, const onebit_optimizer_inf
 }
 
 static void check_step_bytes(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skips) {
-  onebit_optimizer_info_t before = {.size = sizeof before};
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &before), ONEBIT_OK);
+  const onebit_optimizer_info_t before = optimizer_info(optimizer);
   uint64_t sent = onebit_comm_bytes_sent(comm);
   onebit_status_t status = onebit_optimizer_step(optimizer, 1e-3f);
   CHECK(status == (skips ? ONEBIT_SKIPPED : ONEBIT_OK), "%s", onebit_last_error());

@@ -11,11 +11,11 @@
 
 static void check_case_of_zero_one(const struct zero_one_case *what) {
   struct zero_one_run run = zero_one_prepare(what);
-  on_hosts(what->size, what->hosts ? what->hosts : 1, zero_one_on_rank, &run);
+  on_hosts(what->adam.size, what->adam.hosts ? what->adam.hosts : 1, zero_one_on_rank, &run);
   zero_one_release(&run);
 }
 
-/* A case is a choice of each of these: every two meet in some row. */
+/* A case is a choice of each of these: every two are in some row. */
 enum {
   TENSORS,
   GROUP,
@@ -73,16 +73,16 @@ static const size_t lengths[CHOICES] = {[TENSORS] = LENGTH(lists),
 
 /* Sets the number of messages, their contents and ranks; DeepSpeed's profile has its own. */
 static void choose_messages(struct zero_one_case *what, const size_t *choice) {
-  onebit_optimizer_options_t *common = &what->options.common;
+  onebit_optimizer_options_t *common = &what->adam.options.common;
   const int *group = groups[choice[GROUP]];
-  what->size = group[0];
-  what->parts = choice[PARTS];
+  what->adam.size = group[0];
+  what->adam.form = choice[PARTS] ? BACKWARD : IN_ONE_CALL;
   common->threads = 1 + (int)choice[THREADS];
   if (choice[PROFILE]) {
     common->profile = ONEBIT_PROFILE_DEEPSPEED;
     return;
   }
-  what->hosts = group[1];
+  what->adam.hosts = group[1];
   common->schedule = group[1] ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_AUTOMATIC;
   common->bucket_size = bucket_sizes[choice[BUCKET]];
   if (choice[CUT] == BUFFER && !group[1])
@@ -97,23 +97,23 @@ static void choose_messages(struct zero_one_case *what, const size_t *choice) {
 /* Movements are sent as float32, whatever the gradients are. If a gradient is not finite, all ranks
  * skip a step that exchanges; in a local step only this rank does not move. */
 static void choose_gradients(struct zero_one_case *what, const size_t *choice) {
-  onebit_optimizer_options_t *common = &what->options.common;
+  onebit_optimizer_options_t *common = &what->adam.options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
   common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
   common->gradient_factor = choice[GRADIENTS] ? 0.25 : 0;
-  what->uncompressed = choice[DENSE] != COMPRESSED;
+  what->adam.uncompressed = choice[DENSE] != COMPRESSED ? 0xaaa : 0;
   common->dense_below = choice[DENSE] == SOME_AND_SMALL            ? 32
                         : choice[DENSE] == ALL && !choice[PROFILE] ? 100000
                                                                    : 0;
-  what->absent = choice[ABSENT];
-  if (!what->absent && what->tensors->count > 0)
+  what->adam.absent = choice[ABSENT] ? 4 : 0;
+  if (!what->adam.absent && what->adam.tensors->count > 0)
     what->poison = poisons[choice[POISON]];
-  what->poisoned_rank = what->size - 1;
+  what->poisoned_rank = what->adam.size - 1;
 }
 
 static void choose_numbers(struct zero_one_case *what, const size_t *choice) {
   onebit_zero_one_adam_options_t *options = &what->options;
-  options->common.no_error_feedback = choice[NUMBERS] == NO_FEEDBACK;
+  what->adam.options.common.no_error_feedback = choice[NUMBERS] == NO_FEEDBACK;
   options->variance_update_scaler = intervals[choice[INTERVALS]][0];
   options->local_step_scaler = intervals[choice[INTERVALS]][1];
   options->local_step_clipper = intervals[choice[INTERVALS]][2];
@@ -130,10 +130,11 @@ Test(zero_one, in_any_combination) {
   for (size_t k = 0; k < sample.count; k++) {
     size_t choice[CHOICES];
     sample_choices(lengths, CHOICES, sample.rows[k], choice);
-    struct zero_one_case what = {.steps = 40,
-                                 .options = zero_one_options(freezes[choice[FREEZE]]),
-                                 .tensors = lists[choice[TENSORS]],
-                                 .still = true};
+    struct zero_one_case what = {.adam = {.steps = 40,
+                                          .options = ONEBIT_ADAM_OPTIONS_INIT,
+                                          .tensors = lists[choice[TENSORS]],
+                                          .still = true},
+                                 .options = zero_one_options(freezes[choice[FREEZE]])};
     choose_messages(&what, choice);
     choose_gradients(&what, choice);
     choose_numbers(&what, choice);

@@ -63,29 +63,29 @@ static onebit_zero_one_adam_options_t fourth_step_options(void) {
   return options;
 }
 
-/* The number of steps before those steps of every_fourth() that send nothing. */
-#define BEFORE_SILENCE 8
-#define SILENT_STEPS   3
+/* Steps before the first local one with fourth_step_options, and local steps in a row. */
+#define BEFORE_LOCAL 8
+#define LOCAL_STEPS  3
 
 static struct learner *train_to_local_steps(onebit_comm_t comm, int rank,
                                             const onebit_zero_one_adam_options_t *options) {
   struct learner *learner = begin_learning(comm, options);
-  for (int step = 0; step < BEFORE_SILENCE; step++)
+  for (int step = 0; step < BEFORE_LOCAL; step++)
     CHECK_STATUS(make_step(learner, rank, step, 1e-3f), ONEBIT_OK);
-  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
+  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks are not synchronised");
   return learner;
 }
 
 /* Makes the synchronisation step that ends the local steps. */
 static void end_local_steps(struct learner *learner, int rank) {
   CHECK_STATUS(make_step(learner, rank, 50, 1e-3f), ONEBIT_OK);
-  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
+  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks are not synchronised");
   hashes[rank] = hash_parameters(learner);
 }
 
 static void check_synchronized(int ranks) {
   for (int r = 1; r < ranks; r++)
-    cr_assert_eq(hashes[r], hashes[0], "rank %d has met with other parameters", r);
+    cr_assert_eq(hashes[r], hashes[0], "rank %d has other parameters", r);
 }
 
 static pthread_barrier_t everyone;
@@ -97,19 +97,19 @@ static void let_rank_0_go_first(onebit_comm_t comm, void *context) {
   pthread_barrier_wait(&everyone);
   if (rank > 0)
     pthread_barrier_wait(&everyone);
-  for (int step = 0; step < SILENT_STEPS; step++) {
+  for (int step = 0; step < LOCAL_STEPS; step++) {
     CHECK_STATUS(make_step(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
     CHECK(!optimizer_info(learner->optimizer).synchronized, "still together in step %d", step);
   }
   if (rank == 0)
     pthread_barrier_wait(&everyone);
   end_local_steps(learner, rank);
-  CHECK(optimizer_info(learner->optimizer).exchanges[2] >= SILENT_STEPS, "only %llu local steps",
+  CHECK(optimizer_info(learner->optimizer).exchanges[2] >= LOCAL_STEPS, "only %llu local steps",
         (unsigned long long)optimizer_info(learner->optimizer).exchanges[2]);
   end_learning(learner);
 }
 
-Test(zero_one_alone, silent_steps_need_nobody_else) {
+Test(zero_one_alone, local_steps_need_nobody_else) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   pthread_barrier_init(&everyone, NULL, 3);
   on_ranks(3, let_rank_0_go_first, &options);
@@ -130,7 +130,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   struct learner *learner = train_to_local_steps(comm, rank, context);
   double scale, first;
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &first), ONEBIT_OK);
-  for (int step = 0; step < SILENT_STEPS; step++) {
+  for (int step = 0; step < LOCAL_STEPS; step++) {
     uint64_t before = hash_parameters(learner);
     double momentum = optimizer_info(learner->optimizer).momentum_norm;
     bool lost = rank == 1 && step != 1;
@@ -142,7 +142,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
     bool same = hash_parameters(learner) == before &&
                 !(optimizer_info(learner->optimizer).momentum_norm != momentum);
     CHECK(same == lost, "step %d: the parameters %s", step, same ? "stay" : "change");
-    CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step) &&
+    CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_LOCAL + 1 + step) &&
               optimizer_info(learner->optimizer).skipped == 0,
           "step %d is not counted as made", step);
   }
@@ -182,10 +182,9 @@ static struct learner *train_to_local_step(onebit_comm_t comm,
                                            const onebit_zero_one_adam_options_t *options,
                                            float size) {
   struct learner *learner = begin_learning(comm, options);
-  for (int step = 0; step <= BEFORE_SILENCE; step++) {
+  for (int step = 0; step <= BEFORE_LOCAL; step++) {
     for (size_t i = 0; i < COUNT; i++)
-      learner->gradients[i] =
-          input_value(i, 0, step) * (step == BEFORE_SILENCE ? size : 1.0f / 1024);
+      learner->gradients[i] = input_value(i, 0, step) * (step == BEFORE_LOCAL ? size : 1.0f / 1024);
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_OK);
   }
   return learner;
@@ -230,8 +229,8 @@ static void make_mistake(onebit_comm_t comm, void *context) {
   CHECK_STATUS(step_telling_twice(learner, rank), rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
   CHECK((hash_parameters(learner) == before) == (rank == 1),
         "a mistake, and parameters that change");
-  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE + 1, "the step is not counted");
-  for (int step = 1; step < SILENT_STEPS; step++)
+  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_LOCAL + 1, "the step is not counted");
+  for (int step = 1; step < LOCAL_STEPS; step++)
     CHECK_STATUS(make_step(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
   end_local_steps(learner, rank);
   end_learning(learner);
@@ -252,7 +251,7 @@ static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   CHECK_STATUS(step_telling_twice(learner, rank),
                rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(hash_parameters(learner) == before, "a mistake, and parameters that change");
-  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE, "the step is counted");
+  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_LOCAL, "the step is counted");
   end_learning(learner);
 }
 
@@ -268,11 +267,11 @@ static void pass_different_rates(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   for (size_t k = 0; k < sizeof rates / sizeof rates[0]; k++) {
     struct learner *learner = train_to_local_steps(comm, rank, context);
-    for (int step = 0; step < SILENT_STEPS; step++) {
+    for (int step = 0; step < LOCAL_STEPS; step++) {
       bool other = rank == 1 && step == 1;
       CHECK_STATUS(make_step(learner, rank, 10 + step, other ? rates[k] : 1e-3f),
                    other && k > 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
-      CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step),
+      CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_LOCAL + 1 + step),
             "not counted");
     }
     uint64_t before = hash_parameters(learner);
@@ -284,7 +283,7 @@ static void pass_different_rates(onebit_comm_t comm, void *context) {
   }
 }
 
-Test(zero_one_alone, rates_that_differ_are_found_when_the_ranks_meet) {
+Test(zero_one_alone, rates_that_differ_are_found_at_the_synchronisation) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   on_ranks(2, pass_different_rates, &options);
 }
@@ -297,7 +296,7 @@ static void destroy_in_open_step(onebit_comm_t comm, void *context) {
   synchronize_ranks(comm);
 }
 
-Test(zero_one_alone, destroyed_while_a_silent_step_is_open) {
+Test(zero_one_alone, destroyed_while_a_local_step_is_open) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   on_ranks(3, destroy_in_open_step, &options);
 }
@@ -309,7 +308,7 @@ Test(zero_one_alone, destroyed_while_a_silent_step_is_open) {
 static void train_with_zero_rate(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
-  for (int step = 0; step <= SILENT_STEPS; step++)
+  for (int step = 0; step <= LOCAL_STEPS; step++)
     CHECK_STATUS(make_step(learner, rank, 10 + step, 0), ONEBIT_OK);
   onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.synchronized && info.momentum_norm == 0, "momentum of %g", info.momentum_norm);
