@@ -49,6 +49,11 @@ void free_inputs(const void **inputs, int size) {
   free(inputs);
 }
 
+static void fill_case(const struct collective_case *what, void *values, size_t count, int rank,
+                      int step) {
+  (what->fill ? what->fill : fill_input)(values, what->options.dtype, count, rank, step);
+}
+
 struct collective_run collective_prepare(const struct collective_case *what) {
   onebit_dtype_t dtype = what->options.dtype;
   struct collective_run run = {
@@ -57,6 +62,8 @@ struct collective_run collective_prepare(const struct collective_case *what) {
   size_t sent = send_count(what->options.operation, what->count, what->size);
   for (int step = 0; step < what->steps; step++) {
     const void **inputs = all_inputs(what->size, sent, dtype, step);
+    for (int r = 0; what->fill && r < what->size; r++)
+      fill_case(what, (void *)inputs[r], sent, r, step);
     run.results[step] = allocate(run.oracle->result_count, dtype_size(dtype));
     CHECK(oracle_call(run.oracle, inputs, run.results[step]), "the oracle skips finite input");
     free_inputs(inputs, what->size);
@@ -87,6 +94,13 @@ void free_errors(struct kept_errors *errors) {
   free(errors->server);
 }
 
+void check_unchanged_errors(onebit_plan_t plan, const struct kept_errors *before) {
+  struct kept_errors after = export_errors(plan);
+  CHECK_BITS("worker residual", after.worker, before->worker, before->worker_count, ONEBIT_FLOAT32);
+  CHECK_BITS("server residual", after.server, before->server, before->server_count, ONEBIT_FLOAT32);
+  free_errors(&after);
+}
+
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank) {
   struct kept_errors errors = export_errors(plan);
   bool dense = oracle->options.wire == ONEBIT_WIRE_DENSE;
@@ -105,69 +119,25 @@ void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank) {
   free_errors(&errors);
 }
 
-/* The buffers of a rank. In place, the smaller one lies inside the larger one. */
-struct buffers {
-  struct guarded send_memory, receive_memory;
-  char *send, *receive;
-};
-
-static struct buffers make_buffers(const struct collective_case *what, int rank) {
-  struct buffers buffers = {{0}, {0}, NULL, NULL};
-  size_t element = dtype_size(what->options.dtype);
-  size_t sent = send_count(what->options.operation, what->count, what->size) * element;
-  size_t received = receive_count(what->options.operation, what->count, what->size) * element;
-  if (what->placement == IN_PLACE) {
-    size_t part = (size_t)rank * what->count * element;
-    buffers.send_memory = guarded_create(sent > received ? sent : received, GUARD_ABOVE);
-    buffers.send = buffers.receive = buffers.send_memory.data;
-    buffers.send += what->options.operation == ONEBIT_ALLGATHER ? part : 0;
-    buffers.receive += what->options.operation == ONEBIT_REDUCE_SCATTER ? part : 0;
-    return buffers;
-  }
-  enum guard guard = what->placement == APART_ABOVE ? GUARD_ABOVE : GUARD_BELOW;
-  size_t odd = what->placement == APART_ODD ? element : 0;
-  buffers.send_memory = guarded_create(sent + odd, guard);
-  buffers.receive_memory = guarded_create(received + 3 * odd, guard);
-  buffers.send = (char *)buffers.send_memory.data + odd;
-  buffers.receive = (char *)buffers.receive_memory.data + 3 * odd;
-  return buffers;
-}
-
-static void free_buffers(struct buffers *buffers) {
-  guarded_destroy(&buffers->send_memory);
-  if (buffers->receive_memory.mapping)
-    guarded_destroy(&buffers->receive_memory);
-}
-
 /* Makes a blocking call, or starts a request, tests it a few times, and waits for it. */
-static onebit_status_t call_once(const struct collective_case *what, const struct buffers *buffers,
-                                 onebit_plan_t plan, bool nonblocking) {
-  onebit_operation_t operation = what->options.operation;
+static onebit_status_t call_once(const struct rank_plan *rank_plan, bool nonblocking) {
+  onebit_operation_t operation = rank_plan->run->what.options.operation;
+  char *send = rank_plan->send, *receive = rank_plan->receive;
   if (!nonblocking)
-    return call_collective(operation, buffers->send, buffers->receive, plan);
+    return call_collective(operation, send, receive, rank_plan->plan);
   onebit_request_t request = NULL;
-  onebit_status_t status =
-      start_collective(operation, buffers->send, buffers->receive, plan, &request);
+  onebit_status_t status = start_collective(operation, send, receive, rank_plan->plan, &request);
   for (int i = 0; i < 3 && status >= ONEBIT_OK && request; i++)
     status = onebit_test(&request);
   return request ? onebit_wait(&request) : status;
 }
 
-static void check_step(const struct collective_run *run, const struct buffers *buffers, int rank,
-                       int step) {
-  const struct collective_case *what = &run->what;
-  onebit_dtype_t dtype = what->options.dtype;
-  size_t received = receive_count(what->options.operation, what->count, what->size);
-  size_t begin = what->options.operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * what->count : 0;
-  CHECK_BITS("recvbuf", buffers->receive, (char *)run->results[step] + begin * dtype_size(dtype),
-             received, dtype);
-  if (what->placement != IN_PLACE) {
-    size_t sent = send_count(what->options.operation, what->count, what->size);
-    void *input = allocate(sent, dtype_size(dtype));
-    fill_input(input, dtype, sent, rank, step);
-    CHECK_BITS("sendbuf afterwards", buffers->send, input, sent, dtype);
-    free(input);
-  }
+static void check_input(const struct rank_plan *rank_plan, int step) {
+  const onebit_dtype_t dtype = rank_plan->run->what.options.dtype;
+  void *input = allocate(rank_plan->sent, dtype_size(dtype));
+  fill_case(&rank_plan->run->what, input, rank_plan->sent, rank_plan->rank, step);
+  CHECK_BITS("sendbuf afterwards", rank_plan->send, input, rank_plan->sent, dtype);
+  free(input);
 }
 
 static void label_case(const struct collective_case *what) {
@@ -186,22 +156,19 @@ static void label_case(const struct collective_case *what) {
 void collective_on_rank(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  int rank = onebit_comm_rank(comm);
-  onebit_plan_t plan = NULL;
+  struct rank_plan rank_plan;
   label_case(what);
-  if (!CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &plan), ONEBIT_OK))
+  if (!rank_plan_create(&rank_plan, comm, run))
     return;
-  struct buffers buffers = make_buffers(what, rank);
-  size_t sent = send_count(what->options.operation, what->count, what->size);
   for (int step = 0; step < what->steps; step++) {
-    fill_input(buffers.send, what->options.dtype, sent, rank, step);
-    onebit_status_t status = call_once(what, &buffers, plan, what->nonblocking && step % 2);
-    if (CHECK_STATUS(status, ONEBIT_OK))
-      check_step(run, &buffers, rank, step);
+    rank_plan_fill(&rank_plan, step);
+    if (!CHECK_STATUS(call_once(&rank_plan, what->nonblocking && step % 2), ONEBIT_OK))
+      continue;
+    rank_plan_check(&rank_plan, step);
+    if (what->placement != IN_PLACE)
+      check_input(&rank_plan, step);
   }
-  check_errors(plan, run->oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  free_buffers(&buffers);
+  rank_plan_finish(&rank_plan);
 }
 
 void collective_check(const struct collective_case *what, rank_body *body) {
@@ -260,24 +227,43 @@ void collectives_over(const char *name, on_transport *on, size_t most_elements) 
   run_cases_over(name, on, most_elements, cases, count);
 }
 
+/* Makes the buffers of a rank. In place, the smaller one lies inside the larger one. */
+static void make_buffers(struct rank_plan *rank_plan) {
+  const struct collective_case *what = &rank_plan->run->what;
+  const onebit_operation_t operation = what->options.operation;
+  const size_t element = dtype_size(what->options.dtype);
+  size_t sent = rank_plan->sent * element, received = rank_plan->received * element;
+  if (what->placement == IN_PLACE) {
+    size_t part = (size_t)rank_plan->rank * what->count * element;
+    rank_plan->send_memory = guarded_create(sent > received ? sent : received, GUARD_ABOVE);
+    rank_plan->send = rank_plan->receive = rank_plan->send_memory.data;
+    rank_plan->send += operation == ONEBIT_ALLGATHER ? part : 0;
+    rank_plan->receive += operation == ONEBIT_REDUCE_SCATTER ? part : 0;
+    return;
+  }
+  enum guard guard = what->placement == APART_ABOVE ? GUARD_ABOVE : GUARD_BELOW;
+  size_t odd = what->placement == APART_ODD ? element : 0;
+  rank_plan->send_memory = guarded_create(sent + odd, guard);
+  rank_plan->receive_memory = guarded_create(received + 3 * odd, guard);
+  rank_plan->send = (char *)rank_plan->send_memory.data + odd;
+  rank_plan->receive = (char *)rank_plan->receive_memory.data + 3 * odd;
+}
+
 bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
                       const struct collective_run *run) {
   const struct collective_case *what = &run->what;
   const onebit_operation_t operation = what->options.operation;
-  const size_t element = dtype_size(what->options.dtype);
   *rank_plan = (struct rank_plan){.run = run,
                                   .sent = send_count(operation, what->count, what->size),
                                   .received = receive_count(operation, what->count, what->size),
                                   .rank = onebit_comm_rank(comm)};
-  rank_plan->send = allocate(rank_plan->sent, element);
-  rank_plan->receive = allocate(rank_plan->received, element);
+  make_buffers(rank_plan);
   return CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &rank_plan->plan),
                       ONEBIT_OK);
 }
 
 void rank_plan_fill(const struct rank_plan *rank_plan, int step) {
-  fill_input(rank_plan->send, rank_plan->run->what.options.dtype, rank_plan->sent, rank_plan->rank,
-             step);
+  fill_case(&rank_plan->run->what, rank_plan->send, rank_plan->sent, rank_plan->rank, step);
 }
 
 void rank_plan_check(const struct rank_plan *rank_plan, int step) {
@@ -300,8 +286,9 @@ void rank_plan_call(const struct rank_plan *rank_plan, int step) {
 
 void rank_plan_free(struct rank_plan *rank_plan) {
   CHECK_STATUS(onebit_plan_destroy(rank_plan->plan), ONEBIT_OK);
-  free(rank_plan->send);
-  free(rank_plan->receive);
+  guarded_destroy(&rank_plan->send_memory);
+  if (rank_plan->receive_memory.mapping)
+    guarded_destroy(&rank_plan->receive_memory);
 }
 
 void rank_plan_finish(struct rank_plan *rank_plan) {

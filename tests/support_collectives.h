@@ -18,6 +18,8 @@ struct collective_case {
   onebit_plan_options_t options;
   enum placement placement;
   bool nonblocking; /* every second call is */
+  /* NULL: fill_input fills the send buffers */
+  void (*fill)(void *values, onebit_dtype_t dtype, size_t count, int rank, int step);
 };
 
 /* The extent of the table: EVERY_OPTION is the full product of dtype, scale and block size for
@@ -71,12 +73,13 @@ struct rank_plan {
   const struct collective_run *run;
   onebit_plan_t plan;
   onebit_request_t request;
+  struct guarded send_memory, receive_memory;
   char *send, *receive;
   size_t sent, received; /* elements */
   int rank;
 };
 
-/* Creates the plan, collectively, and the buffers. */
+/* Creates the plan, collectively, and the buffers, beside pages that nobody may touch. */
 bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
                       const struct collective_run *run);
 /* rank_plan_fill fills the send buffer with the input of a step; rank_plan_check checks that the
@@ -106,6 +109,9 @@ struct kept_errors {
 };
 struct kept_errors export_errors(onebit_plan_t plan);
 void free_errors(struct kept_errors *errors);
+
+/* Checks that a plan's residuals are these, to the bit. */
+void check_unchanged_errors(onebit_plan_t plan, const struct kept_errors *before);
 
 /* Checks that a plan's residuals equal the oracle's of that rank, to the bit. */
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);

@@ -59,8 +59,6 @@ static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_ru
   const size_t element = dtype_size(what->options.dtype);
   struct rank_plan rank_plan;
   rank_plan_create(&rank_plan, comm, run);
-  free(rank_plan.send);
-  free(rank_plan.receive);
   char *room = allocate(rank_plan.sent + rank_plan.received + 16, element);
   rank_plan.send = room;
   rank_plan.receive = room + (rank_plan.sent + 8) * element;
@@ -78,7 +76,6 @@ static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_ru
           "a failed call changed recvbuf");
     rank_plan_call(&rank_plan, step);
   }
-  rank_plan.send = rank_plan.receive = NULL;
   rank_plan_finish(&rank_plan);
   free(room);
 }
@@ -176,7 +173,6 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
                                  {parameter + 200, gradient + 200, COUNT - 200, 0, 0, 0}};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
-    onebit_optimizer_info_t info = {.size = sizeof info};
     options.freeze_step = 3;
     options.shards = culprit->shards;
     options.common.clip_norm = culprit->clip_norm;
@@ -187,8 +183,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
     for (int step = 0; step < 6; step++) { /* warm-up and compressed */
       fill_input(gradient, ONEBIT_FLOAT32, COUNT, rank, step);
-      for (int i = 0; i < COUNT; i++)
-        before[i] = parameter[i];
+      memcpy(before, parameter, sizeof before);
       onebit_status_t status =
           onebit_optimizer_step(optimizer, rank == culprit->rank ? NAN : 0.01f);
       check_blame(status, comm, culprit->rank, "learning_rate");
@@ -196,8 +191,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
       CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
       CHECK_WORDS("learning_rate");
       CHECK_BITS("parameters", parameter, before, COUNT, ONEBIT_FLOAT32);
-      CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
-      CHECK(info.steps == (uint64_t)step, "%llu steps", (unsigned long long)info.steps);
+      CHECK(optimizer_info(optimizer).steps == (uint64_t)step, "step %d was made", step);
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
     }
     onebit_optimizer_destroy(optimizer);
@@ -333,39 +327,42 @@ void other_threads_on_one_rank(onebit_comm_t comm, void *context) {
 
 /* ---- Mistakes between begin and step of an optimizer ---- */
 
-enum { TENSORS = 5, EACH = 300, STEP_COUNT = TENSORS * EACH, STEPS = 8 };
+enum { TENSORS = PAIR_TENSORS, STEP_COUNT = PAIR_COUNT, STEPS = 8 };
 
-/* An optimizer of TENSORS tensors with a bucket each; a second one that makes only the correct
- * steps gives the expected parameters. */
-struct pair {
-  float parameter[2][STEP_COUNT], gradient[2][STEP_COUNT];
-  onebit_optimizer_t optimizer[2];
-};
-
-static struct pair *make_pair(onebit_comm_t comm, const struct culprit *culprit) {
-  struct pair *pair = allocate(1, sizeof *pair);
+struct adam_pair *pair_make(onebit_comm_t comm, const onebit_adam_options_t options[2]) {
+  struct adam_pair *pair = allocate(1, sizeof *pair);
   for (int k = 0; k < 2; k++) {
-    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_tensor_t tensors[TENSORS];
-    options.freeze_step = STEPS / 2;
-    options.shards = culprit->shards;
-    options.common.schedule = culprit->schedule;
-    options.common.clip_norm = culprit->clip_norm;
-    options.common.bucket_size = k == 0 ? EACH : 0;
-    for (int t = 0; t < TENSORS; t++)
-      tensors[t] = (onebit_tensor_t){
-          pair->parameter[k] + t * EACH, pair->gradient[k] + t * EACH, EACH, 0, 0, 0};
-    fill_input(pair->parameter[k], ONEBIT_FLOAT32, STEP_COUNT, 99, 0);
-    CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &pair->optimizer[k]),
+    for (size_t t = 0; t < TENSORS; t++)
+      tensors[t] = (onebit_tensor_t){.parameter = pair->parameter[k] + t * PAIR_EACH,
+                                     .gradient = pair->gradient[k] + t * PAIR_EACH,
+                                     .count = PAIR_EACH,
+                                     .weight_decay = 0.01f,
+                                     .uncompressed = t == 0};
+    fill_input(pair->parameter[k], ONEBIT_FLOAT32, PAIR_COUNT, 99, 0);
+    CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options[k], &pair->optimizer[k]),
                  ONEBIT_OK);
   }
   return pair;
 }
 
-static void free_pair(struct pair *pair) {
+void pair_free(struct adam_pair *pair) {
   onebit_optimizer_destroy(pair->optimizer[0]);
   onebit_optimizer_destroy(pair->optimizer[1]);
   free(pair);
+}
+
+/* The first has a bucket for each tensor; the second, which makes only the correct steps, gives the
+ * expected parameters. */
+static struct adam_pair *make_pair(onebit_comm_t comm, const struct culprit *culprit) {
+  onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
+  options[0].freeze_step = STEPS / 2;
+  options[0].shards = culprit->shards;
+  options[0].common.schedule = culprit->schedule;
+  options[0].common.clip_norm = culprit->clip_norm;
+  options[1] = options[0];
+  options[0].common.bucket_size = PAIR_EACH;
+  return pair_make(comm, options);
 }
 
 /* Makes the first half of a step, which starts exchanges. */
@@ -414,7 +411,7 @@ static onebit_status_t make_mistaken_step(onebit_optimizer_t optimizer,
   return onebit_optimizer_step(optimizer, rate);
 }
 
-static void check_mistake(struct pair *pair, onebit_comm_t comm, int culprit,
+static void check_mistake(struct adam_pair *pair, onebit_comm_t comm, int culprit,
                           enum step_mistake step_mistake, float *before) {
   bool guilty = onebit_comm_rank(comm) == culprit;
   memcpy(before, pair->parameter[0], sizeof pair->parameter[0]);
@@ -431,7 +428,7 @@ static void check_mistake(struct pair *pair, onebit_comm_t comm, int culprit,
 
 void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
-  struct pair *pair = make_pair(comm, culprit);
+  struct adam_pair *pair = make_pair(comm, culprit);
   float *before = allocate(STEP_COUNT, sizeof *before);
   for (int step = 0; step < STEPS; step++)
     for (int step_mistake = 0; step_mistake < STEP_MISTAKES; step_mistake++) {
@@ -445,13 +442,13 @@ void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
       CHECK_BITS("parameters", pair->parameter[0], pair->parameter[1], STEP_COUNT, ONEBIT_FLOAT32);
     }
   free(before);
-  free_pair(pair);
+  pair_free(pair);
 }
 
 void destroyed_in_an_open_step(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   for (int steps = 0; steps <= STEPS; steps += STEPS) { /* in warm-up, and compressed */
-    struct pair *pair = make_pair(comm, culprit);
+    struct adam_pair *pair = make_pair(comm, culprit);
     check_case("rank %d destroys after %d steps", culprit->rank, steps);
     for (int step = 0; step < steps; step++) {
       fill_input(pair->gradient[0], ONEBIT_FLOAT32, STEP_COUNT, onebit_comm_rank(comm), step);
@@ -464,6 +461,6 @@ void destroyed_in_an_open_step(onebit_comm_t comm, void *context) {
     } else {
       check_blame(onebit_optimizer_step(pair->optimizer[0], 0.01f), comm, culprit->rank, "");
     }
-    free_pair(pair);
+    pair_free(pair);
   }
 }

@@ -41,4 +41,13 @@ void plan_here_and_optimizer_there(onebit_comm_t comm, void *culprit);
 /* The culprit has another number of threads, which is allowed. */
 void other_threads_on_one_rank(onebit_comm_t comm, void *culprit);
 
+/* Two optimizers of equal tensors, of which the first stays uncompressed. */
+enum { PAIR_TENSORS = 5, PAIR_EACH = 300, PAIR_COUNT = PAIR_TENSORS * PAIR_EACH };
+struct adam_pair {
+  float parameter[2][PAIR_COUNT], gradient[2][PAIR_COUNT];
+  onebit_optimizer_t optimizer[2];
+};
+struct adam_pair *pair_make(onebit_comm_t comm, const onebit_adam_options_t options[2]);
+void pair_free(struct adam_pair *pair);
+
 #endif

@@ -238,13 +238,17 @@ void threads_share_a_communicator(onebit_comm_t comm, void *context) {
     rank_plan_finish(&plans[k]);
 }
 
-void flights_over(on_transport *on, rank_body *scenario) {
-  struct flight *flight = flight_prepare(3);
-  on(3, 1, scenario, flight);
-  flight_release(flight);
-  flight = flight_prepare_hosts(4, 2);
-  on(4, 2, scenario, flight);
-  flight_release(flight);
+void flights_over(on_transport *on) {
+  static rank_body *const scenarios[] = {waited_in_any_order, started_in_any_order_and_tested,
+                                         moved_by_progress, late_rank_is_waited_for,
+                                         threads_share_a_communicator};
+  struct flight *plain = flight_prepare(3), *hosts = flight_prepare_hosts(4, 2);
+  for (size_t k = 0; k < sizeof scenarios / sizeof scenarios[0]; k++) {
+    on(3, 1, scenarios[k], plain);
+    on(4, 2, scenarios[k], hosts);
+  }
+  flight_release(plain);
+  flight_release(hosts);
 }
 
 /* ---- A missing rank ---- */

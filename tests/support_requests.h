@@ -47,8 +47,8 @@ void late_rank_is_waited_for(onebit_comm_t comm, void *flight);
 /* Several threads of a rank use plans of one communicator at once. */
 void threads_share_a_communicator(onebit_comm_t comm, void *flight);
 
-/* Runs a scenario over a transport, on 3 ranks, and on 4 on two hosts. */
-void flights_over(on_transport *on, rank_body *scenario);
+/* Runs these scenarios over a transport, on 3 ranks, and on 4 on two hosts. */
+void flights_over(on_transport *on);
 
 /*
  * A missing rank, over loopback and over MPI: each kind of absence in each schedule.

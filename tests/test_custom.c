@@ -14,11 +14,7 @@
 
 Test(custom, collectives_equal_the_oracle) { collectives_over("custom", on_custom, MOST_ELEMENTS); }
 
-Test(custom, waited_for_in_any_order) { flights_over(on_custom, waited_in_any_order); }
-Test(custom, started_in_any_order) { flights_over(on_custom, started_in_any_order_and_tested); }
-Test(custom, moved_by_progress) { flights_over(on_custom, moved_by_progress); }
-Test(custom, a_late_rank) { flights_over(on_custom, late_rank_is_waited_for); }
-Test(custom, several_threads) { flights_over(on_custom, threads_share_a_communicator); }
+Test(custom, requests_in_flight) { flights_over(on_custom); }
 
 Test(custom, mistakes_are_told_to_all) {
   for (int rank = 0; rank < 3; rank += 2) {

@@ -1,42 +1,16 @@
 /* Gradients: their factors, and clipping. */
 #include "tests/support_adam.h"
+#include "tests/support_errors.h"
 
 /*
  * Mixed precision and accumulated gradients, in addition to test_optimizers.c: sums over
  * micro-batches count as their mean, and master values keep what types of 16 bits would lose.
  */
 
-/* Two optimizers that differ in one thing of their gradients, whose parameters must not differ. */
-enum { EACH = 1500, TENSORS = 3, COUNT = EACH * TENSORS };
-struct pair {
-  float parameter[2][COUNT], gradient[2][COUNT];
-  onebit_optimizer_t optimizer[2];
-};
-
-static struct pair *make_pair(onebit_comm_t comm, const onebit_adam_options_t options[2]) {
-  struct pair *pair = allocate(1, sizeof *pair);
-  for (int k = 0; k < 2; k++) {
-    onebit_tensor_t tensors[TENSORS];
-    for (int t = 0; t < TENSORS; t++)
-      tensors[t] = (onebit_tensor_t){
-          pair->parameter[k] + t * EACH, pair->gradient[k] + t * EACH, EACH, 0.01f, 0, t == 0};
-    fill_input(pair->parameter[k], ONEBIT_FLOAT32, COUNT, 99, 0);
-    CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options[k], &pair->optimizer[k]),
-                 ONEBIT_OK);
-  }
-  return pair;
-}
-
-static void step_pair(struct pair *pair) {
+static void step_pair(struct adam_pair *pair) {
   for (int k = 0; k < 2; k++)
     CHECK_STATUS(onebit_optimizer_step(pair->optimizer[k], 0.01f), ONEBIT_OK);
-  CHECK_BITS("parameters", pair->parameter[0], pair->parameter[1], COUNT, ONEBIT_FLOAT32);
-}
-
-static void free_pair(struct pair *pair) {
-  for (int k = 0; k < 2; k++)
-    onebit_optimizer_destroy(pair->optimizer[k]);
-  free(pair);
+  CHECK_BITS("parameters", pair->parameter[0], pair->parameter[1], PAIR_COUNT, ONEBIT_FLOAT32);
 }
 
 /* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that
@@ -48,11 +22,11 @@ static void accumulated_on_rank(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   options[0] = options[1] = what->options;
   options[1].common.gradient_factor = 1.0 / batches;
-  struct pair *pair = make_pair(comm, options);
+  struct adam_pair *pair = pair_make(comm, options);
   for (int step = 0; step < 8; step++) {
     check_case("step %d of %d micro-batches, profile %d", step, batches,
                (int)what->options.common.profile);
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < PAIR_COUNT; i++) {
       float sum = 0.0f;
       for (int b = 0; b < batches; b++)
         sum += roundf(256.0f * input_value((size_t)i, rank, step * 64 + b)) / 256.0f;
@@ -61,7 +35,7 @@ static void accumulated_on_rank(onebit_comm_t comm, void *context) {
     }
     step_pair(pair);
   }
-  free_pair(pair);
+  pair_free(pair);
 }
 
 Test(mixed, micro_batches_add_up) {
@@ -277,7 +251,7 @@ Test(clipping, norms_up_to_a_limit) {
       }
 }
 
-/* --- The cost of a call */
+/* --- The cost of a call; test_statistics.c has the bytes that leave. */
 
 static void bytes_on_rank(onebit_comm_t comm, void *context) {
   float parameter[100] = {0}, gradient[100] = {1.0f};
@@ -286,19 +260,10 @@ static void bytes_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   for (int clips = 0; clips <= 1; clips++) {
     onebit_optimizer_t optimizer = NULL;
-    info[clips].size = sizeof info[clips];
     onebit_adam_options_t options = {
         .size = sizeof options, .freeze_step = 1, .common.clip_norm = clips};
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info[clips]), ONEBIT_OK);
-    for (int step = 0; step < 3; step++) {
-      uint64_t before = onebit_comm_bytes_sent(comm);
-      CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
-      uint64_t sent = onebit_comm_bytes_sent(comm) - before;
-      uint64_t told = step ? info[clips].compressed_bytes : info[clips].warmup_bytes;
-      CHECK(sent == told, "step %d sent %llu bytes, info says %llu", step, (unsigned long long)sent,
-            (unsigned long long)told);
-    }
+    info[clips] = optimizer_info(optimizer);
     onebit_optimizer_destroy(optimizer);
   }
   /* One message goes to each other rank: a header and a word of elements. Messages that are passed

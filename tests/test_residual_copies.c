@@ -1,7 +1,7 @@
 /*
- * Plans and optimizers with one copy of the residuals: calls that succeed give the same bits as
- * with two. A call that is skipped or fails leaves the residuals as they were to two roundings, and
- * to the bit where the input was not finite.
+ * Plans and optimizers with one copy of the residuals: calls that succeed give the bits of the
+ * oracle, or of an optimizer with two. A call that is skipped or fails leaves the residuals as they
+ * were to two roundings, and to the bit where the input was not finite.
  */
 #include <float.h>
 
@@ -13,20 +13,6 @@ enum { STEPS = 3 };
 
 /* The causes of a bad call: rank 0 has a value that is not finite, or no receive buffer. */
 enum bad { SKIPPED, FAILED, BAD_CALLS };
-
-struct side {
-  onebit_plan_t plan;
-  void *send, *receive;
-};
-
-static void check_equal_sides(const struct side sides[2], size_t received, onebit_dtype_t dtype) {
-  struct kept_errors one = export_errors(sides[0].plan), two = export_errors(sides[1].plan);
-  CHECK_BITS("result", sides[0].receive, sides[1].receive, received, dtype);
-  CHECK_BITS("worker residual", one.worker, two.worker, one.worker_count, ONEBIT_FLOAT32);
-  CHECK_BITS("server residual", one.server, two.server, one.server_count, ONEBIT_FLOAT32);
-  free_errors(&one);
-  free_errors(&two);
-}
 
 /* e' = fl(c - x) of c = fl(e + x), each to half a unit in the last place; padding has x = 0. */
 static void check_undone(const struct kept_errors *before, const struct kept_errors *after,
@@ -53,21 +39,20 @@ static void check_close(const char *name, const float *before, const float *afte
       break;
 }
 
-static void call_badly(enum bad bad, const struct side *side, const struct collective_case *what,
-                       int rank) {
-  const onebit_operation_t operation = what->options.operation;
-  const size_t sent = send_count(operation, what->count, what->size);
-  void *receive = rank == 0 && bad == FAILED ? NULL : side->receive;
-  fill_input(side->send, what->options.dtype, sent, rank, STEPS);
+static void call_badly(enum bad bad, const struct rank_plan *rank_plan) {
+  const onebit_plan_options_t *options = &rank_plan->run->what.options;
+  const int rank = rank_plan->rank;
+  void *receive = rank == 0 && bad == FAILED ? NULL : rank_plan->receive;
+  rank_plan_fill(rank_plan, STEPS);
   if (rank == 0 && bad == SKIPPED)
-    oracle_store(side->send, sent / 2, what->options.dtype, NAN);
-  struct kept_errors before = export_errors(side->plan);
-  CHECK_STATUS(call_collective(operation, side->send, receive, side->plan),
+    oracle_store(rank_plan->send, rank_plan->sent / 2, options->dtype, NAN);
+  struct kept_errors before = export_errors(rank_plan->plan);
+  CHECK_STATUS(call_collective(options->operation, rank_plan->send, receive, rank_plan->plan),
                bad == SKIPPED ? ONEBIT_SKIPPED
                : rank == 0    ? ONEBIT_ERROR_ARGUMENT
                               : ONEBIT_ERROR_PEER);
-  struct kept_errors after = export_errors(side->plan);
-  check_undone(&before, &after, side->send, sent, what->options.dtype);
+  struct kept_errors after = export_errors(rank_plan->plan);
+  check_undone(&before, &after, rank_plan->send, rank_plan->sent, options->dtype);
   check_close("server", before.server, after.server, before.server_count);
   free_errors(&before);
   free_errors(&after);
@@ -77,48 +62,34 @@ static void call_badly(enum bad bad, const struct side *side, const struct colle
 enum { SCRATCH = (2 * 2048 + 2048 / 32) * 4 };
 
 /* The plan with one copy is smaller by a copy, except for its scratch and for a byte a block. */
-static void check_memory(const struct side sides[2]) {
-  onebit_plan_info_t one = {.size = sizeof one}, two = {.size = sizeof two};
-  CHECK_STATUS(onebit_plan_get_info(sides[0].plan, &one), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_get_info(sides[1].plan, &two), ONEBIT_OK);
+static void check_memory(const struct rank_plan *rank_plan, onebit_comm_t comm) {
+  const struct collective_case *what = &rank_plan->run->what;
+  onebit_plan_options_t options = what->options;
+  onebit_plan_t other;
+  options.residual_copies = 2;
+  CHECK_STATUS(onebit_plan_create(comm, what->count, &options, &other), ONEBIT_OK);
+  const onebit_plan_info_t one = plan_info(rank_plan->plan), two = plan_info(other);
   const uint64_t saved = (one.worker_residual_count + one.server_residual_count) * 4;
   CHECK(one.memory_bytes + saved <= two.memory_bytes + SCRATCH + 64, "%llu bytes, and %llu",
         (unsigned long long)one.memory_bytes, (unsigned long long)two.memory_bytes);
+  CHECK_STATUS(onebit_plan_destroy(other), ONEBIT_OK);
 }
 
-static void compare_copies_on_rank(onebit_comm_t comm, void *context) {
-  struct collective_case what = *(const struct collective_case *)context;
-  const onebit_operation_t operation = what.options.operation;
-  const onebit_dtype_t dtype = what.options.dtype;
-  const int rank = onebit_comm_rank(comm);
-  const size_t sent = send_count(operation, what.count, what.size),
-               received = receive_count(operation, what.count, what.size);
-  struct side sides[2];
-  for (int k = 0; k < 2; k++) {
-    what.options.residual_copies = k + 1;
-    sides[k] = (struct side){NULL, allocate(sent, dtype_size(dtype)),
-                             allocate(received, dtype_size(dtype))};
-    CHECK_STATUS(onebit_plan_create(comm, what.count, &what.options, &sides[k].plan), ONEBIT_OK);
-  }
-  check_memory(sides);
-  for (int step = 0; step < STEPS; step++) {
-    for (int k = 0; k < 2; k++) {
-      fill_input(sides[k].send, dtype, sent, rank, step);
-      CHECK_STATUS(call_collective(operation, sides[k].send, sides[k].receive, sides[k].plan),
-                   ONEBIT_OK);
-    }
-    check_equal_sides(sides, received, dtype);
-  }
-  for (int bad = 0; what.count && bad < BAD_CALLS; bad++)
-    call_badly((enum bad)bad, &sides[0], &what, rank);
-  fill_input(sides[0].send, dtype, sent, rank, STEPS);
-  CHECK_STATUS(call_collective(operation, sides[0].send, sides[0].receive, sides[0].plan),
+static void call_well_and_badly(onebit_comm_t comm, void *context) {
+  const struct collective_run *run = context;
+  struct rank_plan rank_plan;
+  rank_plan_create(&rank_plan, comm, run);
+  check_memory(&rank_plan, comm);
+  for (int step = 0; step < STEPS; step++)
+    rank_plan_call(&rank_plan, step);
+  check_errors(rank_plan.plan, run->oracle, rank_plan.rank);
+  for (int bad = 0; run->what.count && bad < BAD_CALLS; bad++)
+    call_badly((enum bad)bad, &rank_plan);
+  rank_plan_fill(&rank_plan, STEPS);
+  CHECK_STATUS(call_collective(run->what.options.operation, rank_plan.send, rank_plan.receive,
+                               rank_plan.plan),
                ONEBIT_OK);
-  for (int k = 0; k < 2; k++) {
-    CHECK_STATUS(onebit_plan_destroy(sides[k].plan), ONEBIT_OK);
-    free(sides[k].send);
-    free(sides[k].receive);
-  }
+  rank_plan_free(&rank_plan);
 }
 
 static void check_counts(struct collective_case what) {
@@ -127,12 +98,13 @@ static void check_counts(struct collective_case what) {
     for (what.size = 1; what.size <= 3; what.size += 2) {
       what.count = counts[k];
       what.options.dtype = (onebit_dtype_t)(k % 3);
-      on_ranks(what.size, compare_copies_on_rank, &what);
+      collective_check(&what, call_well_and_badly);
     }
 }
 
 static struct collective_case make_case(onebit_operation_t operation, onebit_schedule_t schedule) {
-  struct collective_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT};
+  struct collective_case what = {.steps = STEPS, .options = ONEBIT_PLAN_OPTIONS_INIT};
+  what.options.residual_copies = 1;
   what.options.operation = operation;
   what.options.schedule = schedule;
   return what;
@@ -152,7 +124,8 @@ Test(residual_copies, one_scale) {
   struct collective_case what = make_case(ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE);
   what.options.block_size = ONEBIT_BLOCK_BUFFER;
   check_counts(what);
-  what.options = (onebit_plan_options_t)ONEBIT_PLAN_OPTIONS_INIT;
+  what.options.block_size = 0;
+  what.options.schedule = ONEBIT_SCHEDULE_AUTOMATIC;
   what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_counts(what);
 }

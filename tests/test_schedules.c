@@ -123,6 +123,8 @@ static void check_plan_info(onebit_comm_t comm, void *context) {
           (int)info.schedule, (int)info.wire);
     CHECK(info.hosts == 2 && info.ranks_per_host == 2, "%d hosts with %d ranks", info.hosts,
           info.ranks_per_host);
+    CHECK(strcmp(info.transport, "loopback") == 0 && info.codec && info.codec[0],
+          "transport %s, codec %s", info.transport, info.codec);
     /* dense messages are cut as if blocks were of the default size, longer than the buffer */
     CHECK(info.chunk_size == (wire == ONEBIT_WIRE_BITS ? 64 : 1024), "chunks of %zu",
           info.chunk_size);

@@ -125,75 +125,14 @@ Test(sixteen_bits, every_codec_stores_what_is_finite) {
 
 /* --- Collectives -------------------------------------------------------------------------------*/
 
-enum { COUNT = 3001, STEPS = 8 };
-
 /* Fills in the largest numbers and zeros: the scales of their residuals are beyond the range of
- * float16. */
-static void fill_large(uint16_t *values, size_t count, int rank, int step) {
+ * float16. The oracle's results are finite. */
+static void fill_large(void *values, onebit_dtype_t dtype, size_t count, int rank, int step) {
   for (size_t i = 0; i < count; i++)
-    oracle_store(values, i, ONEBIT_FLOAT16,
+    oracle_store(values, i, dtype,
                  (i + (size_t)rank + (size_t)step) % 5 < 2 ? 0.0f
                  : i % 7 == 3                              ? -65504.0f
                                                            : 65504.0f);
-}
-
-struct large_run {
-  const onebit_plan_options_t *options;
-  int size, hosts;
-  size_t sent, received;
-  uint16_t *results[STEPS];
-  struct oracle *oracle;
-};
-
-static void prepare_large(struct large_run *run) {
-  uint16_t *inputs[16];
-  run->sent = send_count(run->options->operation, COUNT, run->size);
-  run->received = receive_count(run->options->operation, COUNT, run->size);
-  run->oracle = oracle_create_hosts(run->size, run->hosts, COUNT, run->options);
-  for (int r = 0; r < run->size; r++)
-    inputs[r] = allocate(run->sent, sizeof **inputs);
-  for (int step = 0; step < STEPS; step++) {
-    run->results[step] = allocate(run->oracle->result_count, sizeof **run->results);
-    for (int r = 0; r < run->size; r++)
-      fill_large(inputs[r], run->sent, r, step);
-    cr_assert(oracle_call(run->oracle, (const void *const *)inputs, run->results[step]));
-  }
-  for (int r = 0; r < run->size; r++)
-    free(inputs[r]);
-}
-
-static void large_on_rank(onebit_comm_t comm, void *context) {
-  const struct large_run *run = context;
-  int rank = onebit_comm_rank(comm);
-  bool scattered = run->options->operation == ONEBIT_REDUCE_SCATTER;
-  uint16_t *send = allocate(run->sent, sizeof *send), *got = allocate(run->received, sizeof *got);
-  onebit_plan_t plan;
-  check_case("%s of %d ranks, schedule %d, wire %d, block %zd",
-             operation_name(run->options->operation), run->size, (int)run->options->schedule,
-             (int)run->options->wire, (ptrdiff_t)run->options->block_size);
-  CHECK_STATUS(onebit_plan_create(comm, COUNT, run->options, &plan), ONEBIT_OK);
-  for (int step = 0; step < STEPS; step++) {
-    fill_large(send, run->sent, rank, step);
-    CHECK_STATUS(call_collective(run->options->operation, send, got, plan), ONEBIT_OK);
-    size_t infinite = 0;
-    for (size_t i = 0; i < run->received; i++)
-      infinite += isfinite(oracle_load(got, i, ONEBIT_FLOAT16)) ? 0 : 1;
-    CHECK(infinite == 0, "step %d: %zu results are not finite", step, infinite);
-    CHECK_BITS("recvbuf", got, run->results[step] + (scattered ? (size_t)rank * COUNT : 0),
-               run->received, ONEBIT_FLOAT16);
-  }
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  free(send);
-  free(got);
-}
-
-static void check_large(int size, int hosts, const onebit_plan_options_t *options) {
-  struct large_run run = {.options = options, .size = size, .hosts = hosts};
-  prepare_large(&run);
-  on_hosts(size, hosts, large_on_rank, &run);
-  for (int step = 0; step < STEPS; step++)
-    free(run.results[step]);
-  oracle_destroy(run.oracle);
 }
 
 static void check_operation(onebit_operation_t operation, onebit_schedule_t schedule,
@@ -201,16 +140,17 @@ static void check_operation(onebit_operation_t operation, onebit_schedule_t sche
   static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
   for (int size = 1; size <= 4; size++)
     for (size_t b = 0; b < 3; b++) {
-      onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-      options.operation = operation;
-      options.schedule = schedule;
-      options.wire = wire;
-      options.dtype = ONEBIT_FLOAT16;
-      options.block_size = blocks[b];
-      if (schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
-        check_large(size, 1, &options);
-      else if (size == 4 && blocks[b] != ONEBIT_BLOCK_BUFFER)
-        check_large(size, 2, &options);
+      struct collective_case what = {.size = size, .steps = 8, .count = 3001, .fill = fill_large};
+      what.options = (onebit_plan_options_t){.size = sizeof what.options,
+                                             .operation = operation,
+                                             .schedule = schedule,
+                                             .wire = wire,
+                                             .dtype = ONEBIT_FLOAT16,
+                                             .block_size = blocks[b]};
+      const bool hosts = schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+      what.hosts = hosts ? 2 : 1;
+      if (!hosts || (size == 4 && blocks[b] != ONEBIT_BLOCK_BUFFER))
+        collective_check(&what, collective_on_rank);
     }
 }
 

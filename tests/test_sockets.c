@@ -66,13 +66,7 @@ Test(sockets, info_counts_the_hosts) {
   }
 }
 
-Test(sockets, waited_for_in_any_order) { flights_over(run_on_sockets, waited_in_any_order); }
-Test(sockets, started_in_any_order) {
-  flights_over(run_on_sockets, started_in_any_order_and_tested);
-}
-Test(sockets, moved_by_progress) { flights_over(run_on_sockets, moved_by_progress); }
-Test(sockets, a_late_rank) { flights_over(run_on_sockets, late_rank_is_waited_for); }
-Test(sockets, several_threads) { flights_over(run_on_sockets, threads_share_a_communicator); }
+Test(sockets, requests_in_flight) { flights_over(run_on_sockets); }
 
 Test(sockets, mistakes_are_told_to_all) {
   struct culprit culprit = {.rank = 2};

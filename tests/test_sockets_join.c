@@ -1,4 +1,8 @@
-/* Ranks over sockets find each other. */
+/*
+ * Ranks over sockets find each other when something else is there too: another job at the same
+ * port, a stranger, a rank that was killed and started again, a child that keeps a dead rank's
+ * files. The result is right, or an error on all ranks that met.
+ */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -11,14 +15,7 @@
 #include "collectives/communicator.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"
-#include "tests/support_sample.h"
 #include "tests/support_transports.h"
-
-/*
- * Ranks over sockets find each other when something else is there too: another job at the same
- * port, a stranger, a rank that was killed and started again, a child that keeps a dead rank's
- * files. The result is right, or an error on all ranks that met.
- */
 
 enum { COUNT = 1000 };
 
