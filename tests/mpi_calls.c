@@ -4,6 +4,7 @@
  * ranks do with their buffers.
  */
 #include "dropin/mpi/communicator.h"
+#include "tests/support_collectives.h"
 #include "tests/support_mpi.h"
 
 enum { COUNT = 5000 };
@@ -37,7 +38,7 @@ static void free_buffers(struct buffers *buffers) {
 }
 
 static void check_element(const void *buffer, onebit_dtype_t dtype, size_t i, float wanted) {
-  float got = load_element(buffer, dtype, i);
+  float got = oracle_load(buffer, i, dtype);
   CHECK(got == wanted, "element %zu is %g, not %g", i, (double)got, (double)wanted);
 }
 
@@ -182,18 +183,14 @@ static onebit_plan_t find_first_plan(MPI_Comm comm) {
 /* Sums the residuals of all ranks in terms of the mean: the mean of the workers' residuals plus the
  * servers' residuals. */
 static void sum_residuals(MPI_Comm comm, double *residuals) {
-  onebit_plan_t plan = find_first_plan(comm);
-  float *worker = allocate(COUNT, sizeof *worker), *server = allocate(COUNT, sizeof *server);
+  struct kept_errors errors = export_errors(find_first_plan(comm));
   double *mine = allocate(COUNT, sizeof *mine);
-  const onebit_plan_info_t info = plan_info(plan);
-  CHECK_STATUS(onebit_plan_export_residual(plan, worker, server), ONEBIT_OK);
-  for (size_t i = 0; i < info.worker_residual_count; i++)
-    mine[i] += (double)worker[i] / size_of(comm);
-  for (size_t i = 0; i < info.server_residual_count; i++)
-    mine[info.server_residual_start + i] += (double)server[i];
+  for (size_t i = 0; i < errors.worker_count; i++)
+    mine[i] += (double)errors.worker[i] / size_of(comm);
+  for (size_t i = 0; i < errors.server_count; i++)
+    mine[errors.server_first + i] += (double)errors.server[i];
   MPI_Allreduce(mine, residuals, COUNT, MPI_DOUBLE, MPI_SUM, comm);
-  free(worker);
-  free(server);
+  free_errors(&errors);
   free(mine);
 }
 
@@ -228,30 +225,7 @@ RankedTest(mpi_calls, lose_nothing_but_the_residual) {
 
 #define TENSORS 3
 
-struct moving {
-  MPI_Comm comm;
-  float *send[TENSORS], *receive[TENSORS];
-  int count[TENSORS];
-};
-
-static struct moving make_moving_tensors(MPI_Comm comm) {
-  struct moving moving = {.comm = comm};
-  for (int t = 0; t < TENSORS; t++) {
-    moving.count[t] = COUNT;
-    moving.send[t] = allocate(COUNT, sizeof(float));
-    moving.receive[t] = allocate(COUNT, sizeof(float));
-  }
-  return moving;
-}
-
-static void free_moving_tensors(struct moving *moving) {
-  for (int t = 0; t < TENSORS; t++) {
-    free(moving->send[t]);
-    free(moving->receive[t]);
-  }
-}
-
-static void call_tensor(struct moving *moving, int t, int step) {
+static void call_tensor(struct mpi_tensors *moving, int t, int step) {
   size_t count = (size_t)moving->count[t];
   check_case("step %d, tensor %d", step, t);
   fill_exact(moving->send[t], ONEBIT_FLOAT32, count, rank_of(moving->comm), t);
@@ -261,13 +235,13 @@ static void call_tensor(struct moving *moving, int t, int step) {
   CHECK_EXACT("recvbuf", moving->receive[t], count, size_of(moving->comm), t);
 }
 
-static void call_steps(struct moving *moving, int number) {
+static void call_steps(struct mpi_tensors *moving, int number) {
   for (int step = 0; step < number; step++)
     for (int t = 0; t < TENSORS; t++)
       call_tensor(moving, t, step);
 }
 
-static void swap_send_buffers(struct moving *moving, int a, int b) {
+static void swap_send_buffers(struct mpi_tensors *moving, int a, int b) {
   float *send = moving->send[a];
   moving->send[a] = moving->send[b];
   moving->send[b] = send;
@@ -284,28 +258,26 @@ static void check_tally(MPI_Comm comm, size_t tensors, uint64_t withdrawn) {
   if (size_of(comm) == 1)
     return;
   CHECK(found == tensors, "%zu tensors, not %zu", found, tensors);
-  CHECK((tally.calls - tally.compressed) == withdrawn, "%d calls withdrawn, not %d",
+  CHECK(tally.calls - tally.compressed == withdrawn, "%d calls withdrawn, not %d",
         (int)(tally.calls - tally.compressed), (int)withdrawn);
 }
 
 /* Swaps two send buffers after `before` steps, on one rank or on all. After 9 steps the ranks
  * follow a loop, after one step they do not. */
 static void check_swapped_buffers(int before, bool everywhere) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   bool mine = everywhere || rank_of(moving.comm) == size_of(moving.comm) - 1;
   call_steps(&moving, before);
   if (mine)
     swap_send_buffers(&moving, 0, 2);
   call_steps(&moving, 3);
-  struct ob_tally tally = tally_of(moving.comm, NULL);
-  CHECK(size_of(moving.comm) == 1 || (tally.calls - tally.compressed) <= 2, "%d withdrawn",
-        (int)(tally.calls - tally.compressed));
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  CHECK(size_of(moving.comm) == 1 || count_withdrawn(moving.comm) <= 2, "%d withdrawn",
+        (int)count_withdrawn(moving.comm));
+  mpi_tensors_free(&moving);
 }
 
 static void check_moved_buffer(int before, bool everywhere) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   bool mine = everywhere || rank_of(moving.comm) == 0;
   float *old = moving.receive[1];
   call_steps(&moving, before);
@@ -317,41 +289,37 @@ static void check_moved_buffer(int before, bool everywhere) {
   check_tally(moving.comm, is_new ? TENSORS + 1 : TENSORS, before == 1 && !everywhere);
   if (mine)
     free(old);
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  mpi_tensors_free(&moving);
 }
 
 /* A call with another count belongs to another tensor, also in the same buffers; the residual of
  * the first tensor stays. */
 static void check_changed_count(void) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   call_steps(&moving, 9);
   moving.count[1] = COUNT - 33;
   call_steps(&moving, 9);
   moving.count[1] = COUNT;
   call_steps(&moving, 9);
   check_tally(moving.comm, TENSORS + 1, 0);
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  mpi_tensors_free(&moving);
 }
 
 /* Leaves out one of the similar calls of a step: ranks that follow the loop take one call for
  * another, notice it by the buffers, and stop following. */
 static void check_left_out_call(void) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   call_steps(&moving, 9);
   moving.count[2] = 0;
   call_steps(&moving, 20);
-  struct ob_tally tally = tally_of(moving.comm, NULL);
-  CHECK(size_of(moving.comm) == 1 || (tally.calls - tally.compressed) < 16, "%d withdrawn of %d",
-        (int)(tally.calls - tally.compressed), (int)tally.calls);
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  CHECK(size_of(moving.comm) == 1 || count_withdrawn(moving.comm) < 16, "%d withdrawn",
+        (int)count_withdrawn(moving.comm));
+  mpi_tensors_free(&moving);
 }
 
 /* One rank sends from another buffer in each step, in an order without a period. */
 static void check_changing_buffers(void) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   float *room[4];
   for (int k = 0; k < 4; k++)
     room[k] = allocate(COUNT, sizeof(float));
@@ -367,8 +335,7 @@ static void check_changing_buffers(void) {
   moving.send[0] = own;
   for (int k = 0; k < 4; k++)
     free(room[k]);
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  mpi_tensors_free(&moving);
 }
 
 /* Each call has a new buffer: each gets a tensor until the ranks recognise the calls as a loop, and
@@ -393,7 +360,7 @@ static void check_new_buffers(void) {
 
 /* Calls on noise leave a residual, which the next call would add; ONEBIT_Forget discards it. */
 static void check_forgotten_buffer(int before) {
-  struct moving moving = make_moving_tensors(duplicate_world());
+  struct mpi_tensors moving = mpi_tensors_make(COUNT);
   int rank = rank_of(moving.comm);
   for (int step = 0; step < before; step++) {
     fill_input(moving.send[0], ONEBIT_FLOAT32, COUNT, rank, step);
@@ -402,8 +369,7 @@ static void check_forgotten_buffer(int before) {
   CHECK(ONEBIT_Forget(moving.send[0], moving.comm) == MPI_SUCCESS, "%s", onebit_last_error());
   CHECK(ONEBIT_Forget(&moving, moving.comm) == MPI_SUCCESS, "%s", onebit_last_error());
   call_tensor(&moving, 0, 0);
-  free_moving_tensors(&moving);
-  MPI_Comm_free(&moving.comm);
+  mpi_tensors_free(&moving);
 }
 
 RankedTest(mpi_calls, never_give_a_wrong_sum_when_buffers_change) {

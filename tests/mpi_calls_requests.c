@@ -5,31 +5,9 @@
 #include "base/memory.h"
 #include "tests/support_mpi.h"
 
-enum { COUNT = 3000, TENSORS = 4 };
+enum { COUNT = 3000, TENSORS = MPI_TENSORS };
 
-struct flight {
-  MPI_Comm comm;
-  float *send[TENSORS], *receive[TENSORS];
-  ONEBIT_Request request[TENSORS];
-};
-
-static struct flight make_flight(MPI_Comm comm) {
-  struct flight flight = {.comm = comm};
-  for (int t = 0; t < TENSORS; t++) {
-    flight.send[t] = allocate(COUNT, sizeof(float));
-    flight.receive[t] = allocate(COUNT, sizeof(float));
-  }
-  return flight;
-}
-
-static void free_flight(struct flight *flight) {
-  for (int t = 0; t < TENSORS; t++) {
-    free(flight->send[t]);
-    free(flight->receive[t]);
-  }
-}
-
-static void start_poisoned(struct flight *flight, int t, bool poisoned) {
+static void start_poisoned(struct mpi_tensors *flight, int t, bool poisoned) {
   fill_exact(flight->send[t], ONEBIT_FLOAT32, COUNT, rank_of(flight->comm), t);
   if (poisoned)
     flight->send[t][7] = INFINITY;
@@ -38,7 +16,7 @@ static void start_poisoned(struct flight *flight, int t, bool poisoned) {
   CHECK(code == MPI_SUCCESS && flight->request[t], "code %d: %s", code, onebit_last_error());
 }
 
-static void start_finite(struct flight *flight, int t) { start_poisoned(flight, t, false); }
+static void start_finite(struct mpi_tensors *flight, int t) { start_poisoned(flight, t, false); }
 
 static bool is_empty(const MPI_Status *status) {
   int bytes = -1, cancelled = -1;
@@ -48,7 +26,7 @@ static bool is_empty(const MPI_Status *status) {
          status->MPI_TAG == MPI_ANY_TAG;
 }
 
-static void finish_request(struct flight *flight, int t, bool test) {
+static void finish_request(struct mpi_tensors *flight, int t, bool test) {
   MPI_Status status;
   int done = 0, code = MPI_SUCCESS;
   if (!test)
@@ -65,7 +43,7 @@ static bool is_poisoned(int t, int poisoned) { return poisoned >= 0 && t % 2 == 
 /* Ranks wait in different orders, some by tests, while the library learns the loop of calls and
  * while it follows it. A value of two tensors is not finite on one rank: their sums are not finite
  * either, and all other sums are right. */
-static void wait_in_any_order(struct flight *flight, int steps) {
+static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
   int rank = rank_of(flight->comm);
   for (int step = 0; step < steps; step++) {
     check_case("step %d", step);
@@ -88,7 +66,7 @@ static void wait_in_any_order(struct flight *flight, int steps) {
 
 /* A rank moves the send buffers of tensors in turn, so that two of the calls in flight are
  * withdrawn; blocking calls of the library and of MPI are made in between. */
-static void check_withdrawn_calls(struct flight *flight) {
+static void check_withdrawn_calls(struct mpi_tensors *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
   float *fresh[2] = {allocate(COUNT, sizeof *other), allocate(COUNT, sizeof *other)};
@@ -124,42 +102,40 @@ static void check_withdrawn_calls(struct flight *flight) {
 }
 
 RankedTest(mpi_calls_requests, are_done_in_any_order) {
-  struct flight flight = make_flight(duplicate_world());
+  struct mpi_tensors flight = mpi_tensors_make(COUNT);
   wait_in_any_order(&flight, 16);
   check_withdrawn_calls(&flight);
-  free_flight(&flight);
-  MPI_Comm_free(&flight.comm);
+  mpi_tensors_free(&flight);
 }
 
 /* Two communicators: one rank waits for the first one first, another rank for the second, and both
  * calls are withdrawn. */
 RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
-  struct flight flights[2] = {make_flight(duplicate_world()), make_flight(duplicate_world())};
+  struct mpi_tensors flights[2] = {mpi_tensors_make(COUNT), mpi_tensors_make(COUNT)};
   for (int step = 0; step < 12; step++)
     for (int poisoned = 0; poisoned < 2; poisoned++) {
       for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k < 2; k++)
           start_poisoned(&flights[k], t, step % 4 == 3 && rank == 0 && t == poisoned);
       for (int i = 0; i < 2; i++) {
-        struct flight *flight = &flights[(i + rank) % 2];
+        struct mpi_tensors *flight = &flights[(i + rank) % 2];
         CHECK(ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE) == MPI_SUCCESS, "%s",
               onebit_last_error());
       }
     }
+  flights[1].comm = MPI_COMM_NULL; /* MPI_Finalize ends it */
   for (int k = 0; k < 2; k++)
-    free_flight(&flights[k]);
-  MPI_Comm_free(&flights[0].comm); /* MPI_Finalize ends the other one */
+    mpi_tensors_free(&flights[k]);
 }
 
 /* ---- Persistent requests ---- */
 
 static void check_code(int code, int wanted) {
-  int class = MPI_SUCCESS;
-  MPI_Error_class(code, &class);
-  CHECK(class == wanted, "class %d, not %d: %s", class, wanted, onebit_last_error());
+  CHECK(error_class_of(code) == wanted, "class %d, not %d: %s", error_class_of(code), wanted,
+        onebit_last_error());
 }
 
-static void check_persistent_requests(struct flight *flight) {
+static void check_persistent_requests(struct mpi_tensors *flight) {
   int done = 0;
   MPI_Status statuses[TENSORS];
   for (int t = 0; t < TENSORS; t++) {
@@ -188,7 +164,7 @@ static void check_persistent_requests(struct flight *flight) {
 
 /* Checks that a request in flight ends when its communicator is freed, and that a persistent
  * request then has no communicator. */
-static void check_outlived_communicator(struct flight *flight) {
+static void check_outlived_communicator(struct mpi_tensors *flight) {
   bool several = size_of(flight->comm) > 1;
   int size = size_of(flight->comm);
   start_finite(flight, 0);
@@ -223,13 +199,13 @@ static void check_refused_requests(void) {
 
 RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  struct flight flight = make_flight(duplicate_world());
+  struct mpi_tensors flight = mpi_tensors_make(COUNT);
   check_persistent_requests(&flight);
   check_outlived_communicator(&flight);
   check_refused_requests();
   for (int t = 2; t < TENSORS; t++)
     check_code(ONEBIT_Request_free(&flight.request[t]), MPI_SUCCESS);
-  free_flight(&flight);
+  mpi_tensors_free(&flight);
 }
 
 /* ---- Memory and threads ---- */
@@ -238,7 +214,7 @@ RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
 RankedTest(mpi_calls_requests, do_without_memory) {
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
     check_case("allocation %d fails", n);
-    struct flight flight = make_flight(duplicate_world());
+    struct mpi_tensors flight = mpi_tensors_make(COUNT);
     ob_memory_fail_at(rank == 0 ? n : 0);
     for (int t = 0; t < 2; t++) {
       fill_exact(flight.send[t], ONEBIT_FLOAT32, COUNT, rank, t);
@@ -251,13 +227,12 @@ RankedTest(mpi_calls_requests, do_without_memory) {
     ob_memory_fail_at(0);
     for (int t = 0; t < 2; t++)
       CHECK_EXACT("recvbuf", flight.receive[t], COUNT, size_of(flight.comm), t);
-    free_flight(&flight);
-    MPI_Comm_free(&flight.comm);
+    mpi_tensors_free(&flight);
   }
 }
 
 static void *make_calls_in_thread(void *argument) {
-  struct flight *flight = argument;
+  struct mpi_tensors *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));
   wait_in_any_order(flight, 12);
   check_withdrawn_calls(flight);
@@ -266,14 +241,14 @@ static void *make_calls_in_thread(void *argument) {
 
 /* Waits in one thread for requests that another thread starts, while that one starts more. */
 static void *wait_in_thread(void *argument) {
-  struct flight *flight = argument;
+  struct mpi_tensors *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));
   for (int t = 0; t < TENSORS / 2; t++)
     finish_request(flight, t, t);
   return NULL;
 }
 
-static void wait_in_two_threads(struct flight *flight) {
+static void wait_in_two_threads(struct mpi_tensors *flight) {
   for (int step = 0; step < 8; step++) {
     pthread_t thread;
     for (int t = 0; t < TENSORS / 2; t++)
@@ -292,19 +267,17 @@ RankedTest(mpi_calls_requests, from_several_threads) {
   int provided;
   MPI_Query_thread(&provided);
   if (provided == MPI_THREAD_MULTIPLE) {
-    struct flight flights[THREADS];
+    struct mpi_tensors flights[THREADS];
     pthread_t threads[THREADS];
     for (int k = 0; k < THREADS; k++)
-      flights[k] = make_flight(duplicate_world());
+      flights[k] = mpi_tensors_make(COUNT);
     for (int k = 0; k < THREADS; k++)
       pthread_create(&threads[k], NULL, make_calls_in_thread, &flights[k]);
     for (int k = 0; k < THREADS; k++)
       pthread_join(threads[k], NULL);
     wait_in_two_threads(&flights[0]);
-    for (int k = 0; k < THREADS; k++) {
-      free_flight(&flights[k]);
-      MPI_Comm_free(&flights[k].comm);
-    }
+    for (int k = 0; k < THREADS; k++)
+      mpi_tensors_free(&flights[k]);
   } else {
     cr_log_warn("this MPI has no MPI_THREAD_MULTIPLE: threads are not tested");
   }

@@ -5,6 +5,7 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/communicator.h"
 #include "onebit/mpi.h"
+#include "tests/oracle.h"
 
 /* The drop-in calls send one bit unless a test sets another width: one bit is exact for values of
  * one magnitude. */
@@ -44,47 +45,9 @@ float exact_value(size_t i, int rank, int scale) {
   return ldexpf((float)((i * 2654435761u >> 7 & 1) ? -(rank + 1) : rank + 1), scale);
 }
 
-float load_element(const void *buffer, onebit_dtype_t dtype, size_t i) {
-  float wide[1];
-  uint16_t half;
-  if (dtype == ONEBIT_FLOAT32)
-    return ((const float *)buffer)[i];
-  memcpy(&half, (const char *)buffer + i * sizeof half, sizeof half);
-  uint32_t bits = (uint32_t)half << 16;
-  memcpy(wide, &bits, sizeof bits);
-  if (dtype == ONEBIT_BFLOAT16)
-    return wide[0];
-  float value = ldexpf((float)(half & 0x3ff) + (half >> 10 & 0x1f ? 1024.0f : 0.0f),
-                       (half >> 10 & 0x1f ? half >> 10 & 0x1f : 1) - 25);
-  value = (half & 0x7c00) == 0x7c00 ? (half & 0x3ff ? NAN : INFINITY) : value;
-  return half & 0x8000 ? -value : value;
-}
-
-/* Returns the bits of a value in 16 bits. The value is a small whole number times a power of two,
- * so it has exact bits. */
-static uint16_t find_half(float value, onebit_dtype_t dtype) {
-  for (uint32_t half = 0; half < 0x10000; half++) {
-    uint16_t bits = (uint16_t)half;
-    if (load_element(&bits, dtype, 0) == value)
-      return bits;
-  }
-  CHECK(false, "%g is no half", (double)value);
-  return 0;
-}
-
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale) {
-  uint16_t plus = 0, minus = 0;
-  if (dtype != ONEBIT_FLOAT32) {
-    plus = find_half(ldexpf((float)(rank + 1), scale), dtype);
-    minus = plus | 0x8000;
-  }
-  for (size_t i = 0; i < count; i++) {
-    float value = exact_value(i, rank, scale);
-    if (dtype == ONEBIT_FLOAT32)
-      ((float *)buffer)[i] = value;
-    else
-      ((uint16_t *)buffer)[i] = value < 0 ? minus : plus;
-  }
+  for (size_t i = 0; i < count; i++)
+    oracle_store(buffer, i, dtype, exact_value(i, rank, scale));
 }
 
 float exact_result(size_t i, int size, int scale, bool average) {
@@ -134,6 +97,31 @@ MPI_Comm duplicate_world(void) {
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   return comm;
+}
+
+int error_class_of(int code) {
+  int class = MPI_SUCCESS;
+  MPI_Error_class(code, &class);
+  return class;
+}
+
+struct mpi_tensors mpi_tensors_make(size_t count) {
+  struct mpi_tensors tensors = {.comm = duplicate_world()};
+  for (int t = 0; t < MPI_TENSORS; t++) {
+    tensors.count[t] = (int)count;
+    tensors.send[t] = allocate(count, sizeof(float));
+    tensors.receive[t] = allocate(count, sizeof(float));
+  }
+  return tensors;
+}
+
+void mpi_tensors_free(struct mpi_tensors *tensors) {
+  for (int t = 0; t < MPI_TENSORS; t++) {
+    free(tensors->send[t]);
+    free(tensors->receive[t]);
+  }
+  if (tensors->comm != MPI_COMM_NULL)
+    MPI_Comm_free(&tensors->comm);
 }
 
 int size_of(MPI_Comm comm) {

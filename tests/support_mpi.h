@@ -43,13 +43,26 @@ float exact_result(size_t i, int size, int scale, bool average);
 bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
                  const char *file, int line);
 
-float load_element(const void *buffer, onebit_dtype_t dtype, size_t i);
-
 /* Returns the sum of the counts of a communicator's tensors; *tensors is the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
 /* Returns a communicator of all ranks that returns errors. */
 MPI_Comm duplicate_world(void);
+
+/* Returns MPI's class of an error code. */
+int error_class_of(int code);
+
+/* Tensors of their own arrays, on a communicator of their own; freeing them frees it, unless it is
+ * MPI_COMM_NULL. */
+enum { MPI_TENSORS = 4 };
+struct mpi_tensors {
+  MPI_Comm comm;
+  float *send[MPI_TENSORS], *receive[MPI_TENSORS];
+  int count[MPI_TENSORS];
+  ONEBIT_Request request[MPI_TENSORS];
+};
+struct mpi_tensors mpi_tensors_make(size_t count);
+void mpi_tensors_free(struct mpi_tensors *tensors);
 
 int size_of(MPI_Comm comm);
 int rank_of(MPI_Comm comm);
