@@ -118,6 +118,9 @@ const struct checkpoint_case checkpoint_cases[] = {
 /* clang-format on */
 const size_t checkpoint_cases_count = sizeof checkpoint_cases / sizeof checkpoint_cases[0];
 
+const struct checkpoint_case two_ranks = {
+    .name = "two ranks", .method = &ob_method_adam, .size = 2, .steps = 8, .freeze_step = 3};
+
 static const size_t counts[TRAINEE_TENSORS] = {33, 2049, 0, 4097, 1, 100};
 
 static void place_tensors(struct trainee *trainee) {
@@ -298,6 +301,14 @@ float *parts_values(const struct saved_parts *parts, uint32_t what) {
   for (int k = 0; k < parts->count; k++)
     add_values(parts, k, what, values);
   return values;
+}
+
+void check_same_values(const char *name, uint32_t what, const struct saved_parts *wanted,
+                       const struct saved_parts *parts) {
+  float *a = parts_values(wanted, what), *b = parts_values(parts, what);
+  CHECK_BITS(name, b, a, part_number(wanted->memory[0], PART_ELEMENTS), ONEBIT_FLOAT32);
+  free(a);
+  free(b);
 }
 
 double *parts_mean(const struct saved_parts *parts, uint32_t what) {

@@ -26,6 +26,9 @@ struct checkpoint_case {
 extern const struct checkpoint_case checkpoint_cases[];
 extern const size_t checkpoint_cases_count;
 
+/* A plain case: 1-bit Adam on two ranks. */
+extern const struct checkpoint_case two_ranks;
+
 enum { TRAINEE_TENSORS = 6, TRAINEE_ELEMENTS = 33 + 2049 + 4097 + 1 + 100 };
 
 struct trainee {
@@ -119,6 +122,9 @@ void part_set_section(void *part, size_t number, const struct section *section);
 float *part_values(const struct saved_parts *parts, int part, uint32_t what);
 /* Does the same for all parts together; an element of several parts is taken from the last one. */
 float *parts_values(const struct saved_parts *parts, uint32_t what);
+/* Checks that parts have the same elements of one kind as other parts, to the bit. */
+void check_same_values(const char *name, uint32_t what, const struct saved_parts *wanted,
+                       const struct saved_parts *parts);
 /* Returns the mean of each element over the parts that have it. */
 double *parts_mean(const struct saved_parts *parts, uint32_t what);
 

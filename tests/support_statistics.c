@@ -1,6 +1,8 @@
 /* Optimizers for tests of statistics. */
 #include "tests/support_statistics.h"
 
+#include "optimizers/optimizer.h"
+
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
   struct any_options options = any_options_of(subject->method, NULL);
@@ -25,11 +27,12 @@ void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients
                           .uncompressed = t == 1};
 }
 
-struct subject_alone *alone_create(void) {
+struct subject_alone *alone_create(int no_error_feedback) {
   struct subject_alone *alone = allocate(1, sizeof *alone);
   onebit_tensor_t tensors[SUBJECT_TENSORS];
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
   options.warmup_steps = ONEBIT_WARMUP_NONE;
+  options.common.no_error_feedback = no_error_feedback;
   subject_list(alone->parameters, ONEBIT_FLOAT32, alone->gradients, tensors);
   cr_assert_eq(onebit_comm_create_self(&alone->comm), ONEBIT_OK);
   cr_assert_eq(
@@ -49,6 +52,10 @@ void alone_destroy(struct subject_alone *alone) {
   onebit_optimizer_destroy(alone->optimizer);
   onebit_comm_destroy(alone->comm);
   free(alone);
+}
+
+onebit_plan_t alone_plan(const struct subject_alone *alone) {
+  return alone->optimizer->buckets[alone->optimizer->tensors[0].bucket].bits;
 }
 
 onebit_tensor_statistics_t tensor_statistics(onebit_optimizer_t optimizer, size_t tensor) {

@@ -34,9 +34,11 @@ struct subject_alone {
   onebit_optimizer_t optimizer;
   float parameters[SUBJECT_TOTAL], gradients[SUBJECT_TOTAL];
 };
-struct subject_alone *alone_create(void);
+struct subject_alone *alone_create(int no_error_feedback);
 void alone_step(struct subject_alone *alone, int steps);
 void alone_destroy(struct subject_alone *alone);
+/* Returns the plan of its compressed tensors. */
+onebit_plan_t alone_plan(const struct subject_alone *alone);
 
 /* Return the statistics; a failure fails the test. */
 onebit_tensor_statistics_t tensor_statistics(onebit_optimizer_t optimizer, size_t tensor);

@@ -5,6 +5,7 @@
 #include "collectives/plan_private.h"
 #include "optimizers/optimizer.h"
 #include "tests/support_checkpoint.h"
+#include "tests/support_statistics.h"
 
 enum { MOST_STEPS = 32 };
 
@@ -140,57 +141,30 @@ Test(checkpoint, every_optimizer_goes_on_exactly) {
 
 /* --- Residuals after loading */
 
-enum { ALONE = 40 };
-
-struct alone {
-  onebit_comm_t comm;
-  float parameters[ALONE], gradients[ALONE], residual[ALONE];
-  onebit_optimizer_t optimizer;
-  onebit_plan_t plan;
-};
-
-static void make_alone(struct alone *alone, int no_error_feedback) {
-  const onebit_tensor_t tensor = {
-      .parameter = alone->parameters, .gradient = alone->gradients, .count = ALONE};
-  *alone = (struct alone){0};
-  onebit_adam_options_t options = {
-      .size = sizeof options, .freeze_step = 1, .common.no_error_feedback = no_error_feedback};
-  CHECK_STATUS(onebit_comm_create_self(&alone->comm), ONEBIT_OK);
-  CHECK_STATUS(onebit_adam_create(alone->comm, &tensor, 1, &options, &alone->optimizer), ONEBIT_OK);
-  for (int step = 0; step < 3; step++) {
-    fill_input(alone->gradients, ONEBIT_FLOAT32, ALONE, 0, step);
-    CHECK_STATUS(onebit_optimizer_step(alone->optimizer, 0.01f), ONEBIT_OK);
-  }
-  alone->plan = alone->optimizer->buckets[0].bits;
-}
-
-static void destroy_alone(struct alone *alone) {
-  onebit_optimizer_destroy(alone->optimizer);
-  onebit_comm_destroy(alone->comm);
-}
-
 /* A loaded residual is discarded without error feedback; and a large one is marked as large,
  * because a server that adds to it may overflow. */
 Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
-  struct alone saved, others[2];
-  unsigned char part[8192];
-  const void *parts[] = {part};
+  static float residual[SUBJECT_TOTAL], loaded[SUBJECT_TOTAL];
+  struct subject_alone *saved = alone_create(0);
   size_t bytes = 0;
-  make_alone(&saved, 0);
-  for (size_t i = 0; i < ALONE; i++)
-    saved.residual[i] = i == 7 ? 0x1p33f : 1;
-  CHECK_STATUS(onebit_plan_import_residual(saved.plan, saved.residual, saved.residual), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_save(saved.optimizer, part, sizeof part, &bytes), ONEBIT_OK);
+  for (size_t i = 0; i < SUBJECT_TOTAL; i++)
+    residual[i] = i == 7 ? 0x1p33f : 1;
+  alone_step(saved, 3);
+  CHECK_STATUS(onebit_plan_import_residual(alone_plan(saved), residual, residual), ONEBIT_OK);
+  void *part = optimizer_part(saved->optimizer, &bytes);
   for (int k = 0; k < 2; k++) {
-    make_alone(&others[k], k);
-    CHECK(!others[k].plan->state->server_large, "it is large before");
-    CHECK_STATUS(onebit_optimizer_load(others[k].optimizer, parts, &bytes, 1), ONEBIT_OK);
-    CHECK_STATUS(onebit_plan_export_residual(others[k].plan, NULL, others[k].residual), ONEBIT_OK);
-    for (size_t i = 0; i < ALONE; i++)
-      CHECK(others[k].residual[i] == (k ? 0 : saved.residual[i]), "element %zu: %g", i,
-            (double)others[k].residual[i]);
-    CHECK(others[k].plan->state->server_large == !k, "a large residual is not known to be");
-    destroy_alone(&others[k]);
+    struct subject_alone *other = alone_create(k);
+    const struct onebit_plan *plan = alone_plan(other);
+    alone_step(other, 3);
+    CHECK(!plan->state->server_large, "it is large before");
+    CHECK_STATUS(onebit_optimizer_load(other->optimizer, (const void *const *)&part, &bytes, 1),
+                 ONEBIT_OK);
+    CHECK_STATUS(onebit_plan_export_residual(alone_plan(other), NULL, loaded), ONEBIT_OK);
+    for (size_t i = 0; i < plan_info(alone_plan(other)).server_residual_count; i++)
+      CHECK(loaded[i] == (k ? 0 : residual[i]), "element %zu: %g", i, (double)loaded[i]);
+    CHECK(plan->state->server_large == !k, "a large residual is not known to be");
+    alone_destroy(other);
   }
-  destroy_alone(&saved);
+  free(part);
+  alone_destroy(saved);
 }

@@ -75,14 +75,6 @@ static void load_into(const struct checkpoint_case *what, const struct saved_par
   on_hosts(what->size, what->hosts ? what->hosts : 1, load_and_save, &run);
 }
 
-static void check_same(const char *name, uint32_t what, const struct saved_parts *from,
-                       const struct saved_parts *to) {
-  float *wanted = parts_values(from, what), *got = parts_values(to, what);
-  CHECK_BITS(name, got, wanted, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
-  free(wanted);
-  free(got);
-}
-
 /* Checks that the mean of the ranks' own arrays has not changed, except for rounding. */
 static void check_mean(const struct saved_parts *from, const struct saved_parts *to,
                        uint32_t what) {
@@ -105,7 +97,7 @@ static void check_remapped(const struct saved_parts *from, const struct saved_pa
     if (what == SECTION_WORKER || (moves && is_apart(from)))
       check_mean(from, to, what);
     else
-      check_same("shared values", what, from, to);
+      check_same_values("shared values", what, from, to);
   }
 }
 
@@ -244,8 +236,8 @@ static void check_compensated(struct checkpoint_case what, struct checkpoint_cas
   struct saved_parts from, to;
   save_after(&what, what.steps, &from);
   load_into(&other, &from, &to);
-  check_same("parameters", SECTION_PARAMETERS, &from, &to);
-  check_same("variance", SECTION_VARIANCE, &from, &to);
+  check_same_values("parameters", SECTION_PARAMETERS, &from, &to);
+  check_same_values("variance", SECTION_VARIANCE, &from, &to);
   float *before = parts_values(&from, SECTION_MOMENTUM),
         *after = parts_values(&to, SECTION_MOMENTUM);
   double *wanted = compensated_values(&from), *got = compensated_values(&to);

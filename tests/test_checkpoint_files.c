@@ -11,13 +11,10 @@
 #include <sys/wait.h>
 
 #include "base/file.h"
-#include "tests/support_checkpoint.h"
-#include "tests/support_disk.h"
+#include "tests/support_files.h"
 
 /* Checkpoints are saved after BEFORE steps, and again after AFTER steps. */
 enum { RANKS = 3, BEFORE = 4, AFTER = 6 };
-
-static struct directories directories;
 
 static const struct checkpoint_case three = {.name = "three ranks",
                                              .method = &ob_method_adam,
@@ -35,33 +32,6 @@ static void check_names(const struct names *wanted) {
 
 /* --- Saving and loading */
 
-struct files_run {
-  int steps; /* the step at which it is saved; 0: it is loaded */
-  const char *path;
-  onebit_status_t status[RANKS];
-  char words[RANKS][256];
-  struct saved_parts parts;
-};
-
-static void run_on_rank(onebit_comm_t comm, void *context) {
-  struct files_run *run = context;
-  struct trainee trainee = trainee_create(comm, &three, run->steps ? 0 : 1);
-  for (int step = 0; step < run->steps; step++)
-    trainee_step(&trainee, step);
-  onebit_status_t status = run->steps ? onebit_optimizer_save_files(trainee.optimizer, run->path)
-                                      : onebit_optimizer_load_files(trainee.optimizer, run->path);
-  run->status[trainee.rank] = status;
-  snprintf(run->words[trainee.rank], sizeof run->words[0], "%s", status ? onebit_last_error() : "");
-  trainee_save(&trainee, comm, &run->parts);
-  trainee_destroy(&trainee);
-}
-
-static struct files_run run_files(int steps) {
-  struct files_run run = {.steps = steps, .path = directories.saved};
-  on_ranks(RANKS, run_on_rank, &run);
-  return run;
-}
-
 /* The parts of the two checkpoints, for comparison. */
 static struct saved_parts before, after;
 
@@ -74,49 +44,43 @@ static bool parts_are_equal(const struct saved_parts *a, const struct saved_part
 
 /* Loads the checkpoint; returns 0 for the previous one, 1 for the new one, -1 for neither. */
 static int find_checkpoint(void) {
-  struct files_run run = run_files(0);
+  struct saved_parts parts = {0};
+  struct files_run run = {.what = &three, .parts = &parts};
   int which = -1;
+  run_files(&run);
   if (run.status[0] == ONEBIT_OK)
-    which = parts_are_equal(&run.parts, &before) ? 0 : parts_are_equal(&run.parts, &after) ? 1 : -1;
+    which = parts_are_equal(&parts, &before) ? 0 : parts_are_equal(&parts, &after) ? 1 : -1;
   if (which < 0)
     CHECK(false, "neither checkpoint is there: %s", run.words[0]);
-  free_parts(&run.parts);
+  free_parts(&parts);
   return which;
 }
 
-static void save_checkpoint(int steps) {
-  struct files_run run = run_files(steps);
-  for (int k = 0; k < RANKS; k++)
-    CHECK(run.status[k] == ONEBIT_OK, "%s", run.words[k]);
-  free_parts(&run.parts);
-}
-
 static void create_checkpoints(void) {
-  directories = directories_create();
+  files_begin();
   save_after(&three, BEFORE, &before);
   save_after(&three, AFTER, &after);
 }
 
 static void remove_checkpoints(void) {
-  checks_must_hold();
   free_parts(&before);
   free_parts(&after);
-  directories_remove(&directories);
+  files_end();
 }
 
 /* Starts with a directory that holds only the first checkpoint. */
 static struct names restore_first_checkpoint(void) {
   directory_empty(directories.saved);
   directory_empty(directories.shadow);
-  save_checkpoint(BEFORE);
+  save_checkpoint(&three, BEFORE);
   return list_names(directories.saved);
 }
 
 Test(checkpoint_files, saved_and_loaded) {
   create_checkpoints();
-  save_checkpoint(BEFORE);
+  save_checkpoint(&three, BEFORE);
   CHECK(find_checkpoint() == 0, "the wrong checkpoint is there");
-  save_checkpoint(AFTER);
+  save_checkpoint(&three, AFTER);
   CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
   struct names names = list_names(directories.saved);
   CHECK(names.count == RANKS + 1 && strcmp(names.name[0], "manifest") == 0 &&
@@ -146,7 +110,7 @@ static int save_in_child(enum disk_fault fault, long at) {
   pid_t child = make_child();
   if (child == 0) {
     disk_begin(fault, at, directories.shadow);
-    run_files(AFTER);
+    save_files(&three, AFTER);
     _exit(0);
   }
   int status = -1;
@@ -167,7 +131,7 @@ static void crash_everywhere(enum disk_fault fault) {
     int which = find_checkpoint();
     if (which >= 0)
       seen[which]++;
-    save_checkpoint(AFTER); /* the next save repairs the directory */
+    save_checkpoint(&three, AFTER); /* the next save repairs the directory */
     CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
     CHECK(list_names(directories.saved).count == first.count, "%d files",
           list_names(directories.saved).count);
@@ -211,10 +175,9 @@ static void fail_everywhere(enum disk_fault fault, const char *reason) {
     const long at = 1 + (long)sample_entry(k);
     struct names first = restore_first_checkpoint();
     disk_begin(fault, at, directories.shadow);
-    struct files_run run = run_files(AFTER);
+    struct files_run run = save_files(&three, AFTER);
     passed = disk_calls() < at;
     disk_end();
-    free_parts(&run.parts);
     check_case("fault %d at call %ld", (int)fault, at);
     int which = find_checkpoint();
     if (run.status[0] != ONEBIT_OK) {
@@ -243,7 +206,7 @@ Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
   create_checkpoints();
   restore_first_checkpoint();
   disk_begin(DISK_SLOW, 0, directories.shadow);
-  save_checkpoint(AFTER);
+  save_checkpoint(&three, AFTER);
   disk_end();
   CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
   remove_checkpoints();
@@ -258,7 +221,7 @@ Test(checkpoint_files, file_too_large, FORKS) {
     struct rlimit limit = {10000, 10000};
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    struct files_run run = run_files(AFTER);
+    struct files_run run = save_files(&three, AFTER);
     bool told = run.status[0] == ONEBIT_ERROR_FILE && run.status[1] == ONEBIT_ERROR_FILE &&
                 strstr(run.words[2], "part-2-2: File too large");
     _exit(told ? 0 : 1);
@@ -278,15 +241,13 @@ Test(checkpoint_files, one_of_two_savers_is_told) {
   struct names first = restore_first_checkpoint();
   int lock = open(directories.saved, O_RDONLY | O_DIRECTORY);
   cr_assert(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0);
-  struct files_run run = run_files(AFTER);
-  CHECK(run.status[0] == ONEBIT_ERROR_FILE && run.status[1] == ONEBIT_ERROR_PEER, "%d and %d",
-        (int)run.status[0], (int)run.status[1]);
-  CHECK(strstr(run.words[0], "another process is saving a checkpoint here"), "%s", run.words[0]);
-  free_parts(&run.parts);
+  struct files_run run = save_files(&three, AFTER);
+  expect_rank(&run, 0, ONEBIT_ERROR_FILE, "another process is saving a checkpoint here");
+  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "");
   close(lock);
   check_names(&first);
   CHECK(find_checkpoint() == 0, "the wrong checkpoint is there");
-  save_checkpoint(AFTER);
+  save_checkpoint(&three, AFTER);
   CHECK(find_checkpoint() == 1, "the wrong checkpoint is there");
   remove_checkpoints();
 }
@@ -298,7 +259,7 @@ static const char *replaced_at; /* another checkpoint is saved before this file 
 static int open_after_save(int directory, const char *path, int flags) {
   if (strcmp(path, replaced_at) == 0 && atomic_fetch_add(&turn, 1) == 0) {
     ob_input_calls = real_calls;
-    save_checkpoint(AFTER);
+    save_checkpoint(&three, AFTER);
   }
   return real_calls.open(directory, path, flags);
 }

@@ -8,73 +8,9 @@
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/checkpoint/directory.h"
-#include "tests/support_checkpoint.h"
-#include "tests/support_disk.h"
+#include "tests/support_files.h"
 
 enum { RANKS = 2, STEPS = 5 };
-
-static const struct checkpoint_case two = {
-    .name = "two ranks", .method = &ob_method_adam, .size = RANKS, .steps = 8, .freeze_step = 3};
-
-static struct directories directories;
-
-struct files_run {
-  int steps; /* the step at which it is saved; 0: it is loaded */
-  onebit_status_t status[RANKS];
-  char words[RANKS][256];
-  bool unchanged[RANKS]; /* where loading failed */
-};
-
-static bool parts_are_equal(const struct saved_parts *a, const struct saved_parts *b, int k) {
-  return a->bytes[k] == b->bytes[k] && memcmp(a->memory[k], b->memory[k], a->bytes[k]) == 0;
-}
-
-static struct saved_parts before, after;
-
-static void run_on_rank(onebit_comm_t comm, void *context) {
-  struct files_run *run = context;
-  struct trainee trainee = trainee_create(comm, &two, run->steps ? 0 : 1);
-  const int rank = trainee.rank;
-  for (int step = 0; step < run->steps; step++)
-    trainee_step(&trainee, step);
-  trainee_save(&trainee, comm, &before);
-  run->status[rank] = run->steps
-                          ? onebit_optimizer_save_files(trainee.optimizer, directories.saved)
-                          : onebit_optimizer_load_files(trainee.optimizer, directories.saved);
-  snprintf(run->words[rank], sizeof run->words[0], "%s",
-           run->status[rank] ? onebit_last_error() : "");
-  trainee_save(&trainee, comm, &after);
-  run->unchanged[rank] = parts_are_equal(&before, &after, rank);
-  trainee_destroy(&trainee);
-}
-
-static struct files_run run_files(int steps) {
-  struct files_run run = {.steps = steps};
-  on_ranks(RANKS, run_on_rank, &run);
-  free_parts(&before);
-  free_parts(&after);
-  return run;
-}
-
-static void expect_all(const struct files_run *run, onebit_status_t status, const char *words) {
-  for (int k = 0; k < RANKS; k++)
-    CHECK(run->status[k] == status && strstr(run->words[k], words), "rank %d: %d: %s, not %s", k,
-          (int)run->status[k], run->words[k], words);
-}
-
-static void save_checkpoint(void) {
-  struct files_run run = run_files(STEPS);
-  expect_all(&run, ONEBIT_OK, "");
-}
-
-static void file_path(char path[256], const char *name) {
-  snprintf(path, 256, "%s/%s", directories.saved, name);
-}
-
-static void remove_directories(void) {
-  directories_remove(&directories);
-  checks_must_hold();
-}
 
 /* --- Links in the place of files that are written */
 
@@ -104,10 +40,10 @@ static void check_link_as(const char *name) {
      * file. */
     CHECK((k < 2 ? symlink(k ? missing : victim, path) : link(victim, path)) == 0,
           "the link is not made");
-    save_checkpoint();
+    save_checkpoint(&two_ranks, STEPS);
     check_file(victim, "precious");
     CHECK(access(missing, F_OK) != 0, "a link was followed");
-    struct files_run run = run_files(0);
+    struct files_run run = load_files(&two_ranks);
     expect_all(&run, ONEBIT_OK, "");
     directory_empty(directories.saved);
   }
@@ -125,31 +61,31 @@ static int plant_link_and_open(int directory, const char *name, int flags, mode_
 }
 
 Test(checkpoint_places, links_are_not_followed) {
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   directory_empty(directories.saved);
   check_link_as("manifest.new");
   check_link_as("manifest");
   check_link_as("part-1-0");
-  remove_directories();
+  files_end();
 }
 
 Test(checkpoint_places, links_that_come_between_are_not_followed) {
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   snprintf(planted, sizeof planted, "%s/victim", directories.shadow);
   write_file(planted, "precious");
   real = ob_system;
   ob_system.open = plant_link_and_open;
-  struct files_run run = run_files(STEPS);
+  struct files_run run = save_files(&two_ranks, STEPS);
   ob_system = real;
   expect_all(&run, ONEBIT_ERROR_FILE, "File exists");
   check_file(planted, "precious");
-  run = run_files(0);
+  run = load_files(&two_ranks);
   expect_all(&run, ONEBIT_OK, "");
-  save_checkpoint(); /* which removes the links */
+  save_checkpoint(&two_ranks, STEPS); /* which removes the links */
   CHECK(list_names(directories.saved).count == RANKS + 1, "something is left");
-  remove_directories();
+  files_end();
 }
 
 /* --- Objects in the place of files that are read */
@@ -162,59 +98,57 @@ static void check_irregular_as(const char *name) {
   for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
     check_case("a %s is %s", irregular_names[kind], name);
     irregular_make(kind, path);
-    struct files_run run = run_files(0);
+    struct files_run run = load_files(&two_ranks);
     expect_all(&run, ONEBIT_ERROR_FILE, "not a regular file");
     expect_all(&run, ONEBIT_ERROR_FILE, path);
-    CHECK(run.unchanged[0] && run.unchanged[1], "something was loaded");
     irregular_remove(kind, path);
   }
   rename(aside, path);
 }
 
 Test(checkpoint_places, nothing_but_files_is_read) {
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   check_irregular_as("manifest");
   check_irregular_as("part-1-1");
-  struct files_run run = run_files(0);
+  struct files_run run = load_files(&two_ranks);
   expect_all(&run, ONEBIT_OK, "");
-  remove_directories();
+  files_end();
 }
 
 /* Creates an object that is no file in the place of a new file: it is an error, or is replaced. */
 Test(checkpoint_places, nothing_else_is_written_to) {
   char path[256];
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   file_path(path, "manifest.new");
   for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
     check_case("a %s is manifest.new", irregular_names[kind]);
     irregular_make(kind, path);
-    struct files_run run = run_files(STEPS);
+    struct files_run run = save_files(&two_ranks, STEPS);
     if (kind == A_DIRECTORY) {
-      CHECK(run.status[0] == ONEBIT_ERROR_FILE && strstr(run.words[0], "manifest.new: "), "%s",
-            run.words[0]);
+      expect_rank(&run, 0, ONEBIT_ERROR_FILE, "manifest.new: ");
       irregular_remove(kind, path);
     } else {
       expect_all(&run, ONEBIT_OK, "");
     }
-    run = run_files(0);
+    run = load_files(&two_ranks);
     expect_all(&run, ONEBIT_OK, "");
   }
   file_path(path, "manifest.new.target");
   unlink(path);
-  remove_directories();
+  files_end();
 }
 
 Test(checkpoint_places, large_files_are_not_read_whole) {
   char path[256];
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   file_path(path, "manifest");
   cr_assert(truncate(path, (off_t)1 << 40) == 0); /* sparse: it takes no disk space */
-  struct files_run run = run_files(0);
+  struct files_run run = load_files(&two_ranks);
   expect_all(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are not a manifest");
-  remove_directories();
+  files_end();
 }
 
 /* --- Files that change while they are read */
@@ -235,16 +169,16 @@ static ssize_t shorten_and_read(int file, void *to, size_t bytes, off_t offset) 
 
 Test(checkpoint_places, parts_that_become_shorter_are_errors) {
   int checked = 0, taken = 0;
-  directories = directories_create();
+  files_begin();
   file_path(shortened, "part-1-1");
   bool reached = true;
   for (at = 1; reached; at++) {
-    save_checkpoint();
+    save_checkpoint(&two_ranks, STEPS);
     check_case("shorter at read %ld", at);
     real_input = ob_input_calls;
     reads = 0;
     ob_input_calls.read = shorten_and_read;
-    struct files_run run = run_files(0);
+    struct files_run run = load_files(&two_ranks);
     ob_input_calls = real_input;
     reached = reads >= at;
     for (int k = 0; k < RANKS; k++) {
@@ -260,7 +194,7 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
     checks_must_hold();
   }
   CHECK(checked > 0 && taken > 0, "%d and %d errors", checked, taken);
-  remove_directories();
+  files_end();
 }
 
 /* Reads a header with another checksum, as if the directory were another one, of another machine,
@@ -273,27 +207,26 @@ static ssize_t read_changed_header(int file, void *to, size_t bytes, off_t offse
 }
 
 Test(checkpoint_places, parts_that_no_rank_wrote_are_not_published) {
-  directories = directories_create();
+  files_begin();
   real_input = ob_input_calls;
   ob_input_calls.read = read_changed_header;
-  struct files_run run = run_files(STEPS);
+  struct files_run run = save_files(&two_ranks, STEPS);
   ob_input_calls = real_input;
-  CHECK(run.status[0] == ONEBIT_ERROR_FILE, "%d", (int)run.status[0]);
-  CHECK(strstr(run.words[0], "/saved/part-1-0 is not what rank 0 wrote"), "%s", run.words[0]);
-  CHECK(run.status[1] == ONEBIT_ERROR_PEER, "%d", (int)run.status[1]);
-  remove_directories();
+  expect_rank(&run, 0, ONEBIT_ERROR_FILE, "/saved/part-1-0 is not what rank 0 wrote");
+  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "");
+  files_end();
 }
 
 /* Every call of loading fails once. */
 Test(checkpoint_places, calls_of_loading_that_fail) {
   int failures = 0;
   bool passed = false;
-  directories = directories_create();
-  save_checkpoint();
+  files_begin();
+  save_checkpoint(&two_ranks, STEPS);
   for (size_t k = 0; !passed; k++) {
     const long call = 1 + (long)sample_entry(k);
     disk_begin(DISK_FULL, call, directories.shadow);
-    struct files_run run = run_files(0);
+    struct files_run run = load_files(&two_ranks);
     passed = disk_calls() < call;
     disk_end();
     check_case("call %ld fails", call);
@@ -305,9 +238,9 @@ Test(checkpoint_places, calls_of_loading_that_fail) {
     checks_must_hold();
   }
   CHECK(failures * (int)test_share() > 20, "only %d calls have failed", failures);
-  struct files_run run = run_files(0);
+  struct files_run run = load_files(&two_ranks);
   expect_all(&run, ONEBIT_OK, "");
-  remove_directories();
+  files_end();
 }
 
 /* A part that was closed, because too many are open, is opened again to be read. */
@@ -315,7 +248,7 @@ Test(checkpoint_places, files_are_opened_again) {
   struct ob_directory directory;
   struct ob_stored stored;
   char path[256], text[9] = "";
-  directories = directories_create();
+  files_begin();
   mkdir(directories.saved, 0700);
   file_path(path, "part-1-0");
   write_file(path, "abcdefgh");
@@ -329,5 +262,5 @@ Test(checkpoint_places, files_are_opened_again) {
   CHECK_WORDS("part-1-0: it was changed while it was read");
   ob_stored_close(&stored);
   ob_directory_close(&directory);
-  remove_directories();
+  files_end();
 }

@@ -40,9 +40,6 @@ static void check_mistake(struct mistake_run *run, const struct checkpoint_case 
   free_parts(&run->parts);
 }
 
-static const struct checkpoint_case two = {"two ranks", .method = &ob_method_adam, .size = 2,
-                                           .steps = 8, .freeze_step = 3};
-
 #define ADAM      .method = &ob_method_adam
 #define EFFICIENT .method = &ob_method_efficient_adam
 #define MOMENTUM  .method = &ob_method_momentum
@@ -110,51 +107,53 @@ static void damage_section(void *part, uint32_t what) {
 }
 
 Test(checkpoint_wrong, words_for_parts) {
-  struct mistake_run run = save_mistake(&two, 5, "part 0: saved by one of 2 ranks");
+  struct mistake_run run = save_mistake(&two_ranks, 5, "part 0: saved by one of 2 ranks");
   free(run.parts.memory[1]);
   run.parts.count = 1;
-  check_mistake(&run, &two);
-  run = save_mistake(&two, 5, "part 0: saved by rank 1");
+  check_mistake(&run, &two_ranks);
+  run = save_mistake(&two_ranks, 5, "part 0: saved by rank 1");
   swap_parts(&run.parts, 0, 1);
-  check_mistake(&run, &two);
-  struct mistake_run later = save_mistake(&two, 6, "");
-  run = save_mistake(&two, 5, "parts 0 and 1 are of different steps, 5 and 6");
+  check_mistake(&run, &two_ranks);
+  struct mistake_run later = save_mistake(&two_ranks, 6, "");
+  run = save_mistake(&two_ranks, 5, "parts 0 and 1 are of different steps, 5 and 6");
   void *one = run.parts.memory[1];
   run.parts.memory[1] = later.parts.memory[1];
-  check_mistake(&run, &two);
+  check_mistake(&run, &two_ranks);
   later.parts.memory[1] = one;
   free_parts(&later.parts);
-  run = save_mistake(&two, 5, "part 1: truncated: 1000 of ");
+  run = save_mistake(&two_ranks, 5, "part 1: truncated: 1000 of ");
   run.parts.bytes[1] = 1000;
-  check_mistake(&run, &two);
-  run = save_mistake(&two, 5, "part 1: section 'variance': checksum ");
+  check_mistake(&run, &two_ranks);
+  run = save_mistake(&two_ranks, 5, "part 1: section 'variance': checksum ");
   damage_section(run.parts.memory[1], SECTION_VARIANCE);
-  check_mistake(&run, &two);
-  run = save_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 2");
+  check_mistake(&run, &two_ranks);
+  run = save_mistake(&two_ranks, 5,
+                     "part 1: written by format version 9, this library reads up to 2");
   ((unsigned char *)run.parts.memory[1])[PART_VERSION] = 9;
-  check_mistake(&run, &two);
-  run = save_mistake(&two, 5, "part 1: its first bytes");
+  check_mistake(&run, &two_ranks);
+  run = save_mistake(&two_ranks, 5, "part 1: its first bytes");
   ((unsigned char *)run.parts.memory[1])[3] ^= 1;
-  check_mistake(&run, &two);
-  run = save_mistake(&two, 5, "part 0: header: checksum ");
+  check_mistake(&run, &two_ranks);
+  run = save_mistake(&two_ranks, 5, "part 0: header: checksum ");
   ((unsigned char *)run.parts.memory[0])[PART_STEPS] ^= 1;
-  check_mistake(&run, &two);
+  check_mistake(&run, &two_ranks);
 }
 
 /* Changes a tensor's count in all parts, with right checksums. */
 Test(checkpoint_wrong, words_for_other_tensors) {
   struct mistake_run run =
-      save_mistake(&two, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
+      save_mistake(&two_ranks, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
   for (int k = 0; k < 2; k++) {
     part_set(run.parts.memory[k], PART_ROWS + 3 * 16, 12);
     part_sign(run.parts.memory[k]);
   }
-  check_mistake(&run, &two);
+  check_mistake(&run, &two_ranks);
 }
 
 /* Elements that no part has are named. */
 Test(checkpoint_wrong, words_for_missing_elements) {
-  struct mistake_run run = save_mistake(&two, 5, "no part has element 0 of section 'variance'");
+  struct mistake_run run =
+      save_mistake(&two_ranks, 5, "no part has element 0 of section 'variance'");
   char *part = run.parts.memory[0];
   size_t number = find_section(part, SECTION_VARIANCE);
   struct section section = part_section(part, number);
@@ -174,7 +173,7 @@ Test(checkpoint_wrong, words_for_missing_elements) {
   run.parts.bytes[0] = bytes;
   part_sign_section(part, number);
   part_sign(part);
-  check_mistake(&run, &two);
+  check_mistake(&run, &two_ranks);
 }
 
 Test(checkpoint_wrong, values_that_are_not_finite) {
@@ -183,7 +182,7 @@ Test(checkpoint_wrong, values_that_are_not_finite) {
                                       "section 'worker residuals': element ",
                                       "section 'server residuals': element "};
   for (int k = 0; k < 3; k++) {
-    struct checkpoint_case one = two;
+    struct checkpoint_case one = two_ranks;
     one.size = 1;
     struct mistake_run run = save_mistake(&one, 5, words[k]);
     char *part = run.parts.memory[0];
@@ -210,7 +209,7 @@ static void check_damaged_load(onebit_comm_t comm, void *context) {
 }
 
 Test(checkpoint_wrong, one_rank_tells_the_others) {
-  struct mistake_run run = save_mistake(&two, 5, "");
+  struct mistake_run run = save_mistake(&two_ranks, 5, "");
   damage_section(run.parts.memory[1], SECTION_WORKER);
   on_ranks(2, check_damaged_load, &run);
   free_parts(&run.parts);
@@ -223,7 +222,7 @@ struct mixed_run {
 
 static void check_mixed_load(onebit_comm_t comm, void *context) {
   const struct mixed_run *run = context;
-  struct trainee trainee = trainee_create(comm, &two, 3);
+  struct trainee trainee = trainee_create(comm, &two_ranks, 3);
   CHECK_STATUS(trainee_load(&trainee, &run->parts[trainee.rank]), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("the checkpoint (its fingerprint) differs between ranks");
   trainee_step(&trainee, 0);
@@ -232,8 +231,8 @@ static void check_mixed_load(onebit_comm_t comm, void *context) {
 
 Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
   struct mixed_run run;
-  save_after(&two, 5, &run.parts[0]);
-  save_after(&two, 6, &run.parts[1]);
+  save_after(&two_ranks, 5, &run.parts[0]);
+  save_after(&two_ranks, 6, &run.parts[1]);
   on_ranks(2, check_mixed_load, &run);
   free_parts(&run.parts[0]);
   free_parts(&run.parts[1]);
