@@ -82,20 +82,32 @@ void outer_create_site(struct outer_trained *it, onebit_comm_t between,
   onebit_comm_destroy(alone);
 }
 
-void outer_save_part(const struct outer_trained *it, struct saved_parts *parts) {
-  const int k = it->rank;
-  CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &parts->bytes[k]), ONEBIT_OK);
+static void save_rank(onebit_outer_t outer, int k, struct saved_parts *parts) {
+  CHECK_STATUS(onebit_outer_save(outer, NULL, 0, &parts->bytes[k]), ONEBIT_OK);
   free(parts->memory[k]);
   parts->memory[k] = allocate(1, parts->bytes[k]);
-  CHECK_STATUS(onebit_outer_save(it->outer, parts->memory[k], parts->bytes[k], &parts->bytes[k]),
+  CHECK_STATUS(onebit_outer_save(outer, parts->memory[k], parts->bytes[k], &parts->bytes[k]),
                ONEBIT_OK);
 }
 
-void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {
-  outer_save_part(it, parts);
-  if (it->rank == 0)
+void outer_save_part(const struct outer_trained *it, struct saved_parts *parts) {
+  save_rank(it->outer, it->rank, parts);
+}
+
+static void save_and_wait(onebit_outer_t outer, int k, onebit_comm_t comm,
+                          struct saved_parts *parts) {
+  save_rank(outer, k, parts);
+  if (k == 0)
     parts->count = onebit_comm_size(comm);
   synchronize_ranks(comm);
+}
+
+void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {
+  save_and_wait(it->outer, it->rank, comm, parts);
+}
+
+void outer_save_all(onebit_outer_t outer, onebit_comm_t comm, struct saved_parts *parts) {
+  save_and_wait(outer, onebit_comm_rank(comm), comm, parts);
 }
 
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts) {
@@ -246,4 +258,121 @@ void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t
 void sites_agree(const struct place *place) {
   for (int k = 1; k < place->sites * place->ranks; k++)
     cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+}
+
+/* ---- The formulas ---- */
+
+struct outer_formulas *formulas_of(const onebit_outer_options_t *options, int ranks, size_t count,
+                                   bool are_sites) {
+  struct outer_formulas *f = allocate(1, sizeof *f);
+  f->options = *options;
+  f->ranks = ranks;
+  f->count = count;
+  f->are_sites = are_sites;
+  return f;
+}
+
+static size_t fragment_end(const struct outer_formulas *f, size_t k) {
+  return k * f->count / f->options.fragments;
+}
+
+static void formulas_begin(struct outer_formulas *f, size_t k) {
+  f->in_flight[k] = true;
+  for (size_t i = fragment_end(f, k); i < fragment_end(f, k + 1); i++)
+    for (int r = 0; r < f->ranks; r++)
+      f->sent[r][i] = f->x[i] - f->p[r][i];
+}
+
+static float formulas_update(struct outer_formulas *f, size_t i) {
+  const float b = (float)f->options.momentum;
+  float d = 0;
+  for (int r = 0; r < f->ranks; r++)
+    d += f->sent[r][i] / (float)f->ranks;
+  f->m[i] = b * f->m[i] + d;
+  return f->options.rule == ONEBIT_OUTER_MEAN       ? d
+         : f->options.rule == ONEBIT_OUTER_MOMENTUM ? f->m[i]
+                                                    : d + b * f->m[i];
+}
+
+static void formulas_end(struct outer_formulas *f, size_t k, float mixing) {
+  const size_t end = f->in_flight[k] ? fragment_end(f, k + 1) : 0;
+  for (size_t i = fragment_end(f, k); i < end; i++) {
+    const float before = f->x[i];
+    f->x[i] -= (float)f->options.learning_rate * formulas_update(f, i);
+    for (int r = 0; r < f->ranks; r++) {
+      const float own = f->are_sites ? before - f->p[r][i] - f->sent[r][i] : 0;
+      f->p[r][i] = (1 - mixing) * f->p[r][i] + mixing * (f->x[i] - own);
+    }
+  }
+  f->in_flight[k] = false;
+}
+
+void formulas_step(struct outer_formulas *f, size_t step) {
+  const size_t h = f->options.local_steps, delay = f->options.delay;
+  for (int r = 0; r < f->ranks; r++)
+    plain_train(f->p[r], f->count, r);
+  for (size_t k = 0; k < f->options.fragments; k++) {
+    const size_t due = h * (k + 1) / f->options.fragments;
+    if (step >= due && (step - due) % h == 0)
+      formulas_begin(f, k);
+    if (step >= due + delay && (step - due - delay) % h == 0)
+      formulas_end(f, k, (float)f->options.mixing);
+  }
+}
+
+void formulas_synchronize(struct outer_formulas *f) {
+  for (size_t k = 0; k < f->options.fragments; k++)
+    formulas_end(f, k, (float)f->options.mixing);
+  for (size_t k = 0; k < f->options.fragments; k++) {
+    formulas_begin(f, k);
+    formulas_end(f, k, 1);
+  }
+}
+
+/* ---- A descent ---- */
+
+enum { MOST_RANKS = 16 };
+
+struct descent {
+  onebit_outer_options_t options;
+  size_t steps;
+  bool are_sites;
+  double distance[MOST_RANKS];
+  uint32_t checksum[MOST_RANKS];
+};
+
+static void descend(onebit_comm_t comm, void *context) {
+  struct descent *descent = context;
+  const onebit_outer_options_t *options = &descent->options;
+  const int rank = onebit_comm_rank(comm);
+  const size_t count = descent->are_sites ? SITES_ALL : PLAIN_ALL;
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = descent->are_sites ? sites_make_alone(comm, p, options, FOR_EVER, 0)
+                                            : plain_make(comm, p, options);
+  for (size_t step = 1; outer && step <= descent->steps; step++) {
+    const uint64_t before = onebit_comm_bytes_sent(comm);
+    plain_train_by(0.02f / (1 + (float)step / 40), p, count, rank);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    const uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+    const uint64_t told = step % options->local_steps ? 0 : outer_info(outer).exchange_bytes;
+    CHECK(sent == told, "step %zu sent %ju bytes, announced %ju", step, (uintmax_t)sent,
+          (uintmax_t)told);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(outer);
+  CHECK(info.steps == descent->steps && !info.skipped && !info.in_flight, "counts");
+  descent->distance[rank] = plain_distance_to_mean_target(p, count, onebit_comm_size(comm));
+  descent->checksum[rank] = info.checksum;
+  onebit_outer_destroy(outer);
+}
+
+double outer_distance_after(const onebit_outer_options_t *options, int ranks, size_t steps,
+                            bool are_sites) {
+  struct descent descent = {.options = *options, .steps = steps, .are_sites = are_sites};
+  on_ranks(ranks, descend, &descent);
+  for (int r = 1; r < ranks; r++)
+    cr_expect(descent.checksum[r] == descent.checksum[0] &&
+                  descent.distance[r] == descent.distance[0],
+              "rank %d differs", r);
+  return descent.distance[0];
 }

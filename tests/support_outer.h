@@ -39,9 +39,10 @@ onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong);
 /* Makes steps number `from` to `to`, which must succeed. */
 void outer_train_to(struct outer_trained *it, int from, int to);
 
-/* Saves this rank's part to `parts`; outer_save waits until all ranks have. */
+/* Saves this rank's part to `parts`; outer_save and outer_save_all wait until all ranks have. */
 void outer_save_part(const struct outer_trained *it, struct saved_parts *parts);
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts);
+void outer_save_all(onebit_outer_t outer, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts);
 
 /* Returns, for each element, the mean of the ranks' worker residuals plus the server residual. */
@@ -112,5 +113,29 @@ void on_sites(struct place *place, site_body *body);
  * expects equal checksums on all ranks. */
 void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer);
 void sites_agree(const struct place *place);
+
+/* The formulas of onebit/outer.h for all ranks, or sites, in float32. Their parameters begin as
+ * zeros and are trained as by plain_train. */
+struct outer_formulas {
+  onebit_outer_options_t options; /* without defaults */
+  int ranks;
+  size_t count;   /* elements */
+  bool are_sites; /* what a site has trained since its drift was sent stays its own */
+  float x[SITES_ALL], m[SITES_ALL], p[MAX_SITES][SITES_ALL], sent[MAX_SITES][SITES_ALL];
+  bool in_flight[SITES_TENSORS]; /* by fragment */
+};
+
+/* Returns them in memory that the caller frees. */
+struct outer_formulas *formulas_of(const onebit_outer_options_t *options, int ranks, size_t count,
+                                   bool are_sites);
+/* Trains all ranks, and makes outer step number `step`, 1 being the first. */
+void formulas_step(struct outer_formulas *f, size_t step);
+/* Ends what is in flight, and makes an exchange without a delay. */
+void formulas_synchronize(struct outer_formulas *f);
+
+/* Trains ranks, or sites of one rank each, at a falling rate; returns how far they end from the
+ * optimum of all, equally on all ranks. Only exchanges send bytes, as many as announced. */
+double outer_distance_after(const onebit_outer_options_t *options, int ranks, size_t steps,
+                            bool are_sites);
 
 #endif

@@ -1,54 +1,10 @@
 /*
- * The outer step: in float32 it equals formulas written here, for all rules, with fragments, delays
+ * The outer step: in float32 it equals the formulas, for all rules, with fragments, delays
  * and weights; all ranks get an error where one is wrong.
  */
 #include "tests/support_outer.h"
 
-enum { MAX_RANKS = 8 };
-
 /* --- In float32: the formulas ------------------------------------------------------------------*/
-
-struct oracle {
-  onebit_outer_options_t options;
-  int size;
-  float x[PLAIN_ALL], m[PLAIN_ALL], d[PLAIN_ALL], p[MAX_RANKS][PLAIN_ALL];
-};
-
-static void oracle_begin(struct oracle *oracle, size_t first, size_t end) {
-  for (size_t i = first; i < end; i++) {
-    oracle->d[i] = 0;
-    for (int r = 0; r < oracle->size; r++)
-      oracle->d[i] += (oracle->x[i] - oracle->p[r][i]) / (float)oracle->size;
-  }
-}
-
-static void oracle_apply(struct oracle *oracle, size_t first, size_t end) {
-  const onebit_outer_options_t *o = &oracle->options;
-  const float rate = (float)o->learning_rate, b = (float)o->momentum, mixing = (float)o->mixing;
-  for (size_t i = first; i < end; i++) {
-    oracle->m[i] = b * oracle->m[i] + oracle->d[i];
-    const float step = o->rule == ONEBIT_OUTER_MEAN       ? oracle->d[i]
-                       : o->rule == ONEBIT_OUTER_MOMENTUM ? oracle->m[i]
-                                                          : oracle->d[i] + b * oracle->m[i];
-    oracle->x[i] -= rate * step;
-    for (int r = 0; r < oracle->size; r++)
-      oracle->p[r][i] = (1 - mixing) * oracle->p[r][i] + mixing * oracle->x[i];
-  }
-}
-
-static void oracle_step(struct oracle *oracle, size_t step) {
-  const size_t h = oracle->options.local_steps, parts = oracle->options.fragments;
-  for (int r = 0; r < oracle->size; r++)
-    plain_train(oracle->p[r], PLAIN_ALL, r);
-  for (size_t f = 0; f < parts; f++) {
-    const size_t first = f * PLAIN_ALL / parts, end = (f + 1) * PLAIN_ALL / parts,
-                 at = h * (f + 1) / parts;
-    if (step >= at && (step - at) % h == 0)
-      oracle_begin(oracle, first, end);
-    if (step >= at + oracle->options.delay && (step - at - oracle->options.delay) % h == 0)
-      oracle_apply(oracle, first, end);
-  }
-}
 
 static void check_near(const char *what, const float *actual, const float *wanted) {
   for (size_t i = 0; i < PLAIN_ALL; i++)
@@ -57,24 +13,22 @@ static void check_near(const char *what, const float *actual, const float *wante
       return;
 }
 
-static void follow_oracle(onebit_comm_t comm, void *context) {
+static void follow_formulas(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *options = context;
   const int rank = onebit_comm_rank(comm);
-  struct oracle *oracle = allocate(1, sizeof *oracle);
-  float p[PLAIN_ALL], x[PLAIN_ALL];
-  *oracle = (struct oracle){.options = *options, .size = onebit_comm_size(comm)};
-  memset(p, 0, sizeof p);
+  struct outer_formulas *formulas = formulas_of(options, onebit_comm_size(comm), PLAIN_ALL, false);
+  float p[PLAIN_ALL] = {0}, x[PLAIN_ALL];
   onebit_outer_t outer = plain_make(comm, p, options);
   for (size_t step = 1; outer && step <= 27; step++) {
     plain_train(p, PLAIN_ALL, rank);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
-    oracle_step(oracle, step);
+    formulas_step(formulas, step);
     plain_consensus(outer, x);
-    check_near("the consensus", x, oracle->x);
-    check_near("the parameters", p, oracle->p[rank]);
+    check_near("the consensus", x, formulas->x);
+    check_near("the parameters", p, formulas->p[rank]);
   }
   onebit_outer_destroy(outer);
-  free(oracle);
+  free(formulas);
 }
 
 static onebit_outer_options_t dense_options(onebit_outer_rule_t rule) {
@@ -95,7 +49,7 @@ Test(outer, equals_the_formulas) {
     for (int rule = 0; rule < 3; rule++) {
       onebit_outer_options_t options = dense_options((onebit_outer_rule_t)rule);
       if (test_wanted(s))
-        on_ranks(sizes[s], follow_oracle, &options);
+        on_ranks(sizes[s], follow_formulas, &options);
     }
 }
 
@@ -107,7 +61,7 @@ Test(outer, fragments_and_delays_equal_the_formulas) {
       options.block_size = 64;
       options.delay = delay;
       options.mixing = delay ? 0.5 : 1;
-      on_ranks(4, follow_oracle, &options);
+      on_ranks(4, follow_formulas, &options);
     }
 }
 

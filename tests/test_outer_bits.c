@@ -13,53 +13,14 @@ enum { MAX_RANKS = 16 };
 
 /* --- Compressed --------------------------------------------------------------------------------*/
 
-enum { STEPS = 3000 };
-
-struct descent {
-  onebit_outer_options_t options;
-  double distance[MAX_RANKS];
-  uint32_t checksum[MAX_RANKS];
-};
-
-/* Finds the distance of the final consensus from the mean of the ranks' optima, which is the
- * optimum of all. */
-static void descend_on_rank(onebit_comm_t comm, void *context) {
-  struct descent *descent = context;
-  const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  float p[PLAIN_ALL] = {0};
-  onebit_outer_t outer = plain_make(comm, p, &descent->options);
-  uint64_t sent = onebit_comm_bytes_sent(comm);
-  for (size_t step = 1; outer && step <= STEPS; step++) {
-    plain_train_by(0.02f / (1 + (float)step / 40), p, PLAIN_ALL, rank);
-    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
-    if (step % 10)
-      CHECK(onebit_comm_bytes_sent(comm) == sent, "step %zu sent something", step);
-    else
-      CHECK(size == 1 || onebit_comm_bytes_sent(comm) > sent, "step %zu sent nothing", step);
-    sent = onebit_comm_bytes_sent(comm);
-  }
-  plain_consensus(outer, p);
-  descent->distance[rank] = plain_distance_to_mean_target(p, PLAIN_ALL, size);
-  const onebit_outer_info_t info = outer_info(outer);
-  CHECK(info.exchanges == STEPS / 10 && info.steps == STEPS && !info.skipped && !info.in_flight,
-        "counts");
-  descent->checksum[rank] = info.checksum;
-  onebit_outer_destroy(outer);
-}
-
 static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int size) {
-  struct descent descent = {.options = ONEBIT_OUTER_OPTIONS_INIT};
-  descent.options.local_steps = 10;
-  descent.options.rule = rule;
-  descent.options.bits = bits;
-  descent.options.block_size = 64;
-  descent.options.no_error_feedback = no_error_feedback;
-  on_ranks(size, descend_on_rank, &descent);
-  for (int r = 1; r < size; r++)
-    cr_expect(descent.checksum[r] == descent.checksum[0] &&
-                  descent.distance[r] == descent.distance[0],
-              "rank %d differs", r);
-  return descent.distance[0];
+  const onebit_outer_options_t options = {.size = sizeof options,
+                                          .local_steps = 10,
+                                          .rule = rule,
+                                          .bits = bits,
+                                          .block_size = 64,
+                                          .no_error_feedback = no_error_feedback};
+  return outer_distance_after(&options, size, 3000, false);
 }
 
 Test(outer_bits, every_width_comes_to_the_optimum) {

@@ -1,12 +1,10 @@
-/* Checkpoints of outer steps. */
-#include "tests/support_disk.h"
-#include "tests/support_outer.h"
-
 /*
  * Checkpoints of outer steps: saved after any local step, also with exchanges in flight, a run goes
  * on to the bit; other numbers of ranks begin with the same consensus, momentum, mean drift and
  * mean residual.
  */
+#include "tests/support_disk.h"
+#include "tests/support_outer.h"
 
 enum { MAX_RANKS = 4, STEPS = 14 };
 
@@ -133,13 +131,6 @@ static void load_on_ranks(onebit_comm_t comm, void *context) {
   outer_end(it);
 }
 
-static void check_same(const struct elastic *run, const char *name, uint32_t what) {
-  float *before = parts_values(&run->before, what), *after = parts_values(&run->after, what);
-  CHECK_BITS(name, after, before, OUTER_ELEMENTS, ONEBIT_FLOAT32);
-  free(before);
-  free(after);
-}
-
 static double rank_weight(const struct saved_parts *parts, int k) {
   double weight;
   const struct section numbers = part_section(parts->memory[k], 0);
@@ -201,9 +192,9 @@ static void check_other_rank_count(const onebit_outer_options_t *options, int st
   check_case("%d ranks become %d, after %d steps", from, to, steps);
   on_ranks(from, save_on_ranks, run);
   on_ranks(to, load_on_ranks, run);
-  check_same(run, "the consensus", SECTION_CONSENSUS);
+  check_same_values("the consensus", SECTION_CONSENSUS, &run->before, &run->after);
   if (options->rule != ONEBIT_OUTER_MEAN)
-    check_same(run, "the momentum", SECTION_OUTER_MOMENTUM);
+    check_same_values("the momentum", SECTION_OUTER_MOMENTUM, &run->before, &run->after);
   check_means(run);
   checks_must_hold();
   free_parts(&run->before);
@@ -252,18 +243,16 @@ static void load_with_other_rounds(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
   onebit_outer_options_t options = run->options;
-  onebit_outer_info_t before = {.size = sizeof before}, after = before;
   for (size_t h = 2; h <= 9; h += 7) {
     options.local_steps = h;
     options.delay = 0;
     options.bits = 8;
     outer_create(it, comm, &options);
     CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
-    CHECK_STATUS(onebit_outer_get_info(it->outer, &before), ONEBIT_OK);
+    const uint64_t before = outer_info(it->outer).exchanges;
     for (int number = 0; number < 9; number++)
       CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
-    CHECK_STATUS(onebit_outer_get_info(it->outer, &after), ONEBIT_OK);
-    const uint64_t made = after.exchanges - before.exchanges;
+    const uint64_t made = outer_info(it->outer).exchanges - before;
     CHECK(h == 2 ? made >= 9 && made <= 11 : made >= 2 && made <= 4,
           "%ju exchanges in rounds of %zu", (uintmax_t)made, h);
     onebit_outer_destroy(it->outer);

@@ -7,40 +7,22 @@
 
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 
-/* The parts of a site, by its ranks. */
-struct saved {
-  void *memory[MAX_RANKS];
-  size_t bytes[MAX_RANKS];
-};
-
 struct story {
   int save_at, load_at, other; /* steps; `other`: the site that loads that of another step */
-  struct saved saved[MAX_SITES][2];
+  struct saved_parts saved[MAX_SITES][2]; /* by ranks of the site */
   float p[MAX_SITES * MAX_RANKS][STEPS + 1][SITES_ALL];
   float consensus[MAX_SITES][SITES_ALL];
   uint64_t exchanges[MAX_SITES];
 };
 
-static void save_site(struct saved *saved, onebit_outer_t outer, onebit_comm_t comm) {
-  const int rank = onebit_comm_rank(comm);
-  CHECK_STATUS(onebit_outer_save(outer, NULL, 0, &saved->bytes[rank]), ONEBIT_OK);
-  free(saved->memory[rank]);
-  saved->memory[rank] = allocate(1, saved->bytes[rank]);
-  CHECK_STATUS(
-      onebit_outer_save(outer, saved->memory[rank], saved->bytes[rank], &saved->bytes[rank]),
-      ONEBIT_OK);
-  synchronize_ranks(comm);
-}
-
-static onebit_status_t load_site(const struct saved *saved, onebit_outer_t outer, int ranks) {
-  return onebit_outer_load(outer, (const void *const *)saved->memory, saved->bytes, ranks);
+static onebit_status_t load_site(const struct saved_parts *saved, onebit_outer_t outer) {
+  return onebit_outer_load(outer, (const void *const *)saved->memory, saved->bytes, saved->count);
 }
 
 static void free_story(struct story *story) {
   for (int s = 0; s < MAX_SITES; s++)
     for (int k = 0; k < 2; k++)
-      for (int rank = 0; rank < MAX_RANKS; rank++)
-        free(story->saved[s][k].memory[rank]);
+      free_parts(&story->saved[s][k]);
   free(story);
 }
 
@@ -66,9 +48,9 @@ static void train_and_save(struct place *place, int site, onebit_comm_t comm,
     train_and_step(outer, p, site, number);
     memcpy(story->p[site * place->ranks + onebit_comm_rank(comm)][number], p, sizeof p);
     if (number == story->save_at)
-      save_site(&story->saved[site][0], outer, comm);
+      outer_save_all(outer, comm, &story->saved[site][0]);
     if (number == story->save_at + SITES_H)
-      save_site(&story->saved[site][1], outer, comm);
+      outer_save_all(outer, comm, &story->saved[site][1]);
     if (number == story->save_at && onebit_comm_rank(comm) == 0)
       get_consensus(outer, story->consensus[site]);
   }
@@ -83,7 +65,7 @@ static void load_and_train(struct place *place, int site, onebit_comm_t comm,
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number < story->load_at; number++)
     train_and_step(outer, p, site, number);
-  CHECK_STATUS(load_site(&story->saved[site][0], outer, place->ranks), ONEBIT_OK);
+  CHECK_STATUS(load_site(&story->saved[site][0], outer), ONEBIT_OK);
   CHECK(outer_info(outer).steps == (uint64_t)story->save_at, "%ju steps",
         (uintmax_t)outer_info(outer).steps);
   for (int number = story->save_at + 1; number <= STEPS; number++) {
@@ -138,7 +120,7 @@ static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
   const int of = story->other;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  CHECK_STATUS(load_site(&story->saved[site % of][0], outer, 2), ONEBIT_OK);
+  CHECK_STATUS(load_site(&story->saved[site % of][0], outer), ONEBIT_OK);
   get_consensus(outer, x);
   CHECK_BITS("the consensus", x, story->consensus[0], SITES_ALL, ONEBIT_FLOAT32);
   for (int number = 1; number <= 40 * SITES_H; number++) {
@@ -173,15 +155,15 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
  * is its own, also where its elements are in other shards. */
 static void load_mid_round(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
-  struct saved saved = {.bytes = {0}};
+  struct saved_parts saved = {0};
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, comm, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number <= 4; number++) {
     if (number == 4) { /* the second fragment has weight 3 so far, and the first 1 */
-      save_site(&saved, outer, comm);
+      outer_save_all(outer, comm, &saved);
       onebit_outer_destroy(outer);
       outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-      CHECK_STATUS(load_site(&saved, outer, 1), ONEBIT_OK);
+      CHECK_STATUS(load_site(&saved, outer), ONEBIT_OK);
     }
     for (size_t i = 0; i < SITES_ALL; i++)
       p[i] -= number == 4 && site == 1 ? 3 : 1;
@@ -190,7 +172,7 @@ static void load_mid_round(struct place *place, int site, onebit_comm_t comm,
   CHECK(fabsf(p[SITES_ALL - 1] + (4 * 4 + 8 * 6) / 12.0f) < 1e-5f, "%g", (double)p[SITES_ALL - 1]);
   CHECK(p[0] == (site == 1 ? -6 : -4), "%g", (double)p[0]);
   onebit_outer_destroy(outer);
-  free(saved.memory[0]);
+  free_parts(&saved);
 }
 
 Test(outer_sites_checkpoint, fragments_keep_their_weights) {
@@ -206,8 +188,7 @@ static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebi
   struct story *story = place->more;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  CHECK_STATUS(load_site(&story->saved[site][site != story->other], outer, place->ranks),
-               ONEBIT_OK);
+  CHECK_STATUS(load_site(&story->saved[site][site != story->other], outer), ONEBIT_OK);
   get_consensus(outer, x);
   if (site == story->other)
     CHECK_BITS("parameters", p, x, SITES_ALL, ONEBIT_FLOAT32);
@@ -239,14 +220,14 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
 static void load_damaged_part(struct place *place, int site, onebit_comm_t comm,
                               onebit_comm_t between) {
   struct story *story = place->more;
-  struct saved *saved = &story->saved[site][0];
+  struct saved_parts *saved = &story->saved[site][0];
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number <= STEPS; number++) {
     if (number == SITES_H + 2) {
       if (site == 1)
         ((unsigned char *)saved->memory[0])[saved->bytes[0] / 2] ^= 1;
-      CHECK_STATUS(load_site(saved, outer, 1),
+      CHECK_STATUS(load_site(saved, outer),
                    site == 1 ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
     }
     train_and_step(outer, p, site, number);

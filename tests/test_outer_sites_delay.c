@@ -1,72 +1,13 @@
 /*
- * The outer step among sites with fragments and a delay: it follows the formulas, what is exchanged
- * travels while the sites train, and late, lost or saved sites continue as without a delay.
+ * The outer step among sites, with fragments and a delay: it follows the formulas, what is
+ * exchanged travels while the sites train, and late, lost or saved sites continue as without a
+ * delay.
  */
 #include "tests/support_outer.h"
 
 enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end with a tensor */
 
 /* --- The formulas ------------------------------------------------------------------------------*/
-
-/* The formulas for all sites, in float32 messages. */
-struct formulas {
-  onebit_outer_options_t options;
-  int sites;
-  float x[SITES_ALL], m[SITES_ALL], p[MAX_SITES][SITES_ALL], sent[MAX_SITES][SITES_ALL];
-  bool in_flight[PARTS];
-};
-
-static void formulas_begin(struct formulas *f, size_t part) {
-  f->in_flight[part] = true;
-  for (size_t i = part * SITES_EACH; i < (part + 1) * SITES_EACH; i++)
-    for (int s = 0; s < f->sites; s++)
-      f->sent[s][i] = f->x[i] - f->p[s][i];
-}
-
-static float formulas_update(struct formulas *f, size_t i) {
-  const float b = (float)f->options.momentum;
-  float d = 0;
-  for (int s = 0; s < f->sites; s++)
-    d += f->sent[s][i] / (float)f->sites;
-  f->m[i] = b * f->m[i] + d;
-  return f->options.rule == ONEBIT_OUTER_MEAN       ? d
-         : f->options.rule == ONEBIT_OUTER_MOMENTUM ? f->m[i]
-                                                    : d + b * f->m[i];
-}
-
-/* Ends an exchange; the training of a site since its drift was sent stays its own. */
-static void formulas_end(struct formulas *f, size_t part, float mixing) {
-  for (size_t i = part * SITES_EACH; f->in_flight[part] && i < (part + 1) * SITES_EACH; i++) {
-    const float before = f->x[i];
-    f->x[i] -= (float)f->options.learning_rate * formulas_update(f, i);
-    for (int s = 0; s < f->sites; s++) {
-      const float own = before - f->p[s][i] - f->sent[s][i];
-      f->p[s][i] = (1 - mixing) * f->p[s][i] + mixing * (f->x[i] - own);
-    }
-  }
-  f->in_flight[part] = false;
-}
-
-static void formulas_run(struct formulas *f) {
-  const size_t parts = f->options.fragments, delay = f->options.delay;
-  for (size_t step = 1; step <= STEPS; step++) {
-    for (int s = 0; s < f->sites; s++)
-      sites_train(f->p[s], s, 0.05f);
-    for (size_t k = 0; k < parts; k++) {
-      const size_t due = SITES_H * (k + 1) / parts;
-      if (step % SITES_H == due % SITES_H)
-        formulas_begin(f, k);
-      if (step >= delay && (step - delay) % SITES_H == due % SITES_H)
-        formulas_end(f, k, (float)f->options.mixing);
-    }
-  }
-  for (size_t k = 0; k < parts; k++)
-    formulas_end(f, k, (float)f->options.mixing);
-  for (size_t k = 0; k < parts; k++) {
-    formulas_begin(f, k);
-    formulas_end(f, k, 1);
-  }
-}
 
 static void train_site(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   float p[SITES_ALL] = {0};
@@ -77,6 +18,11 @@ static void train_site(struct place *place, int site, onebit_comm_t comm, onebit
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   CHECK(outer_info(outer).in_flight == 0, "%d in flight", outer_info(outer).in_flight);
+  const onebit_sites_info_t info = sites_of(outer);
+  CHECK(info.sites == place->sites && info.site == site && !info.late && !info.left_out &&
+            !info.caught_up,
+        "%d sites, this is %d; %ju late, %ju left out", info.sites, info.site, (uintmax_t)info.late,
+        (uintmax_t)info.left_out);
   for (size_t i = 0; i < SITES_ALL; i++)
     if (!CHECK(fabsf(p[i] - place->plain[i]) <= 4e-5f, "p[%zu] is %.9g, not %.9g", i, (double)p[i],
                (double)place->plain[i]))
@@ -84,19 +30,19 @@ static void train_site(struct place *place, int site, onebit_comm_t comm, onebit
   sites_end(place, site, comm, outer);
 }
 
-static void check_formulas(size_t delay, int k) {
-  const onebit_outer_rule_t rule = (onebit_outer_rule_t)(k % 3);
-  struct place *place = place_create(2 + k % 2, 1 + k % 2, sites_options(rule, ONEBIT_OUTER_DENSE));
-  struct formulas *f = allocate(1, sizeof *f);
+static void check_formulas(size_t delay, int sites, int ranks) {
+  const onebit_outer_rule_t rule = (onebit_outer_rule_t)((sites + ranks) % 3);
+  struct place *place = place_create(sites, ranks, sites_options(rule, ONEBIT_OUTER_DENSE));
   place->options.fragments = PARTS;
   place->options.delay = delay;
-  place->options.mixing = k % 2 ? 0.5 : 1;
-  check_case("delay %zu, rule %d", delay, (int)rule);
-  f->sites = place->sites;
-  f->options = place->options;
+  place->options.mixing = ranks == 2 ? 0.5 : 1;
+  check_case("%d sites of %d ranks, delay %zu, rule %d", sites, ranks, delay, (int)rule);
+  struct outer_formulas *f = formulas_of(&place->options, place->sites, SITES_ALL, true);
   f->options.learning_rate = rule == ONEBIT_OUTER_NESTEROV ? 0.7 : 1;
   f->options.momentum = rule == ONEBIT_OUTER_NESTEROV ? 0.9 : 0.5;
-  formulas_run(f);
+  for (size_t step = 1; step <= STEPS; step++)
+    formulas_step(f, step);
+  formulas_synchronize(f);
   memcpy(place->plain, f->p[0], sizeof place->plain);
   on_sites(place, train_site);
   sites_agree(place);
@@ -105,9 +51,10 @@ static void check_formulas(size_t delay, int k) {
 }
 
 Test(outer_sites_delay, follows_the_formulas) {
-  for (int k = 0; k < 6; k++)
-    for (size_t delay = 0; delay < SITES_H; delay++)
-      check_formulas(delay, k);
+  for (int sites = 1; sites <= 4; sites++)
+    for (int ranks = 1; ranks <= 3; ranks++)
+      for (size_t delay = 0; delay < SITES_H; delay++)
+        check_formulas(delay, sites, ranks);
 }
 
 /* --- While they train --------------------------------------------------------------------------*/
