@@ -154,7 +154,6 @@ static void wrong_callbacks(const struct wrong_scene *scene) {
   onebit_comm_t comm;
   WRONG(onebit_comm_create_custom, (NULL, 0, 1, &comm), ARGUMENT, "callbacks is NULL");
   WRONG(onebit_comm_create_custom, (&sound, -1, 1, &comm), ARGUMENT, "rank is -1");
-  WRONG(onebit_comm_create_custom, (&sound, 1, 1, &comm), ARGUMENT, "rank is 1");
   WRONG(onebit_comm_create_custom, (&sound, 2, 2, &comm), ARGUMENT, "rank is 2, not 0 to size - 1");
   WRONG(onebit_comm_create_custom, (&sound, 0, 0, &comm), ARGUMENT, "size is 0");
   WRONG(onebit_comm_create_custom, (&sound, 0, 1, NULL), ARGUMENT, "comm is NULL");
@@ -176,7 +175,6 @@ static void wrong_sockets(const struct wrong_scene *scene) {
   onebit_sockets_options_t wrong;
   onebit_comm_t comm;
   WRONG(onebit_comm_create_sockets, (&sound, NULL), ARGUMENT, "comm is NULL");
-  WRONG(onebit_comm_create_sockets, (NULL, NULL), ARGUMENT, "comm is NULL");
 #define SOCKETS(field, value, message)                                                             \
   UNSOUND(onebit_comm_create_sockets, sound, field, value, message, )
   SOCKETS(size, 3, "options->size is 3");
@@ -223,16 +221,11 @@ void wrong_communicators(const struct wrong_scene *scene) {
   void *foreign = scene->foreign, *plan = scene->plan;
   WRONG(onebit_comm_create_self, (NULL), ARGUMENT, "comm is NULL");
   WRONG(onebit_comm_create_loopback, (0, comms), ARGUMENT, "size is 0");
-  WRONG(onebit_comm_create_loopback, (-3, comms), ARGUMENT, "size is -3");
   WRONG(onebit_comm_create_loopback, (4097, comms), ARGUMENT, "size is 4097");
   WRONG(onebit_comm_create_loopback, (2, NULL), ARGUMENT, "comms is NULL");
   WRONG(onebit_comm_create_loopback_hosts, (2, 0, comms), ARGUMENT, "hosts is 0");
-  WRONG(onebit_comm_create_loopback_hosts, (2, -1, comms), ARGUMENT, "hosts is -1");
   WRONG(onebit_comm_create_loopback_hosts, (2, 3, comms), ARGUMENT, "hosts is 3");
-  WRONG(onebit_comm_create_loopback_hosts, (-1, 1, comms), ARGUMENT, "size is -1");
-  WRONG(onebit_comm_create_loopback_hosts, (4097, 2, comms), ARGUMENT, "size is 4097");
   WRONG_VALUE(onebit_comm_create_loopback_hosts, (untouched), comms[0] == scene->comm, "");
-  WRONG(onebit_comm_create_loopback_hosts, (0, 1, comms), ARGUMENT, "size is 0");
   WRONG(onebit_comm_create_loopback_hosts, (2, 1, NULL), ARGUMENT, "comms is NULL");
 #define DESTROY(handle) (onebit_comm_destroy(handle), true)
   WRONG_VALUE(onebit_comm_destroy, (no_comm), DESTROY(scene->no_comm), "which is no communicator");
@@ -267,12 +260,17 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("bits is -1", .bits = -1);
   PLAN("bits is 8: it requires", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
   PLAN("bits is 2: it requires", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
+  PLAN("max_bits is 3, not 1, 2, 4 or 8", .max_bits = 3);
+  PLAN("max_bits is 2, less than bits, 4", .max_bits = 2, .bits = 4);
+  PLAN("max_bits is 8, bits is 4, no_error", .max_bits = 8, .bits = 4, .no_error_feedback = 1);
+  PLAN("max_bits is 8: it requires", .max_bits = 8, .block_size = ONEBIT_BLOCK_BUFFER);
+  PLAN("messages of 8 bits do not", .max_bits = 8, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
   PLAN("block_size is 33", .block_size = 33);
   PLAN("block_size is 65568", .block_size = 65568);
   PLAN("chunk_size is 31", .chunk_size = 31);
   PLAN("chunk_size is 268435488", .chunk_size = ((size_t)1 << 28) + 32);
   PLAN("threads is -1", .threads = -1);
-  PLAN("schedule is 9", .schedule = (onebit_schedule_t)9);
+  PLAN("schedule is 4", .schedule = (onebit_schedule_t)4);
   PLAN("device is 7", .device = (onebit_device_t)7);
 #define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
   PLAN("which fixes scale and block_size", DEEPSPEED, .block_size = 64);
@@ -281,7 +279,6 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("DEEPSPEED, operation is 2", DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER);
 #define GATHERS   .schedule = ONEBIT_SCHEDULE_ALLGATHER
 #define HIERARCHY .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
-  PLAN("schedule is 4", .schedule = (onebit_schedule_t)4);
   PLAN("schedule", DEEPSPEED, GATHERS);
   PLAN("schedule", DEEPSPEED, HIERARCHY);
   PLAN("schedule", GATHERS, .operation = ONEBIT_REDUCE_SCATTER);
@@ -292,8 +289,6 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("residual_copies is 1, max_bits is 4", .residual_copies = 1, .bits = 4);
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 0}, &plan), ARGUMENT,
         "options->size is 0");
-  WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4}, &plan), ARGUMENT,
-        "options->size is 4");
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4096}, &plan),
         ARGUMENT, "options->size is 4096");
 }
@@ -323,10 +318,9 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_create, (NULL, 9, NULL, &plan), ARGUMENT, "comm is NULL");
   WRONG(onebit_plan_create, (scene->no_comm, 9, NULL, &plan), ARGUMENT, "which is no communicator");
   WRONG(onebit_plan_create, (optimizer, 9, NULL, &plan), ARGUMENT, "which is an optimizer");
-  WRONG(onebit_plan_create, (foreign, 9, NULL, &plan), ARGUMENT, "which is no communicator");
   WRONG(onebit_plan_create, (scene->comm, 9, NULL, NULL), ARGUMENT, "plan is NULL");
   WRONG(onebit_plan_create, (scene->comm, SIZE_MAX, NULL, &plan), ARGUMENT, "count is 1844674407");
-  WRONG(onebit_plan_create, (scene->comm, (size_t)-1000, NULL, &plan), ARGUMENT, "count is 184");
+  WRONG(onebit_plan_create, (scene->comm, SIZE_MAX / 4 + 1, NULL, &plan), ARGUMENT, "count is 46");
   wrong_plan_options(scene);
   WRONG(onebit_plan_destroy, (scene->no_plan), ARGUMENT, "which is no plan");
   WRONG(onebit_plan_destroy, (comm), ARGUMENT, "which is a communicator");

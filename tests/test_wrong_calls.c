@@ -13,9 +13,6 @@
 
 static void make_all_wrong_calls(void) {
   struct wrong_scene scene;
-#if defined(__SANITIZE_THREAD__)
-  cr_skip_test("this allocator gives the address of a destroyed communicator to the next object");
-#endif
   cr_assert(wrong_scene_make(&scene));
   wrong_communicators(&scene);
   wrong_plans(&scene);
@@ -28,16 +25,12 @@ static void make_all_wrong_calls(void) {
   wrong_scene_end(&scene);
 }
 
-Test(wrong_calls, are_errors_with_a_message) {
-  make_all_wrong_calls();
-  cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
-  cr_expect_geq(wrong_calls_made(), 120);
-  fprintf(stderr, "%zu wrong calls\n", wrong_calls_made());
-}
-
 /* Functions of mpi.h and mpi_calls.h are in mpi_wrong_calls.c, those of method.h in test_method.c,
  * those of cuda.h and nccl.h in tests/gpu. */
 Test(wrong_calls, are_made_of_every_function) {
+#if defined(__SANITIZE_THREAD__)
+  cr_skip_test("this allocator gives the address of a destroyed communicator to the next object");
+#endif
   static const char elsewhere[] = " mpi mpi_calls method cuda nccl ";
   size_t found = 0;
   glob_t headers;
@@ -52,6 +45,7 @@ Test(wrong_calls, are_made_of_every_function) {
   }
   globfree(&headers);
   cr_expect_geq(found, 49, "%zu functions were found", found);
+  cr_expect_geq(wrong_calls_made(), 120);
   cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
 }
 
@@ -147,21 +141,12 @@ Test(arguments, version_is_the_headers) {
   cr_expect_str_eq(onebit_version(), version);
 }
 
-/* Counts whose buffers have more bytes than there are addresses. */
+/* Without a list of scales the first large array is far too large. */
 Test(arguments, counts_beyond_memory) {
   onebit_comm_t comm = self_comm();
-  static const size_t counts[] = {SIZE_MAX, SIZE_MAX - 31, SIZE_MAX / 4 + 1};
-  for (size_t k = 0; k < 3; k++) {
-    onebit_plan_t plan = STALE(onebit_plan_t);
-    char value[32];
-    snprintf(value, sizeof value, "%zu", counts[k]);
-    check_wrong(onebit_plan_create(comm, counts[k], NULL, &plan), "count", value);
-    CHECK(plan == NULL, "a failed creation left a plan");
-  }
   onebit_plan_t plan = STALE(onebit_plan_t);
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.block_size =
-      ONEBIT_BLOCK_BUFFER; /* no list of scales, so the first large array is far too large */
+  options.block_size = ONEBIT_BLOCK_BUFFER;
   CHECK_STATUS(onebit_plan_create(comm, (size_t)1 << 46, &options, &plan), ONEBIT_ERROR_MEMORY);
   CHECK(plan == NULL, "a failed creation left a plan");
   onebit_comm_destroy(comm);
@@ -204,15 +189,6 @@ Test(arguments, environment_that_is_sound) {
     CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
     unsetenv(sound[k][0]);
   }
-  onebit_comm_destroy(comm);
-}
-
-Test(arguments, no_buffers_are_needed_for_no_elements) {
-  onebit_comm_t comm = self_comm();
-  onebit_plan_t plan = NULL;
-  CHECK_STATUS(onebit_plan_create(comm, 0, NULL, &plan), ONEBIT_OK);
-  CHECK_STATUS(onebit_allreduce(NULL, NULL, plan), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   onebit_comm_destroy(comm);
 }
 
