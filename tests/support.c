@@ -270,6 +270,19 @@ const char *program(int wanted, const char *format, ...) {
   return output;
 }
 
+int split_line(char *argv[], const char *format, ...) {
+  static char text[2048];
+  int argc = 0;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
+    argv[argc++] = word;
+  argv[argc] = NULL;
+  return argc;
+}
+
 void expect_output(const char *output, const char *part) {
   cr_expect(strstr(output, part), "\"%s\" does not contain \"%s\"", output, part);
 }

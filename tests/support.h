@@ -161,6 +161,10 @@ void *allocate(size_t count, size_t size);
  * valid until the next call. */
 const char *program(int wanted, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Splits a line at its spaces, and ends argv with NULL; the words live until the next call. Returns
+ * how many there are. */
+int split_line(char *argv[], const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* Checks that the output `said` contains `part`. */
 void expect_output(const char *said, const char *part);
 

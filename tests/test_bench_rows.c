@@ -1,5 +1,4 @@
 /* The benchmark program's rows, and the dense optimizers that it compares with. */
-#include <criterion/criterion.h>
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
 #endif
@@ -8,8 +7,6 @@
 #include "bench/bench_passes.h"
 #include "compression/codec.h"
 #include "tests/support.h"
-
-/* The benchmark program's rows: figures, JSON lines, the error of a call. Nothing about times. */
 
 #define RANKS 3
 

@@ -97,17 +97,16 @@ Test(constants, as_an_optimizer_of_its_own) {
  * synchronisation. */
 static void check_waiting_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
-  onebit_optimizer_info_t info = {.size = sizeof info};
   float rate = RATE;
   int late = 0;
   for (int step = 0; step < 24; step++) {
     set_gradients(pair, onebit_comm_rank(comm), step);
     if (step == 17)
       CHECK_STATUS(onebit_optimizer_set_learning_rate_factor(pair->both, 1, 0.5F), ONEBIT_OK);
-    onebit_optimizer_get_info(pair->one, &info);
-    if (step >= 17 && info.synchronized)
+    const bool together = optimizer_info(pair->one).synchronized;
+    if (step >= 17 && together)
       rate = RATE * 0.5F;
-    late += step >= 17 && !info.synchronized && rate == RATE;
+    late += step >= 17 && !together && rate == RATE;
     CHECK_STATUS(onebit_optimizer_step(pair->both, RATE), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_step(pair->one, rate), ONEBIT_OK);
     CHECK_BITS("a tensor of 0/1 Adam", pair->second.parameter, pair->alone.parameter, COUNT,

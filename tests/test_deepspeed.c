@@ -1,12 +1,10 @@
-/* Profile deepspeed against printed numbers, which DeepSpeed's own code computed. */
-#include "optimizers/optimizer.h"
-#include "tests/support.h"
-
 /*
  * Profile deepspeed against printed numbers: two small runs whose values were computed with
  * DeepSpeed's own code (its compressed allreduce and OnebitAdam, two ranks, twenty elements),
  * copied here as data.
  */
+#include "optimizers/optimizer.h"
+#include "tests/support.h"
 
 #define COUNT  20
 #define PADDED 32 /* a multiple of 2 * lcm(2, 8) */

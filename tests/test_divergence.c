@@ -3,7 +3,7 @@
  * frozen, is far too small for some elements. Where one bit an element is too little (gradients of
  * six orders of magnitude under one scale) parameters stay about where they were.
  *
- * Each task is a sum of squares whose rows are drawn, scaled or silenced so that a frozen variance,
+ * Each task is a sum of squares whose rows are drawn or scaled so that a frozen variance,
  * or one scale for a block, is wrong for some elements. Dense Adam comes close to the optimum in
  * all of them. They are the same on every machine.
  */
@@ -13,7 +13,7 @@
 enum task_kind {
   TASK_EMBEDDING,   /* rows of a table are drawn, by Zipf's law: most have a gradient rarely */
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
-  TASK_QUIET,       /* 2 % of the elements are near silent until a quarter of the steps is over */
+  TASK_QUIET,       /* 2 % of the elements have almost no gradient in the first quarter */
   TASK_ZEROS_FIRST, /* no rank has a gradient in the first half of the steps */
   TASK_ZEROS_LATER, /* no rank has a gradient in half of the steps, from a quarter on */
   TASK_IDLE,        /* one rank never has a gradient */
@@ -29,10 +29,6 @@ struct task {
   int steps;
   float rate; /* the highest learning rate */
 };
-
-/* Makes an optimizer of the tensor on a rank. */
-typedef onebit_status_t task_create(onebit_comm_t comm, const onebit_tensor_t *tensor,
-                                    const void *options, onebit_optimizer_t *optimizer);
 
 /* The results of a run. */
 struct task_end {
@@ -152,12 +148,25 @@ static double task_start_distance(const struct task *task) {
 
 /* --- Runs */
 
+enum form { DENSE, COMPRESSED };
+
 struct run {
   const struct task *task;
-  task_create *create;
-  const void *options;
+  struct any_case what;
+  enum form form;
   struct task_end ends[TASK_RANKS];
 };
+
+static onebit_status_t create_optimizer(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                        const struct run *run, onebit_optimizer_t *optimizer) {
+  struct any_options options = any_options_of(run->what.method, run->what.options);
+  const size_t steps = (size_t)run->task->steps;
+  any_count(&options, "freeze_step", run->form == DENSE ? ONEBIT_FREEZE_NEVER : steps / 5);
+  any_count(&options, "variance_freeze_step", steps / 2);
+  any_count(&options, "variance_update_scaler", steps / 100);
+  any_count(&options, "local_step_scaler", steps / 10);
+  return any_create(&options, comm, tensor, 1, optimizer);
+}
 
 /* Returns the larger distance; NaN is larger than any number. */
 static double larger_distance(double one, double other) { return one >= other ? one : other; }
@@ -183,7 +192,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer;
   task_start(task, parameters);
   *end = (struct task_end){.warned = -1};
-  if (CHECK_STATUS(run->create(comm, &tensor, run->options, &optimizer), ONEBIT_OK)) {
+  if (CHECK_STATUS(create_optimizer(comm, &tensor, run, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < task->steps; step++) {
       bool any = task_gradient(task, parameters, rank, step, gradient);
       CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, any ? gradient : NULL), ONEBIT_OK);
@@ -202,8 +211,8 @@ static void run_rank(onebit_comm_t comm, void *context) {
 }
 
 /* Runs the task on TASK_RANKS ranks, threads of this process. */
-static struct task_end task_run(const struct task *task, task_create *create, const void *options) {
-  struct run run = {.task = task, .create = create, .options = options};
+static struct task_end task_run(const struct task *task, struct any_case what, enum form form) {
+  struct run run = {.task = task, .what = what, .form = form};
   on_ranks(TASK_RANKS, run_rank, &run);
   struct task_end end = run.ends[0];
   for (int r = 1; r < TASK_RANKS; r++) {
@@ -219,14 +228,6 @@ static struct task_end task_run(const struct task *task, task_create *create, co
 
 /* --- Optimizers --------------------------------------------------------------------------------*/
 
-enum form { DENSE, COMPRESSED };
-
-struct choice {
-  struct any_case what;
-  enum form form;
-  size_t steps; /* of the task */
-};
-
 static const struct any_case efficient_adam = {ANY(efficient_adam, .gain = 0)},
                              adam = {ANY(adam, .beta2 = 0)},
                              adam_step = {ANY(adam, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
@@ -234,18 +235,6 @@ static const struct any_case efficient_adam = {ANY(efficient_adam, .gain = 0)},
                              late_adam = {ANY(adam, .beta2 = 0.99)}, lamb = {ANY(lamb, .beta2 = 0)},
                              zero_one_adam = {ANY(zero_one_adam, .local_step_clipper = 4)},
                              lion = {ANY(lion, .beta2 = 0)};
-
-static onebit_status_t create_optimizer(onebit_comm_t comm, const onebit_tensor_t *tensor,
-                                        const void *context, onebit_optimizer_t *optimizer) {
-  const struct choice *choice = context;
-  struct any_options options = any_options_of(choice->what.method, choice->what.options);
-  any_count(&options, "freeze_step",
-            choice->form == DENSE ? ONEBIT_FREEZE_NEVER : choice->steps / 5);
-  any_count(&options, "variance_freeze_step", choice->steps / 2);
-  any_count(&options, "variance_update_scaler", choice->steps / 100);
-  any_count(&options, "local_step_scaler", choice->steps / 10);
-  return any_create(&options, comm, tensor, 1, optimizer);
-}
 
 /* The largest distance from the optimum at which a run may end, relative to its start, less than 1
  * for a run that moves at all; 0: is not tried. */
@@ -261,9 +250,8 @@ static void check_limits(struct any_case what, const limits most) {
     if (most[kind] == 0)
       continue;
     struct task task = make_task((enum task_kind)kind);
-    struct choice choice = {what, COMPRESSED, (size_t)task.steps};
     double start = task_start_distance(&task);
-    struct task_end end = task_run(&task, create_optimizer, &choice);
+    struct task_end end = task_run(&task, what, COMPRESSED);
     cr_log_info("%s: from %.3g to %.3g", task.name, start, end.distance);
     cr_expect_eq(end.skipped, 0, "%s: %d steps were skipped", task.name, end.skipped);
     cr_expect_leq(end.largest, 1.1 * start, "%s: runs away, to %g", task.name, end.largest);
@@ -280,9 +268,7 @@ Test(divergence, dense_forms_converge) {
   for (size_t s = 0; s < 2; s++)
     for (int kind = 0; kind < TASK_KINDS; kind++) {
       struct task task = make_task((enum task_kind)kind);
-      struct choice choice = {subjects[s], DENSE, (size_t)task.steps};
-      double start = task_start_distance(&task),
-             end = task_run(&task, create_optimizer, &choice).distance;
+      double start = task_start_distance(&task), end = task_run(&task, subjects[s], DENSE).distance;
       cr_expect_leq(end, 0.3 * start, "%s: ends at %g of %g", task.name, end, start);
     }
 }
@@ -312,8 +298,7 @@ Test(divergence, is_warned_of) {
   } warned[] = {{TASK_SCALES, adam}, {TASK_SCALES, lamb}, {TASK_QUIET, adam_step}};
   for (size_t k = 0; k < sizeof warned / sizeof warned[0]; k++) {
     struct task task = make_task(warned[k].kind);
-    struct choice choice = {warned[k].what, COMPRESSED, (size_t)task.steps};
-    struct task_end end = task_run(&task, create_optimizer, &choice);
+    struct task_end end = task_run(&task, warned[k].what, COMPRESSED);
     cr_expect(end.warned >= 0 && end.warned < task.steps / 3, "%s: the first warning is after %d",
               task.name, end.warned);
   }
@@ -322,8 +307,7 @@ Test(divergence, is_warned_of) {
 /* The freeze is due at 400 and waits for gradients that begin at 1,000: 1 / (1 - beta2) later. */
 Test(divergence, a_freeze_that_waits_is_warned_of) {
   struct task task = make_task(TASK_ZEROS_FIRST);
-  struct choice choice = {late_adam, COMPRESSED, (size_t)task.steps};
-  struct task_end end = task_run(&task, create_optimizer, &choice);
+  struct task_end end = task_run(&task, late_adam, COMPRESSED);
   cr_expect(end.warned >= 499 && end.warned < 520, "the first warning is after step %d",
             end.warned);
 }

@@ -2,7 +2,7 @@
  * Results have the same bits in any floating-point environment of a rank's program, with every
  * codec, width and type, and of every optimizer; and the program finds its own environment again,
  * with its flags. Numbers have a point in its environment variables and in JSON, whatever its
- * locale. Every other suite meets the environments by turns, and the locale, too: support_floats.h.
+ * locale. Every other suite has the environments by turns, and the locale, too: support_floats.h.
  */
 
 #ifdef _OPENMP

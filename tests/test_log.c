@@ -70,6 +70,10 @@ static int count_occurrences(const char *text, const char *part) {
   return found;
 }
 
+static void expect_count(const char *text, const char *part, int wanted) {
+  cr_expect_eq(count_occurrences(text, part), wanted, "%s: %s", part, text);
+}
+
 Test(log, warn_is_the_default_and_says_nothing_of_what_goes_well) {
   cr_expect_str_eq(log_of_training(""), "");
 }
@@ -90,8 +94,8 @@ Test(log, threads_without_processors_are_warned_of_once) {
   snprintf(wanted, sizeof wanted, "threads is %d, but this rank may use %d processor",
            processors + 1, processors);
   const char *said = log_of_body(plan_with_threads, &processors, "");
-  cr_expect_eq(count_occurrences(said, "threads is"), 1, "%s", said);
-  cr_expect_eq(count_occurrences(said, wanted), 1, "%s", said);
+  expect_count(said, "threads is", 1);
+  expect_count(said, wanted, 1);
 }
 #endif
 
@@ -120,14 +124,11 @@ Test(log, what_is_not_recommended_is_said_once) {
                              {ANY(lion, 0)},
                              {NULL, NULL}};
   const char *text = log_of_body(create_all, mixed, "WARN");
-  cr_expect_eq(count_occurrences(text, "\n"), 4, "%s", text);
-  cr_expect_eq(
-      count_occurrences(text, "lion is not recommended where most parameters are tables of words"),
-      1, "%s", text);
-  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
-  cr_expect_eq(count_occurrences(text, "rank 0: adam is not recommended"), 1, "%s", text);
-  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3,
-               "%s", text);
+  expect_count(text, "\n", 4);
+  expect_count(text, "lion is not recommended where most parameters are tables of words", 1);
+  expect_count(text, "Take Efficient-Adam without trust_ratio", 1);
+  expect_count(text, "rank 0: adam is not recommended", 1);
+  expect_count(text, "Take Efficient-Adam (onebit_efficient_adam_create)", 3);
 }
 
 /* The advice is printed once a process: each of these tests has a process of its own. */
@@ -143,29 +144,27 @@ Test(log, no_warmup_is_no_dense_form) {
   struct any_case at_once[] = {
       {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = ONEBIT_WARMUP_NONE)}, {NULL, NULL}};
   const char *text = log_of_body(create_all, at_once, "WARN");
-  cr_expect_eq(count_occurrences(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
+  expect_count(text, "Take Efficient-Adam without trust_ratio", 1);
 }
 
 Test(log, info_says_what_is_decided) {
   const char *text = log_of_training("INFO");
-  cr_expect_eq(count_occurrences(text, "onebit INFO "), count_occurrences(text, "\n"), "%s", text);
-  cr_expect_eq(count_occurrences(text, ": communicator of 2 ranks on "), RANKS, "%s", text);
-  cr_expect_eq(count_occurrences(text, ": plan 1: 64 elements, schedule "), RANKS, "%s", text);
-  cr_expect_eq(count_occurrences(text, ": efficient_adam: frozen after step 3\n"), RANKS, "%s",
-               text);
-  cr_expect_eq(count_occurrences(text, ": efficient_adam: a step after step 5 is skipped: "), RANKS,
-               "%s", text);
+  expect_count(text, "onebit INFO ", count_occurrences(text, "\n"));
+  expect_count(text, ": communicator of 2 ranks on ", RANKS);
+  expect_count(text, ": plan 1: 64 elements, schedule ", RANKS);
+  expect_count(text, ": efficient_adam: frozen after step 3\n", RANKS);
+  expect_count(text, ": efficient_adam: a step after step 5 is skipped: ", RANKS);
   cr_expect(count_occurrences(text, " rank 0: ") > 0 && count_occurrences(text, " rank 1: ") > 0,
             "%s", text);
 }
 
 Test(log, trace_says_each_call) {
   const char *text = log_of_training("TRACE");
-  cr_expect_eq(count_occurrences(text, "onebit TRACE "), RANKS * STEPS, "%s", text);
-  cr_expect_eq(count_occurrences(text, " ms, ONEBIT_OK\n"), RANKS * (STEPS - 1), "%s", text);
-  cr_expect_eq(count_occurrences(text, " ms, ONEBIT_SKIPPED\n"), RANKS, "%s", text);
+  expect_count(text, "onebit TRACE ", RANKS * STEPS);
+  expect_count(text, " ms, ONEBIT_OK\n", RANKS * (STEPS - 1));
+  expect_count(text, " ms, ONEBIT_SKIPPED\n", RANKS);
   cr_expect(count_occurrences(text, "allreduce call 1 of plan ") >= RANKS, "%s", text);
-  cr_expect_eq(count_occurrences(text, " bytes sent, "), RANKS * STEPS, "%s", text);
+  expect_count(text, " bytes sent, ", RANKS * STEPS);
 }
 
 static void check_refused(const char *name, const char *value, onebit_status_t wanted,

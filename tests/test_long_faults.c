@@ -361,8 +361,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
 static uint64_t hash_state(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {
-    onebit_tensor_statistics_t told = {.size = sizeof told};
-    CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &told), ONEBIT_OK);
+    const onebit_tensor_statistics_t told = tensor_statistics(optimizer, t);
     const double norms[] = {told.momentum_norm, told.residual_norm, told.parameter_norm};
     hash = ob_hash(hash, norms, sizeof norms);
   }

@@ -1,15 +1,13 @@
-/* Optimizers go on, on other communicators: moved, after a loss, and what the loss costs. */
-#include <stdatomic.h>
-
-#include "tests/support.h"
-#include "tests/support_checkpoint.h"
-#include "tests/support_optimizers.h"
-
 /*
  * Optimizers go on, on other communicators. With the same ranks that is exact: a run that moves
  * after every step is to the bit the one that does not. A rank that is lost leaves the others with
  * equal replicas, also where some had made more steps; a rank that joins gets the same replica.
  */
+#include <stdatomic.h>
+
+#include "tests/support.h"
+#include "tests/support_checkpoint.h"
+#include "tests/support_optimizers.h"
 
 enum { MAX_RANKS = 8, MAX_MOVES = 32 };
 
@@ -61,8 +59,7 @@ Test(move, the_same_ranks_go_on_exactly) {
     check_same(&checkpoint_cases[k]);
 }
 
-/* --- Ranks leave, and come
- * -----------------------------------------------------------------------*/
+/* --- Ranks leave, and come ---------------------------------------------------------------------*/
 
 /* The last rank leaves after `steps` steps. The others go on, and after `more` another one joins
  * them, as their rank `place`. */

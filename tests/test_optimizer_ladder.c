@@ -6,6 +6,7 @@
 #include "tests/support_adam.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_collectives.h"
+#include "tests/support_statistics.h"
 
 /* --- The oracle --------------------------------------------------------------------------------*/
 
@@ -139,20 +140,13 @@ static void make_step(struct learner *learner, int step) {
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_OK);
 }
 
-static onebit_tensor_statistics_t tensor_statistics(const struct learner *learner, size_t tensor) {
-  onebit_tensor_statistics_t told = {.size = sizeof told};
-  CHECK_STATUS(onebit_optimizer_get_tensor_statistics(learner->optimizer, tensor, &told),
-               ONEBIT_OK);
-  return told;
-}
-
 static int current_bits(const struct learner *learner) {
   return (int)ob_plan_geometry(learner->optimizer->buckets[0].bits)->width;
 }
 
 static void check_statistics(const struct learner *learner) {
-  const onebit_tensor_statistics_t hard = tensor_statistics(learner, 0),
-                                   other = tensor_statistics(learner, 1);
+  const onebit_tensor_statistics_t hard = tensor_statistics(learner->optimizer, 0),
+                                   other = tensor_statistics(learner->optimizer, 1);
   char text[512], wanted[64];
   const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.bits == (hard.bits + other.bits) / 2.0 && info.moves == hard.moves + other.moves,
@@ -218,9 +212,9 @@ static void resume_on_rank(onebit_comm_t comm, void *context) {
   check_case("%s", learner.method->name);
   for (int step = 0, saved = 0; step < LADDER_HARD + 40 && saved < 5; step++) {
     make_step(&learner, step);
-    if (step % 50 != 30 && tensor_statistics(&learner, 0).moves == moves)
+    if (step % 50 != 30 && tensor_statistics(learner.optimizer, 0).moves == moves)
       continue;
-    moves = tensor_statistics(&learner, 0).moves;
+    moves = tensor_statistics(learner.optimizer, 0).moves;
     saved++;
     save_part(&learner, comm);
     struct learner other = make_learner(comm, learner.method, 8);
@@ -230,8 +224,9 @@ static void resume_on_rank(onebit_comm_t comm, void *context) {
       make_step(&learner, ++step);
       make_step(&other, step);
       CHECK_BITS("parameters", other.parameters, learner.parameters, ALL, ONEBIT_FLOAT32);
-      CHECK(tensor_statistics(&other, 0).bits == tensor_statistics(&learner, 0).bits, "step %d",
-            step);
+      CHECK(tensor_statistics(other.optimizer, 0).bits ==
+                tensor_statistics(learner.optimizer, 0).bits,
+            "step %d", step);
     }
     destroy_learner(&other);
     free_saved_part(&learner, comm);
@@ -254,7 +249,7 @@ static void climb_and_save(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 8);
   for (int step = 0; step < CLIMBED; step++)
     make_step(&learner, step);
-  *bits = tensor_statistics(&learner, 0).bits;
+  *bits = tensor_statistics(learner.optimizer, 0).bits;
   save_part(&learner, comm);
   destroy_learner(&learner);
 }
@@ -270,8 +265,8 @@ static void load_on_other_ranks(onebit_comm_t comm, void *context) {
   const int bits = elsewhere->bits, max = elsewhere->max_bits ? elsewhere->max_bits : 1;
   struct learner learner = make_learner(comm, &ob_method_adam, elsewhere->max_bits);
   CHECK_STATUS(load_parts(&learner), ONEBIT_OK);
-  CHECK(tensor_statistics(&learner, 0).bits == (bits < max ? bits : max), "%d bits, it had %d",
-        tensor_statistics(&learner, 0).bits, bits);
+  CHECK(tensor_statistics(learner.optimizer, 0).bits == (bits < max ? bits : max),
+        "%d bits, it had %d", tensor_statistics(learner.optimizer, 0).bits, bits);
   memset(learner.parameters, 0, ALL * sizeof(float)); /* parameters are the caller's to keep */
   for (int step = CLIMBED; step < CLIMBED + 40; step++)
     make_step(&learner, step);
@@ -336,12 +331,12 @@ static void move_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   for (int step = 0; step < CLIMBED; step++)
     make_step(&learner, step);
-  const onebit_tensor_statistics_t before = tensor_statistics(&learner, 0);
+  const onebit_tensor_statistics_t before = tensor_statistics(learner.optimizer, 0);
   CHECK(before.bits > 1, "%d bits", before.bits);
   CHECK_STATUS(onebit_optimizer_move(learner.optimizer, comm), ONEBIT_OK);
-  CHECK(tensor_statistics(&learner, 0).bits == before.bits &&
-            tensor_statistics(&learner, 0).moves == before.moves,
-        "%d bits, before %d", tensor_statistics(&learner, 0).bits, before.bits);
+  CHECK(tensor_statistics(learner.optimizer, 0).bits == before.bits &&
+            tensor_statistics(learner.optimizer, 0).moves == before.moves,
+        "%d bits, before %d", tensor_statistics(learner.optimizer, 0).bits, before.bits);
   for (int step = CLIMBED; step < CLIMBED + 20; step++)
     make_step(&learner, step);
   CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);

@@ -66,13 +66,7 @@ static int count;
 /* Reads a line of arguments with a space between them. */
 static enum tool_asked parse_with_tool(const struct tool *by, const char *line,
                                        struct values *values) {
-  static char text[300];
-  strcpy(text, line);
-  arguments[0] = text; /* never read */
-  count = 1;
-  for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
-    arguments[count++] = word;
-  arguments[count] = NULL;
+  count = split_line(arguments, "program %s", line);
   memset(values, 0, sizeof *values);
   return tool_parse(by, &count, arguments, values, error);
 }

@@ -1,10 +1,9 @@
-/* 1-bit Adam whose state is sharded: what it computes, and what it costs. */
-#include "tests/support_adam.h"
-
 /*
  * 1-bit Adam whose state is sharded, in addition to test_optimizers.c: its warm-up is that
  * of an optimizer that is not sharded; steps are bounded. That it converges is in test_training.c.
  */
+#include "tests/support_adam.h"
+#include "tests/support_statistics.h"
 
 static const onebit_shards_t modes[] = {ONEBIT_SHARDS_STEP, ONEBIT_SHARDS_PARAMETERS};
 
@@ -153,12 +152,12 @@ static void measure_costs(onebit_comm_t comm, void *context) {
       {parameter, gradient, 1001, 0, 0, 0},
       {parameter + 1001 * element, gradient + 1001, count - 1001, 0, 0, 0}};
   onebit_optimizer_t optimizer = NULL;
-  onebit_optimizer_info_t info = {.size = sizeof info};
+  onebit_optimizer_info_t info;
   check_case("shards %d on %d ranks", (int)costs->options.shards, onebit_comm_size(comm));
   fill_input(gradient, ONEBIT_FLOAT32, count, rank, 0);
   CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &costs->options, &optimizer), ONEBIT_OK);
   for (int step = 0; step < 12; step++) {
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    info = optimizer_info(optimizer);
     uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
     uint64_t sent = onebit_comm_bytes_sent(comm) - before;
@@ -197,8 +196,9 @@ Test(shards_costs, steps_send_what_is_said) {
       uint64_t bits = step.info[r].compressed_bytes, sum = parameters.info[r].compressed_bytes;
       CHECK(bits == whole.info[r].compressed_bytes, "%llu bytes a compressed step, unsharded %llu",
             (unsigned long long)bits, (unsigned long long)whole.info[r].compressed_bytes);
-      CHECK(step.info[r].warmup_bytes == whole.info[r].warmup_bytes, "%llu bytes in the warm-up",
-            (unsigned long long)step.info[r].warmup_bytes);
+      CHECK(step.info[r].warmup_bytes == whole.info[r].warmup_bytes &&
+                step.info[r].warmup_bytes >= 29 * bits,
+            "%llu bytes in the warm-up", (unsigned long long)step.info[r].warmup_bytes);
       CHECK(fabs((double)sum - 2.0 * peers - (double)bits / 2.0) < 0.04 * (double)sum,
             "%llu bytes a step, parameters of 16 bits back", (unsigned long long)sum);
     }
@@ -228,13 +228,13 @@ Test(shards_costs, memory_is_what_the_header_says) {
   }
 }
 
-/* --- Statistics: what the ranks tell of their shares adds up to all of it */
+/* --- Statistics of masters: what the ranks tell of their shares adds up to all of it */
 
 enum { TENSORS = 3, EACH = 2000 };
 
 struct account {
   onebit_adam_options_t options;
-  double momentum[4], all, parameters[4];
+  double all, parameters[4];
 };
 
 static void tell_statistics(onebit_comm_t comm, void *context) {
@@ -244,44 +244,29 @@ static void tell_statistics(onebit_comm_t comm, void *context) {
   uint16_t parameters[TENSORS * EACH] = {0};
   onebit_tensor_t tensors[TENSORS];
   onebit_optimizer_t optimizer = NULL;
-  onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
   for (size_t t = 0; t < TENSORS; t++)
     tensors[t] = (onebit_tensor_t){parameters + t * EACH, gradients + t * EACH, EACH, 0, 0, t == 1};
   CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &account->options, &optimizer),
                ONEBIT_OK);
-  uint64_t before = onebit_comm_bytes_sent(comm);
   for (int step = 0; step < 8; step++) {
     fill_input(gradients, ONEBIT_FLOAT32, TENSORS * EACH, rank, step);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
   }
-  CHECK_STATUS(onebit_optimizer_get_statistics(optimizer, &statistics), ONEBIT_OK);
-  CHECK(statistics.dense_bytes + statistics.bits_bytes == onebit_comm_bytes_sent(comm) - before,
-        "%llu bytes dense and %llu compressed", (unsigned long long)statistics.dense_bytes,
-        (unsigned long long)statistics.bits_bytes);
-  CHECK(statistics.residual_ratio > 0.2 && statistics.residual_ratio < 20, "residual ratio %g",
-        statistics.residual_ratio);
-  CHECK(statistics.update_seconds >= 0 && statistics.network_seconds >= 0, "times below zero");
   CHECK(onebit_optimizer_check(optimizer, NULL) >= ONEBIT_OK, "%s", onebit_last_error());
   double momentum = 0.0;
   for (size_t t = 0; t < TENSORS; t++) {
-    onebit_tensor_statistics_t one = {.size = sizeof one};
-    CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &one), ONEBIT_OK);
-    momentum += one.momentum_norm * one.momentum_norm;
+    const onebit_tensor_statistics_t one = tensor_statistics(optimizer, t);
     account->parameters[rank] += one.parameter_norm * one.parameter_norm;
     CHECK((one.residual_norm > 0) == (t != 1), "tensor %zu keeps %g", t, one.residual_norm);
+    momentum += one.momentum_norm;
   }
-  account->momentum[rank] = momentum;
-  CHECK(fabs(momentum - statistics.info.momentum_norm * statistics.info.momentum_norm) <=
-            1e-6 * momentum,
-        "momentum %g of all tensors, %g in all", momentum, statistics.info.momentum_norm);
-  if (rank == 0)
-    for (size_t i = 0; i < TENSORS * EACH; i++)
-      account->all += pow((double)oracle_load(parameters, i, ONEBIT_BFLOAT16), 2);
+  CHECK(momentum > 0, "no momentum");
+  for (size_t i = 0; rank == 0 && i < TENSORS * EACH; i++)
+    account->all += pow((double)oracle_load(parameters, i, ONEBIT_BFLOAT16), 2);
   onebit_optimizer_destroy(optimizer);
 }
 
 Test(shards_costs, statistics_are_of_shares) {
-  double alone = 0.0;
   for (int size = 1; size <= 4; size++) {
     struct account account = {.options = sharded_options(ONEBIT_SHARDS_PARAMETERS)};
     account.options.freeze_step = 3;
@@ -291,11 +276,7 @@ Test(shards_costs, statistics_are_of_shares) {
     double parameters = 0.0;
     for (int r = 0; r < size; r++)
       parameters += account.parameters[r];
-    for (int r = 0; r < size; r++)
-      CHECK(account.momentum[r] > 0.0, "rank %d of %d has no momentum", r, size);
-    CHECK(fabs(parameters - account.all) <= 0.01 * account.all, "masters %g, parameters %g",
-          parameters, account.all);
-    alone = size == 1 ? parameters : alone;
+    CHECK(account.all > 0 && fabs(parameters - account.all) <= 0.01 * account.all,
+          "masters %g, parameters %g", parameters, account.all);
   }
-  CHECK(alone > 0.0, "nothing has moved");
 }

@@ -30,15 +30,11 @@ static int run_rank(team_t *team, const void *context) {
 }
 
 static void parse_options(train_options_t *options, const char *arguments) {
-  char words[TRAIN_ERROR] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
-  char *line = strdup(arguments), *rest = line;
-  int argc = 1;
-  for (char *word; (word = strtok_r(rest, " ", &rest));)
-    argv[argc++] = word;
+  char words[TRAIN_ERROR] = "", *argv[MOST_ARGUMENTS];
+  const int argc = split_line(argv, "train_images %s", arguments);
   cr_assert_eq(train_options_parse(&train_kind, options, argc, argv, words), TOOL_RUN, "%s", words);
   options->checkpoint = options->checkpoint ? strdup(options->checkpoint) : NULL;
   options->log = options->log ? strdup(options->log) : NULL;
-  free(line);
 }
 
 static void draw_digits(images_t *images) {

@@ -3,7 +3,7 @@
  * bytes, edge counts, and checkpoints with other bits.
  */
 #include "optimizers/optimizer.h"
-#include "tests/support.h"
+#include "tests/support_collectives.h"
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
 
@@ -137,15 +137,11 @@ Test(warmup, of_momentum_is_forty_steps_in_eight_bits) {
 
 /* Returns the largest residual of the warm-up's exchange. */
 static float warmup_residual(onebit_optimizer_t optimizer) {
-  const onebit_plan_t plan = optimizer->buckets[0].dense;
-  const onebit_plan_info_t info = plan_info(plan);
-  float *worker = allocate(info.worker_residual_count, sizeof *worker), largest = 0;
-  float *server = allocate(info.server_residual_count + 1, sizeof *server);
-  CHECK_STATUS(onebit_plan_export_residual(plan, worker, server), ONEBIT_OK);
-  for (size_t i = 0; i < info.worker_residual_count; i++)
-    largest = fmaxf(largest, fabsf(worker[i]));
-  free(worker);
-  free(server);
+  struct kept_errors errors = export_errors(optimizer->buckets[0].dense);
+  float largest = 0;
+  for (size_t i = 0; i < errors.worker_count; i++)
+    largest = fmaxf(largest, fabsf(errors.worker[i]));
+  free_errors(&errors);
   return largest;
 }
 
