@@ -232,3 +232,37 @@ Test(adam, elements_without_variance_do_not_move) {
   CHECK(moved > 50000, "only %zu parameters moved", moved);
   adam_release(&run);
 }
+
+/* Checks the bytes of steps: a warm-up step sends as much as a dense allreduce, a compressed one at
+ * most a thirtieth of it. */
+static void check_bytes(onebit_comm_t comm, void *context) {
+  enum { COUNT = 1 << 18 };
+  (void)context;
+  float *parameter = allocate(COUNT, sizeof(float)), *gradient = allocate(COUNT, sizeof(float));
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
+  onebit_optimizer_t optimizer;
+  onebit_adam_options_t options = {.size = sizeof options, .freeze_step = 1};
+  fill_input(gradient, ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comm), 0);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
+  for (int step = 0; step < 3; step++) {
+    uint64_t before = onebit_comm_bytes_sent(comm);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+    uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+    uint64_t told = step == 0 ? info.warmup_bytes : info.compressed_bytes;
+    CHECK(sent == told, "step %d sent %llu bytes, info says %llu", step, (unsigned long long)sent,
+          (unsigned long long)told);
+  }
+  CHECK(info.warmup_bytes >= 30 * info.compressed_bytes, "%llu bytes, compressed %llu",
+        (unsigned long long)info.warmup_bytes, (unsigned long long)info.compressed_bytes);
+  CHECK(info.memory_bytes < 30 * (uint64_t)COUNT, "memory of %llu bytes",
+        (unsigned long long)info.memory_bytes);
+  onebit_optimizer_destroy(optimizer);
+  free(parameter);
+  free(gradient);
+}
+
+Test(adam, sends_and_allocates_what_it_says) {
+  for (int size = 2; size <= 4; size++)
+    on_ranks(size, check_bytes, NULL);
+}

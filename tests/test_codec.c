@@ -9,6 +9,9 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
+/* Codecs: equal bits in every case of the table, correct arithmetic against plain formulas, and the
+ * choice of one. */
+
 static void compare_with_scalar(const struct ob_codec *codec, size_t index) {
   unsigned char *wanted, *got;
   char name[96];
@@ -150,6 +153,18 @@ Test(codec, is_chosen_by_name_and_unknown_names_are_errors) {
   cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK, "an empty variable is none");
 }
 
+/* Whole numbers that double represents have the same sum in any order. */
+Test(codec, sums_of_blocks_leave_none_out) {
+  static const size_t counts[] = {0, 1, 2, 3, 31, 1023, 1024, 1025, 2047, 2048, 3001};
+  static double sums[3001];
+  for (size_t i = 0; i < 3001; i++)
+    sums[i] = (double)(i + 1);
+  for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+    const double n = (double)counts[k], got = ob_add_sums(sums, counts[k]);
+    cr_expect_eq(got, n * (n + 1) / 2, "of %zu: %g", counts[k], got);
+  }
+}
+
 Test(codec, scales_of_levels_can_be_inverted) {
   static const float largest[] = {0, 0x1p-149f, 0x1p-130f, 0x1p-120f};
   for (size_t k = 0; k < sizeof largest / sizeof largest[0]; k++)
@@ -158,6 +173,24 @@ Test(codec, scales_of_levels_can_be_inverted) {
       cr_expect(k < 3 ? scale == 0 : scale > 0 && ob_is_finite(1 / scale), "%u bits: %g", width,
                 (double)scale);
     }
+}
+
+/* Values beyond the largest float16 become the largest float16, also in the last word. */
+Test(codec, conversions_to_float16_are_bounded) {
+  enum { count = 75 };
+  float input[count];
+  uint16_t output[count];
+  for (int i = 0; i < count; i++)
+    input[i] = i % 2 ? 1e6f : -1e6f;
+  for (size_t row = 0; ob_codec_row(row); row++) {
+    const struct ob_codec *codec = ob_codec_row(row);
+    if (!ob_codec_usable(codec))
+      continue;
+    codec->convert(input, count, output, ONEBIT_FLOAT16);
+    for (int i = 0; i < count; i++)
+      cr_expect_eq(output[i], i % 2 ? 0x7bff : 0xfbff, "%s: element %d is %04x", codec->name, i,
+                   output[i]);
+  }
 }
 
 /* Messages, residuals and results are the recorded ones, to the bit, with every codec that can run

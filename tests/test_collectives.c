@@ -59,7 +59,6 @@ Test(collectives, every_codec_and_any_number_of_threads) {
 static void check_on_self(struct collective_run *run, size_t number) {
   (void)number;
   onebit_comm_t comm = self_comm();
-  CHECK(onebit_comm_hosts(comm) == 1, "%d hosts", onebit_comm_hosts(comm));
   collective_on_rank(comm, run);
   onebit_comm_destroy(comm);
   checks_must_hold();
@@ -69,6 +68,34 @@ Test(collectives, self_is_a_group_of_one) {
   size_t count;
   struct collective_case *cases = collective_cases(1, COVERING, &count);
   collective_each("self", 3, cases, count, check_on_self);
+}
+
+/* Checks the group's size, and that a plan's info is true. */
+static void check_plan_info(onebit_comm_t comm, void *context) {
+  const int *size = context;
+  onebit_plan_t plan;
+  onebit_plan_options_t options = {.size = sizeof options, .block_size = 256};
+  CHECK(onebit_comm_size(comm) == *size, "size %d", onebit_comm_size(comm));
+  if (!CHECK_STATUS(onebit_plan_create(comm, 1000, &options, &plan), ONEBIT_OK))
+    return;
+  const onebit_plan_info_t info = plan_info(plan);
+  CHECK(info.block_size == 256, "block size %zu", info.block_size);
+  CHECK(info.transport && info.transport[0] == 'l', "transport %s", info.transport);
+  CHECK(info.codec && info.codec[0], "codec without a name");
+  CHECK(info.memory_bytes >= 8 * 1000, "memory of %llu bytes",
+        (unsigned long long)info.memory_bytes);
+  float values[1000] = {0};
+  uint64_t before = onebit_comm_bytes_sent(comm);
+  CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_OK);
+  uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+  CHECK(sent == info.wire_bytes, "%llu bytes sent, %llu announced", (unsigned long long)sent,
+        (unsigned long long)info.wire_bytes);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(collectives, plans_tell_what_they_decided) {
+  for (int size = 2; size <= 4; size++)
+    on_ranks(size, check_plan_info, &size);
 }
 
 /* Checks the other schedules of an allreduce. */

@@ -74,6 +74,27 @@ Test(hosts, none_given_is_one) {
   }
 }
 
+static void check_split(int size, int hosts) {
+  onebit_comm_t comms[16];
+  check_case("%d ranks on %d hosts", size, hosts);
+  CHECK_STATUS(onebit_comm_create_loopback_hosts(size, hosts, comms), ONEBIT_OK);
+  for (int r = 0; r < size; r++) {
+    CHECK(onebit_comm_hosts(comms[r]) == hosts, "%d hosts", onebit_comm_hosts(comms[r]));
+    CHECK(onebit_comm_rank(comms[r]) == r && onebit_comm_size(comms[r]) == size, "rank %d of %d",
+          onebit_comm_rank(comms[r]), onebit_comm_size(comms[r]));
+    onebit_comm_destroy(comms[r]);
+  }
+}
+
+Test(hosts, any_split_can_be_had) {
+  for (int size = 1; size <= 16; size++)
+    for (int hosts = 1; hosts <= size; hosts++)
+      check_split(size, hosts);
+  onebit_comm_t self = self_comm();
+  CHECK(onebit_comm_hosts(self) == 1, "a rank alone is on %d hosts", onebit_comm_hosts(self));
+  onebit_comm_destroy(self);
+}
+
 /* Hosts have consecutive ranks, and no host has two ranks more than another: a hierarchy, which
  * needs equal hosts, is refused. */
 static void create_hierarchical_plan(onebit_comm_t comm, void *context) {
@@ -83,7 +104,6 @@ static void create_hierarchical_plan(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL;
   char words[32];
   check_case("%d ranks on %d hosts", size, *hosts);
-  CHECK(onebit_comm_hosts(comm) == *hosts, "%d hosts", onebit_comm_hosts(comm));
   options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
   snprintf(words, sizeof words, "%d to %d ranks", size / *hosts, size / *hosts + 1);
   onebit_status_t status = onebit_plan_create(comm, 10, &options, &plan);

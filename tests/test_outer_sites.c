@@ -1,18 +1,113 @@
 /*
- * The outer step among sites in bits, and of sites that are late: one is left out and caught up,
- * and nothing that it has trained is lost. test_outer_sites_delay.c has the formulas.
+ * The outer step among sites: with all sites in time it is that of single ranks, in float32 and in
+ * bits, whatever ranks a site has; a site that is late is left out and caught up, and nothing that
+ * it has trained is lost.
  */
 #include <sched.h>
 #include <stdatomic.h>
 
 #include "tests/support_outer.h"
 
+/* Trains the same model with one rank for each site, and without sites. */
+static void train_plainly(onebit_comm_t comm, void *context) {
+  struct place *place = context;
+  const int rank = onebit_comm_rank(comm);
+  float p[SITES_ALL] = {0};
+  onebit_tensor_t tensors[SITES_TENSORS];
+  onebit_outer_t outer = NULL;
+  sites_list(tensors, p);
+  CHECK_STATUS(onebit_outer_create(comm, tensors, SITES_TENSORS, &place->options, &outer),
+               ONEBIT_OK);
+  for (int step = 0; outer && step < 5 * SITES_H; step++) {
+    sites_train(p, rank, 0.05f);
+    CHECK_STATUS(onebit_outer_step(outer, 1 + rank), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  if (rank == 0)
+    memcpy(place->plain, p, sizeof p);
+  onebit_outer_destroy(outer);
+}
+
+static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int step = 1; outer && step <= 5 * SITES_H; step++) {
+    const uint64_t before = between ? onebit_comm_bytes_sent(between) : 0;
+    sites_train(p, site, 0.05f);
+    CHECK_STATUS(onebit_outer_step(outer, 1 + site), ONEBIT_OK);
+    if (place->options.fragments > 1)
+      continue;
+    if (between && step % SITES_H != 0)
+      CHECK(onebit_comm_bytes_sent(between) == before, "step %d sent something", step);
+    else if (between)
+      CHECK(onebit_comm_bytes_sent(between) - before == outer_info(outer).exchange_bytes,
+            "%ju bytes, announced %ju", (uintmax_t)(onebit_comm_bytes_sent(between) - before),
+            (uintmax_t)outer_info(outer).exchange_bytes);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  for (size_t i = 0; i < SITES_ALL; i++)
+    if (!CHECK(fabsf(p[i] - place->plain[i]) <= 2e-5f, "p[%zu] is %.9g, not %.9g", i, (double)p[i],
+               (double)place->plain[i]))
+      break;
+  const onebit_sites_info_t info = sites_of(outer);
+  CHECK(info.sites == place->sites && info.site == site && !info.late && !info.left_out &&
+            !info.caught_up && info.rounds == 6 * place->options.fragments,
+        "%d sites, this is %d; %ju late, %ju left out, %ju rounds", info.sites, info.site,
+        (uintmax_t)info.late, (uintmax_t)info.left_out, (uintmax_t)info.rounds);
+  sites_end(place, site, comm, outer);
+}
+
+static void check_equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) {
+  struct place *place = place_create(sites, ranks, sites_options(rule, ONEBIT_OUTER_DENSE));
+  check_case("%d sites of %d ranks, rule %d", sites, ranks, (int)rule);
+  place->options.weighted = sites % 2 == 0;
+  place->options.mixing = ranks == 2 ? 0.5 : 1;
+  place->options.fragments = 1 + (size_t)(sites + ranks) / 3 % SITES_H;
+  on_ranks(sites, train_plainly, place);
+  on_sites(place, train_at_sites);
+  sites_agree(place);
+  free(place);
+}
+
+Test(outer_sites, in_float32_equals_single_ranks) {
+  for (int sites = 1; sites <= 4; sites++)
+    for (int ranks = 1; ranks <= 3; ranks++)
+      check_equals_single_ranks(sites, ranks, (onebit_outer_rule_t)((sites + ranks) % 3));
+}
+
 /* --- Compressed --------------------------------------------------------------------------------*/
 
+struct descent {
+  onebit_outer_options_t options;
+  double distance[MAX_SITES];
+  uint32_t checksum[MAX_SITES];
+};
+
+static void descend_at_site(onebit_comm_t comm, void *context) {
+  struct descent *descent = context;
+  const int rank = onebit_comm_rank(comm);
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make_alone(comm, p, &descent->options, FOR_EVER, 0);
+  for (size_t step = 1; outer && step <= 600; step++) {
+    sites_train(p, rank, 0.02f / (1 + (float)step / 40));
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  descent->distance[rank] = sites_distance_to_mean_target(p, onebit_comm_size(comm));
+  descent->checksum[rank] = outer_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
 static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int sites) {
-  onebit_outer_options_t options = sites_options(rule, bits);
-  options.no_error_feedback = no_error_feedback;
-  return outer_distance_after(&options, sites, 600, true);
+  struct descent descent = {.options = sites_options(rule, bits)};
+  descent.options.no_error_feedback = no_error_feedback;
+  on_ranks(sites, descend_at_site, &descent);
+  for (int s = 1; s < sites; s++)
+    cr_expect(descent.checksum[s] == descent.checksum[0] &&
+                  descent.distance[s] == descent.distance[0],
+              "site %d differs", s);
+  return descent.distance[0];
 }
 
 Test(outer_sites, every_width_comes_to_the_optimum) {
@@ -49,6 +144,7 @@ static void drift_apart(onebit_comm_t comm, void *context) {
     error += (p[i] + ROUNDS * round) * (p[i] + ROUNDS * round);
     size += round * round;
   }
+
   CHECK(sqrt(error / size) < 3, "%g rounds", sqrt(error / size));
   onebit_outer_destroy(outer);
 }

@@ -48,11 +48,11 @@ Test(training_parts, learning_rates_rise_and_fall) {
 enum { MOST_WORDS = 16 };
 
 static enum tool_asked parse_line(const char *line, train_options_t *options,
-                                  char words[TRAIN_ERROR]) {
+                                  char error[TRAIN_ERROR]) {
   char *argv[MOST_WORDS];
   const int argc = split_line(argv, "train %s", line);
-  words[0] = '\0';
-  return train_options_parse(&train_kind, options, argc, argv, words);
+  error[0] = '\0';
+  return train_options_parse(&train_kind, options, argc, argv, error);
 }
 
 Test(training_parts, options_that_are_wrong_are_named) {
@@ -92,27 +92,27 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--side 9", "--side=9: expected an integer from 10 to 256"},
   };
   train_options_t options;
-  char words[TRAIN_ERROR];
+  char error[TRAIN_ERROR];
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    cr_expect_eq(parse_line(lines[i][0], &options, words), TOOL_WRONG, "%s: accepted", lines[i][0]);
-    cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
+    cr_expect_eq(parse_line(lines[i][0], &options, error), TOOL_WRONG, "%s: accepted", lines[i][0]);
+    cr_expect(strstr(error, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], error,
               lines[i][1]);
   }
 }
 
 Test(training_parts, defaults_follow_other_options) {
   train_options_t options;
-  char words[TRAIN_ERROR];
-  cr_expect_eq(parse_line("--steps 1000", &options, words), TOOL_RUN);
+  char error[TRAIN_ERROR];
+  cr_expect_eq(parse_line("--steps 1000", &options, error), TOOL_RUN);
   cr_expect(options.freeze == 200 && options.rise == 101);
   cr_expect_eq(options.method, EFFICIENT_ADAM);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9);
-  cr_expect_eq(parse_line("--optimizer adam", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer adam", &options, error), TOOL_RUN);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
-  cr_expect_eq(parse_line("--optimizer momentum", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--optimizer momentum", &options, error), TOOL_RUN);
   cr_expect_eq(options.freeze, 0);
   cr_expect_gt(options.learning_rate, 1e-2f);
-  cr_expect_eq(parse_line("--freeze-step auto --steps=7", &options, words), TOOL_RUN);
+  cr_expect_eq(parse_line("--freeze-step auto --steps=7", &options, error), TOOL_RUN);
   cr_expect(options.freeze == FREEZE_AUTOMATIC && options.steps == 7);
 }
 
@@ -195,20 +195,20 @@ TestSuite(images, .fini = remove_file);
 static void check_file_refused(const void *bytes, size_t count, size_t dimensions,
                                const char *part) {
   idx_t idx;
-  char words[IDX_ERROR] = "";
+  char error[IDX_ERROR] = "";
   write_file(bytes, count);
-  cr_expect_eq(idx_read(&idx, path, dimensions, words), -1, "accepted, where \"%s\" was to be said",
+  cr_expect_eq(idx_read(&idx, path, dimensions, error), -1, "accepted, where \"%s\" was to be said",
                part);
-  cr_expect(strstr(words, part) && strstr(words, path), "\"%s\" does not say \"%s\"", words, part);
+  cr_expect(strstr(error, part) && strstr(error, path), "\"%s\" does not say \"%s\"", error, part);
   cr_expect_null(idx.data);
   remove_file();
 }
 
 Test(images, files_are_read) {
   idx_t idx;
-  char words[IDX_ERROR] = "";
+  char error[IDX_ERROR] = "";
   write_file(plain, sizeof plain);
-  cr_assert_eq(idx_read(&idx, path, 3, words), 0, "%s", words);
+  cr_assert_eq(idx_read(&idx, path, 3, error), 0, "%s", error);
   cr_expect(idx.size[0] == 2 && idx.size[1] == 3 && idx.size[2] == 4, "%zu x %zu x %zu",
             idx.size[0], idx.size[1], idx.size[2]);
   for (size_t i = 0; i < ELEMENTS; i++)
@@ -219,31 +219,31 @@ Test(images, files_are_read) {
 Test(images, files_that_end_too_early_or_too_late_are_refused) {
   unsigned char longer[PLAIN + 1] = {0};
   memcpy(longer, plain, PLAIN);
-  check_file_refused(longer, sizeof longer, 3, "more bytes than its header announces");
+  check_file_refused(longer, sizeof longer, 3, "is longer than its header announces");
   for (size_t count = HEADER; count < PLAIN; count++)
-    check_file_refused(plain, count, 3, "its header announces 24 bytes");
+    check_file_refused(plain, count, 3, "is shorter than its header announces");
   for (size_t count = 4; count < HEADER; count++)
-    check_file_refused(plain, count, 3, "cut short within its header");
-  check_file_refused(plain, 3, 3, "begins with 00 00 08 00");
-  check_file_refused(plain, 0, 3, "begins with 00 00 00 00");
+    check_file_refused(plain, count, 3, "is no IDX file of images");
+  check_file_refused(plain, 3, 3, "is no IDX file of images");
+  check_file_refused(plain, 0, 3, "is no IDX file of images");
 }
 
 Test(images, files_of_another_kind_are_refused) {
   unsigned char other[PLAIN];
   memcpy(other, plain, PLAIN);
-  check_file_refused(plain, PLAIN, 1, "begins with 00 00 08 03, not 00 00 08 01");
+  check_file_refused(plain, PLAIN, 1, "is no IDX file of a row of bytes");
   other[2] = 0x0d;
-  check_file_refused(other, PLAIN, 3, "begins with 00 00 0d 03");
+  check_file_refused(other, PLAIN, 3, "is no IDX file of images");
   memcpy(other, plain, PLAIN);
   other[4] = 0xff; /* 4,278,190,082 images */
   check_file_refused(other, PLAIN, 3, "more than a gigabyte");
   check_file_refused("\x1f\x8b\b", 3, 3, "is compressed; gunzip it");
-  check_file_refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
+  check_file_refused("P5 28 28 255 ", 13, 3, "is no IDX file of images");
   strcpy(path, "/nowhere/images");
   idx_t idx;
-  char words[IDX_ERROR] = "";
-  cr_expect_eq(idx_read(&idx, path, 3, words), -1);
-  cr_expect(strstr(words, "/nowhere/images: No such file"), "%s", words);
+  char error[IDX_ERROR] = "";
+  cr_expect_eq(idx_read(&idx, path, 3, error), -1);
+  cr_expect(strstr(error, "/nowhere/images: No such file"), "%s", error);
 }
 
 static void write_pair(char images_path[64], char labels_path[64], unsigned char labels,
@@ -259,10 +259,10 @@ static void write_pair(char images_path[64], char labels_path[64], unsigned char
 }
 
 static int load_pair(images_t *images, unsigned char labels, unsigned char side,
-                     char words[IMAGE_ERROR]) {
+                     char error[IMAGE_ERROR]) {
   char images_path[64], labels_path[64];
   write_pair(images_path, labels_path, labels, side);
-  const int result = images_load(images, images_path, labels_path, words);
+  const int result = images_load(images, images_path, labels_path, error);
   unlink(images_path);
   unlink(labels_path);
   return result;
@@ -270,22 +270,22 @@ static int load_pair(images_t *images, unsigned char labels, unsigned char side,
 
 Test(images, images_and_labels_must_go_together) {
   images_t images;
-  char words[IMAGE_ERROR];
-  cr_assert_eq(load_pair(&images, 3, 10, words), 0);
+  char error[IMAGE_ERROR];
+  cr_assert_eq(load_pair(&images, 3, 10, error), 0);
   cr_expect(images.count == 3 && images.rows == 10 && images.classes == 5);
   images_free(&images);
-  cr_expect_eq(load_pair(&images, 4, 10, words), -1);
-  cr_expect(strstr(words, "4 labels for 3 images"), "%s", words);
-  cr_expect_eq(load_pair(&images, 3, 9, words), -1);
-  cr_expect(strstr(words, "9 x 9 pixels"), "%s", words);
+  cr_expect_eq(load_pair(&images, 4, 10, error), -1);
+  cr_expect(strstr(error, "4 labels for 3 images"), "%s", error);
+  cr_expect_eq(load_pair(&images, 3, 9, error), -1);
+  cr_expect(strstr(error, "9 x 9 pixels"), "%s", error);
 }
 
 /* --- Drawn ones --------------------------------------------------------------------------------*/
 
 static images_t draw_digits(size_t count) {
   images_t images;
-  char words[IMAGE_ERROR];
-  cr_assert_eq(images_draw(&images, count, 16, words), 0);
+  char error[IMAGE_ERROR];
+  cr_assert_eq(images_draw(&images, count, 16, error), 0);
   return images;
 }
 
