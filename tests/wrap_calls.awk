@@ -16,7 +16,7 @@ $1 == "function" && $3 in defined_here {
     print "#include \"onebit/" $2 "\"\n#include \"tests/support_floats.h\""
   match($0, /\(.*\)$/)
   result = substr($0, 1, RSTART - 2)
-  sub(/^function [^ ]+ [^ ]+ /, "", result)
+  sub(/^function [^ ]+ [^ ]+ [^ ]+ /, "", result)
   count = split(substr($0, RSTART + 1, RLENGTH - 2), types, ", ")
   parameters = arguments = ""
   for (i = 1; i <= count && types[1] != "void"; i++) {

@@ -1,55 +1,43 @@
-# What public headers declare, a line each: awk -f describe.awk include/onebit/*.h
+# Prints the declarations of public headers, one on a line: awk -f describe.awk include/onebit/*.h
 #
 #   function HEADER NAME RESULT (TYPE, ...)      without the names of parameters
 #   struct HEADER TYPE grows|fixed               grows: it begins with its size, or is only ever the
 #                                                last field of such a struct
-#   field HEADER TYPE NAME DECLARATION           one a field, in order
-#   constant HEADER NAME                         of an enum, or a macro that is a whole number
+#   field HEADER TYPE NAME DECLARATION           of each field, in order
+#   constant HEADER NAME                         of an enum, or a macro that is an integer
 #
-# Reads C as the headers are written: typedef enum and struct with bodies, functions, pointers to
-# functions as fields. Whatever else ends in a semicolon is passed over, typedefs of handles too.
+# The headers have typedefs of enums and structs with bodies, functions, and pointers to functions as
+# fields. Other declarations, such as typedefs of handles, are ignored.
 
-FNR == 1 {
-  finish()
+BEGIN { RS = "\001" } # a header is one record
+
+{
   header = FILENAME
   sub(".*/", "", header)
+  text = $0
+  while (at = index(text, "/*")) {
+    rest = substr(text, at + 2)
+    text = substr(text, 1, at - 1) " " substr(rest, index(rest, "*/") + 2)
+  }
+  gsub(/\\\n/, " ", text)
+  count = split(text, line, /[ ]*\n/)
+  text = plus = ""
+  for (k = 1; k <= count; k++) {
+    if (line[k] ~ /^#ifdef __cplusplus/) plus = 1 # declarations for C++ alone are ignored
+    else if (line[k] ~ /^#endif/) plus = 0
+    else if (line[k] ~ /^#define[ ]+(onebit|ONEBIT)_[A-Za-z0-9_]+[ ]/) print_macro(line[k])
+    else if (line[k] !~ /^#/ && !plus) text = text " " line[k]
+  }
+  print_declarations(text)
 }
 
-{ line = without_comments($0) }
-
-# What is for C++ alone is no declaration.
-line ~ /^#ifdef __cplusplus/ { plus = 1 }
-line ~ /^#endif/ { plus = 0 }
-line ~ /^#define[ ]+(onebit|ONEBIT)_[A-Za-z0-9_]+[ ]/ { macro(line) }
-line ~ /^#/ { continued = line ~ /\\$/; next }
-continued { continued = line ~ /\\$/; next }
-!plus { text = text " " line }
-
 END {
-  finish()
   for (k = 1; k <= structs; k++)
     print "struct", where[k], named[k], \
       sized[named[k]] || last[named[k]] && !inner[named[k]] ? "grows" : "fixed"
 }
 
-function without_comments(s,    at, end, rest) {
-  if (comment) {
-    end = index(s, "*/")
-    if (!end) return ""
-    comment = 0
-    s = substr(s, end + 2)
-  }
-  while (at = index(s, "/*")) {
-    rest = substr(s, at + 2)
-    end = index(rest, "*/")
-    if (!end) { comment = 1; s = substr(s, 1, at - 1); break }
-    s = substr(s, 1, at - 1) " " substr(rest, end + 2)
-  }
-  sub(/[ ]+$/, "", s)
-  return s
-}
-
-function macro(s,    name, value) {
+function print_macro(s,    name, value) {
   split(s, word, /[ ]+/)
   name = word[2]
   value = s
@@ -59,32 +47,30 @@ function macro(s,    name, value) {
     print "constant", header, name
 }
 
-# The statements of one header, each up to a semicolon outside of braces.
-function finish(    k, c, depth, statement) {
+# Prints the declarations of one header: each ends with a semicolon outside of braces.
+function print_declarations(text,    k, c, depth, statement) {
   gsub(/[ \t]+/, " ", text)
   for (k = 1; k <= length(text); k++) {
     c = substr(text, k, 1)
     depth += (c == "{") - (c == "}")
     if (c != ";" || depth) { statement = statement c; continue }
     sub(/^ /, "", statement)
-    declaration(statement)
+    print_declaration(statement)
     statement = ""
   }
-  text = ""
-  comment = continued = plus = 0
 }
 
-function declaration(s,    body, name) {
+function print_declaration(s,    body, name) {
   body = name = s
   sub(/^[^{]*{ ?/, "", body)
   sub(/ ?}[^}]*$/, "", body)
   sub(/.*} ?/, "", name)
-  if (s ~ /^typedef enum [^{]*{/) constants(body)
-  else if (s ~ /^typedef struct [^{]*{/) fields(name, body)
-  else if (s !~ /^typedef/ && s ~ /(onebit|ONEBIT)_[A-Za-z0-9_]+\(.*\)$/) prototype(s)
+  if (s ~ /^typedef enum [^{]*{/) print_constants(body)
+  else if (s ~ /^typedef struct [^{]*{/) print_fields(name, body)
+  else if (s !~ /^typedef/ && s ~ /(onebit|ONEBIT)_[A-Za-z0-9_]+\(.*\)$/) print_prototype(s)
 }
 
-function constants(body,    n, k, part) {
+function print_constants(body,    n, k, part) {
   n = split(body, part, /,/)
   for (k = 1; k <= n; k++) {
     gsub(/=.*|[ ]/, "", part[k])
@@ -92,7 +78,7 @@ function constants(body,    n, k, part) {
   }
 }
 
-function fields(name, body,    n, k, m, j, part, item, type, field) {
+function print_fields(name, body,    n, k, m, j, part, item, type, field) {
   where[++structs] = header
   named[structs] = name
   sized[name] = body ~ /^size_t size;/
@@ -120,7 +106,7 @@ function fields(name, body,    n, k, m, j, part, item, type, field) {
   }
 }
 
-function prototype(s,    name, result, parameters, n, k, part, list, pointed) {
+function print_prototype(s,    name, result, parameters, n, k, part, list, pointed) {
   parameters = result = s
   sub(/^[^(]*\(/, "", parameters)
   sub(/\)$/, "", parameters)
