@@ -97,42 +97,24 @@ class Flow:
                 stack.pop()
         return order[::-1]
 
-    def find_dominators(self):
-        rank = {block: n for n, block in enumerate(self.order)}
-        before = {block: [] for block in self.order}
-        for block in self.order:
-            for n in self.next[block]:
-                before[n].append(block)
-        above, changed = {0: 0}, True
-
-        def common_dominator(a, b):
-            while a != b:
-                while rank[a] > rank[b]:
-                    a = above[a]
-                while rank[b] > rank[a]:
-                    b = above[b]
-            return a
-        while changed:
-            changed = False
-            for block in self.order[1:]:
-                known = [n for n in before[block] if n in above]
-                new = known[0]
-                for n in known[1:]:
-                    new = common_dominator(new, n)
-                changed |= above.get(block) != new
-                above[block] = new
-        return above, before
+    def dominates(self, header, block):
+        """Returns whether every path from the first block to `block` passes the header."""
+        seen, todo = {header}, [0]
+        while todo:
+            n = todo.pop()
+            if n not in seen:
+                seen.add(n)
+                todo += self.next[n]
+        return block == header or block not in seen
 
     def find_loops(self):
         """Returns the loops as {header: set of blocks}."""
-        above, before = self.find_dominators()
+        rank = {block: n for n, block in enumerate(self.order)}
+        before = {block: [b for b in self.order if block in self.next[b]] for block in self.order}
         loops = {}
         for block in self.order:
             for header in self.next[block]:
-                n = block
-                while n != header and n != 0:
-                    n = above[n]
-                if n != header:
+                if rank[header] > rank[block] or not self.dominates(header, block):
                     continue
                 body, todo = loops.setdefault(header, {header}), [block]
                 while todo:
