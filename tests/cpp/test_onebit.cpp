@@ -244,7 +244,7 @@ static void optimizers_of_each_kind() {
   });
 }
 
-static void optimizers_tell_and_go_on() {
+static void optimizers_tell_and_go_on(const std::string &directory) {
   communicator comm = communicator::self();
   std::vector<float> p = make_values(0, 400), q = p, gradient = make_values(3, 400);
   onebit::momentum first(comm, {onebit::tensor(p.data(), gradient.data(), 400)});
@@ -260,18 +260,10 @@ static void optimizers_tell_and_go_on() {
   EXPECT(p == q && first.step(0.1F) == ONEBIT_OK && second.step(0.1F) == ONEBIT_OK && p == q);
   EXPECT(catch_status([&] { second.load({{1, 2, 3}}); }) == ONEBIT_ERROR_CHECKPOINT);
   EXPECT(catch_status([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
-}
-
-static void checkpoints_are_loaded(const std::string &directory) {
-  communicator comm = communicator::self();
-  std::vector<float> p = make_values(0, 400), q = make_values(1, 400),
-                     gradient = make_values(3, 400);
-  onebit::momentum first(comm, {onebit::tensor(p.data(), gradient.data(), 400)});
-  onebit::momentum second(comm, {onebit::tensor(q.data(), gradient.data(), 400)});
-  EXPECT(first.step(0.1F) == ONEBIT_OK);
+  EXPECT(first.step(0.1F) == ONEBIT_OK && p != q);
   first.save_files(directory);
   second.load_files(directory);
-  EXPECT(p == q && second.info().steps == 1);
+  EXPECT(p == q && second.info().steps == 4);
 }
 
 static void outer_steps_as_in_c() {
@@ -323,8 +315,7 @@ int main(int argc, char **argv) {
   a_buffer_that_does_not_fit_hangs_nobody();
   what_is_not_finite_is_skipped();
   optimizers_of_each_kind();
-  optimizers_tell_and_go_on();
+  optimizers_tell_and_go_on(argv[1]);
   outer_steps_as_in_c();
-  checkpoints_are_loaded(argv[1]);
   return 0;
 }

@@ -1,4 +1,4 @@
-! The Fortran calls beside MPI's, where one bit says all: equal. Ends with a word, or an error.
+! Compares the Fortran calls with MPI's, on values that one bit holds exactly. Prints a line, or aborts.
 program mpi_calls
   use mpi_f08
   use onebit_mpi
