@@ -2,7 +2,7 @@
 # The scripts of this folder source this file in the root of the checkout. It makes the directory $work,
 # which is removed at the end, and defines functions that report failures.
 set -u
-: "${BUILD:=build}" "${MPI:=1}" "${FOR_MPI:=[</]mpi\.h|with MPI=0}"
+: "${BUILD:=build}" "${MPI:=1}" "${FOR_MPI:=include [<\"](onebit/)?mpi\.h|with MPI=0}"
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 bad=0 tried=0 status=0
 
