@@ -1,16 +1,12 @@
 """Configurations of DeepSpeed's, its names, and its checkpoints: no DeepSpeed is needed."""
 
-import importlib.util
 import json
 import warnings
 
 import onebit
 import pytest
 
-if not importlib.util.find_spec("torch"):
-    pytest.skip("torch is not here", allow_module_level=True)
-
-import torch  # noqa: E402
+torch = pytest.importorskip("torch")
 
 from onebit import deepspeed  # noqa: E402
 

@@ -2,9 +2,7 @@
 examples/continue_deepspeed.py --record has written with DeepSpeed 0.19.6: its checkpoints in the
 compressed stage, and the losses of its next steps."""
 
-import importlib.util
 import json
-import pathlib
 import struct
 import sys
 import tarfile
@@ -12,11 +10,9 @@ import tarfile
 import numpy as np
 import onebit
 import pytest
+from conftest import HERE, PACKAGE, REPOSITORY
 
-if not importlib.util.find_spec("torch"):
-    pytest.skip("torch is not here", allow_module_level=True)
-
-import torch  # noqa: E402
+torch = pytest.importorskip("torch")
 
 if not hasattr(torch, "compile"):
     pytest.skip("DeepSpeed's files are read by torch 2.0 or newer", allow_module_level=True)
@@ -26,9 +22,9 @@ from onebit import part  # noqa: E402
 from onebit.deepspeed import convert, state  # noqa: E402
 from test_deepspeed import train_model  # noqa: E402
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "examples"))
+sys.path[:0] = [str(PACKAGE / "examples"), str(REPOSITORY / "examples")]
 import continue_deepspeed  # noqa: E402
+import deepspeed_part  # noqa: E402
 
 KINDS = list(continue_deepspeed.PARAMETERS)
 MORE, RANKS, SIZES = 20, 2, (6, 5)
@@ -86,15 +82,6 @@ def test_residuals_that_are_not_there_are_told_of(on_ranks, recorded, kind, tmp_
     assert 1e-3 < largest < 1
 
 
-def split_sections(data):
-    """(what, space, first, values) of a part."""
-    (tensors,), (count,) = struct.unpack_from("<Q", data, 88), struct.unpack_from("<Q", data, 224)
-    for k in range(count):
-        row = struct.unpack_from("<IIQQQQ", data, 232 + 16 * tensors + 40 * k)
-        dtype = "<u8" if row[0] == part.NUMBERS else "<f4"
-        yield (*row[:3], np.frombuffer(data, dtype, row[3], row[4]))
-
-
 @pytest.mark.parametrize(
     "kind, options, steps",
     [
@@ -116,11 +103,36 @@ def test_parts_equal_those_of_the_library(on_ranks, kind, options, steps):
         assert not other
         ranks, _, stage, _, _, apart = struct.unpack_from("<6I", data, 64)
         padding, done, frozen_at, *exchanges = struct.unpack_from("<6Q", data, 104)
-        found = list(split_sections(data))
+        found = part.read_part(data).sections
         numbers = next((one[3] for one in found if one[0] == part.NUMBERS), np.zeros(0))
         head = part.Head(ranks, stage, apart, padding, done, frozen_at, exchanges, numbers)
         arrays = [one for one in found if one[0] != part.NUMBERS]
         assert part.make_part(layout, head, rank, arrays) == data
+
+
+@pytest.mark.parametrize("count", [7, 200001])
+def test_the_example_writes_a_state_of_arrays(tmp_path, count):
+    """The library loads what examples/deepspeed_part.py writes. The first tensor needs padding."""
+
+    def make(comm):
+        tensors = [[np.random.default_rng([size, k]).standard_normal(size).astype("f4") for k in range(2)]
+                   for size in (21, count)]  # fmt: skip
+        return onebit.Adam(comm, tensors, freeze_step=100, profile="deepspeed")
+
+    with onebit.Communicator.self_() as comm:
+        optimizer = make(comm)
+        for _ in range(3):
+            assert optimizer.step(0.01) is onebit.Status.OK
+        saved = optimizer.save()
+        elements = [row for row in part.read_part(saved).sections if row[1] == part.ELEMENTS]
+        arrays = [np.concatenate([row[3] for row in elements if row[0] == what])
+                  for what in (part.PARAMETERS, part.MOMENTUM, part.VARIANCE)]  # fmt: skip
+        split = zip(*(np.split(one, [21]) for one in arrays))
+        deepspeed_part.write_checkpoint(tmp_path, list(split), 3)
+        again = make(comm)
+        again.load_files(tmp_path)
+        assert again.save() == saved
+        assert count > 7 or (tmp_path / "part-1-0").read_bytes() == saved
 
 
 def test_another_number_of_ranks_and_the_default_profile(on_ranks, recorded):
@@ -202,7 +214,7 @@ def test_wrappers_and_states_that_are_not_one(recorded):
     other = convert.parts_of(plain, layout, {"freeze_step": 40})
     for what in (part.PARAMETERS, part.MOMENTUM, part.VARIANCE):
         values = [
-            [row[3] for row in split_sections(made[0]) if row[:2] == (what, part.ELEMENTS)]
+            [row[3] for row in part.read_part(made[0]).sections if row[:2] == (what, part.ELEMENTS)]
             for made in (data, other)
         ]
         assert np.allclose(*values, rtol=1e-6)
