@@ -1,11 +1,11 @@
 """Functions that the tests share. The package is the one beside them, the library that of ONEBIT_LIBRARY, or
 of the repository's build directory."""
 
+import concurrent.futures
 import os
 import pathlib
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -23,30 +23,31 @@ def remove_gloo_lines(text):
     return "".join(line for line in text.splitlines(True) if not line.startswith("[Gloo]"))
 
 
+def python_environment(**variables):
+    """Returns an environment in which Python finds the package, with more variables."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
+
+def run_python(*arguments, timeout=60, **variables):
+    """Runs Python with the package; returns what subprocess.run does."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = python_environment(**variables)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
 def run_program(program, scenarios, ranks):
     """Runs a program of torch_common.run_scenarios; returns its output."""
-    command = [sys.executable, str(HERE / program), scenarios, str(ranks)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ran = run_python(HERE / program, scenarios, ranks, timeout=900)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return remove_gloo_lines(ran.stdout)
 
 
 def run_on_threads(calls):
     """Makes each call on a thread of its own; returns their results or exceptions."""
-    results = [None] * len(calls)
-
-    def run(number):
-        try:
-            results[number] = calls[number]()
-        except BaseException as reason:  # noqa: BLE001
-            results[number] = reason
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        made = [pool.submit(call) for call in calls]
+    return [one.exception() or one.result() for one in made]
 
 
 def run_on_comms(comms, body):

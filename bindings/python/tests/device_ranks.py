@@ -1,18 +1,15 @@
-"""Programs that tests/test_device.py runs with the emulated CUDA device: ranks are threads of this process,
-and arrays of a device are what __cuda_array_interface__ says, as torch's and CuPy's are."""
+"""The program that test_device.py runs with the emulated CUDA device. Ranks are threads of this process. Arrays
+on the device have a __cuda_array_interface__, as torch's and CuPy's have."""
 
 import array
 import ctypes
 import os
-import pathlib
 import sys
 import threading
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import onebit  # noqa: E402
-from conftest import run_on_comms  # noqa: E402
-from onebit import _native  # noqa: E402
+import onebit
+from conftest import run_on_comms
+from onebit import _native
 
 
 class Array:
@@ -129,7 +126,7 @@ if "torch" in sys.argv[1:]:
         comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2)
         assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
         mean = check_collectives(comm)
-        both.wait()  # what one rank closes, the other hears of
+        both.wait()  # a rank that closes first would end the other's calls
         comm.close()
         return mean
 
@@ -137,7 +134,7 @@ if "torch" in sys.argv[1:]:
     print("over NCCL")
 
     def close_alone(rank):
-        """Rank 0 has put a message on a stream, as graphs do, that never comes."""
+        """Closes a communicator while rank 0's stream waits for a message that never arrives, as in a graph."""
         assert library.cudaSetDevice(rank) == 0
         comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2, timeout=1)
         both.wait()

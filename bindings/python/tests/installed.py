@@ -1,10 +1,10 @@
 """The program that tests/scripts/check-python runs where only the package and numpy are installed; and under mpirun,
 as test_communicators.py does, with the argument `mpi`."""
 
+import concurrent.futures
 import importlib.metadata
 import os
 import sys
-import threading
 
 import numpy
 import onebit
@@ -24,18 +24,13 @@ def check_mpi():
             requests = [plan.iallreduce(result, result)]
             assert requests[0].wait() is onebit.Status.OK
             assert numpy.allclose(result, (mpi.size + 1) / 2)
-    try:
-        onebit.Communicator.mpi(MPI.COMM_NULL)
-    except onebit.Error as error:
-        assert error.status is onebit.Status.ERROR_ARGUMENT and "MPI_COMM_NULL" in error.message
-    else:
-        raise AssertionError("MPI_COMM_NULL was taken")
-    try:
-        onebit.Communicator.mpi(3)
-    except onebit.Error as error:
-        assert "is a int, not an mpi4py communicator" in error.message
-    else:
-        raise AssertionError("a number was taken")
+    for wrong, words in (MPI.COMM_NULL, "MPI_COMM_NULL"), (3, "is a int, not an mpi4py communicator"):
+        try:
+            onebit.Communicator.mpi(wrong)
+        except onebit.Error as error:
+            assert error.status is onebit.Status.ERROR_ARGUMENT and words in error.message
+        else:
+            raise AssertionError(f"{wrong} was accepted")
     world.Barrier()
     if world.rank == 0:
         print("all well")
@@ -61,11 +56,8 @@ def check_package():
             sums[number] += result
         assert plan.info()["transport"] == "loopback"
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))  # raises what a rank raises
     assert (sums[0] == sums[1]).all()
     off = numpy.abs(sums[0] / 20 - exact.mean(axis=0)).mean()
     assert 0 < off < 0.2, off

@@ -1,5 +1,5 @@
-"""Communicators: transports in Python, whose messages travel by lists; the library's own sockets; both with
-threads as ranks. And mpi4py's, by a launch of three ranks."""
+"""Communicators over a transport in Python, which passes messages in lists, and over sockets: ranks are threads.
+And over mpi4py, with three processes."""
 
 import array
 import collections
@@ -16,7 +16,7 @@ import threading
 import numpy
 import onebit
 import pytest
-from conftest import HERE, run_on_threads
+from conftest import HERE, REPOSITORY, python_environment, run_on_threads
 from onebit import Communicator, Status
 
 
@@ -227,13 +227,7 @@ def test_invalid_options_are_refused(arguments, words):
 
 # --- MPI ------------------------------------------------------------------------------------------
 
-MPIRUN = os.environ.get("MPIRUN", "mpirun").split()
-ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
+MPIRUN = os.environ.get("MPIRUN", "mpirun").split()[0]
 
 over_mpi = pytest.mark.skipif(
     not importlib.util.find_spec("mpi4py")
@@ -270,10 +264,10 @@ def test_a_kind_that_is_not_built_is_refused(kind, monkeypatch):
 
 
 @over_mpi
-@pytest.mark.skipif(not shutil.which(MPIRUN[0]), reason=f"{MPIRUN[0]} is not here")
+@pytest.mark.skipif(not shutil.which(MPIRUN), reason=f"{MPIRUN} is not here")
 def test_under_mpirun():
-    command = [*MPIRUN, "-n", "3", sys.executable, str(HERE / "installed.py"), "mpi"]
-    environment = {**os.environ, **ALLOWED, "PYTHONPATH": str(HERE.parent)}
+    command = [REPOSITORY / "tests/scripts/ranks", "3", sys.executable, HERE / "installed.py", "mpi"]
+    environment = python_environment()
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     words = ran.stdout + ran.stderr
     if "onebit was built for" in words:

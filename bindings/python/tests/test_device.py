@@ -10,7 +10,7 @@ import sys
 import types
 
 import pytest
-from conftest import REPOSITORY
+from conftest import HERE, REPOSITORY, run_python
 from onebit import buffers
 
 BUILD = pathlib.Path(os.environ.get("ONEBIT_EMULATED_BUILD", REPOSITORY / "build-emulated"))
@@ -25,11 +25,9 @@ def test_memory_of_a_device(tmp_path):
     whole = ["-Wl,--whole-archive", *map(str, ARCHIVES), "-Wl,--no-whole-archive"]
     options = ["-shared", "-fopenmp", "-pthread", "-lm", "-lrt", "-ldl"]
     subprocess.run([COMPILER, "-o", tmp_path / "libonebit.so", *whole, *options], check=True)
-    environment = {**os.environ, "ONEBIT_LIBRARY": str(tmp_path / "libonebit.so")}
-    script = pathlib.Path(__file__).resolve().parent / "device_ranks.py"
     torch = ["torch"] if importlib.util.find_spec("torch") else []
-    command = [sys.executable, str(script), *torch]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
+    library = str(tmp_path / "libonebit.so")
+    ran = run_python(HERE / "device_ranks.py", *torch, timeout=150, ONEBIT_LIBRARY=library)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith("alone and over loopback\n")
     assert ran.stdout.endswith("over NCCL\nin time\n") == bool(torch)

@@ -1,7 +1,6 @@
 """python -m onebit.info, and where the library is looked for."""
 
 import ctypes.util
-import os
 import re
 import shutil
 import subprocess
@@ -9,13 +8,11 @@ import sys
 
 import onebit
 import pytest
-from conftest import PACKAGE, REPOSITORY
+from conftest import PACKAGE, REPOSITORY, run_python
 
 
-def run_info(*arguments, **changes):
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), **changes}
-    command = [sys.executable, "-m", "onebit.info", *arguments]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+def run_info(*arguments, **variables):
+    ran = run_python("-m", "onebit.info", *arguments, **variables)
     rows = (line.partition(" ") for line in ran.stdout.splitlines())
     return ran.returncode, {name: text.strip() for name, _, text in rows if name}, ran
 
@@ -66,9 +63,7 @@ def test_the_packages_own_library_comes_before_the_systems(tmp_path, monkeypatch
 
 
 def test_the_first_example_averages():
-    command = [sys.executable, str(PACKAGE / "examples" / "average.py")]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    printed = run_python(PACKAGE / "examples" / "average.py").stdout
     mean = re.fullmatch(r"element 0: (-4\.\d+) over 1000 calls, the mean of the ranks is -4\.500\n", printed)
     assert mean and abs(float(mean[1]) + 4.5) < 0.05, printed
 
@@ -90,11 +85,6 @@ def test_nccl_of_the_packages_comes_before_any_other(tmp_path):
         "import ctypes, sys; from onebit import _native\n"
         "found = _native._open_library(); print(found.used(), ctypes.CDLL('libnccl.so.2').version())"
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{PACKAGE}:{tmp_path / 'site'}",
-        "ONEBIT_LIBRARY": str(tmp_path / "user.so"),
-    }
-    command = [sys.executable, "-c", script]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    paths = f"{PACKAGE}:{tmp_path / 'site'}"
+    ran = run_python("-c", script, PYTHONPATH=paths, ONEBIT_LIBRARY=str(tmp_path / "user.so"))
     assert ran.stdout == "2 2\n", ran.stdout + ran.stderr
