@@ -200,7 +200,7 @@ def test_plans_and_communicators_close():
 
 
 def test_garbage_is_collected_in_any_order(monkeypatch):
-    """In a cycle the communicator may be the first to go; what was made on it still needs it."""
+    """The communicator of a cycle may be collected first; the plans and optimizers on it still need it."""
     calls = []
     library = onebit._native.library()
     for name in "onebit_plan_destroy", "onebit_optimizer_destroy", "onebit_comm_destroy":
@@ -214,7 +214,7 @@ def test_garbage_is_collected_in_any_order(monkeypatch):
     gc.collect()
     calls.clear()
     for order in 0, 1:
-        one = {}  # collected in the order of their making, or of where they were met
+        one = {}
         one["comm"] = onebit.Communicator.self_()
         one["plan"] = onebit.Plan(one["comm"], 10)
         tensors = [(numpy.zeros(3, numpy.float32), None)]
@@ -228,8 +228,8 @@ def test_garbage_is_collected_in_any_order(monkeypatch):
 
 
 def test_a_request_that_is_forgotten_keeps_its_memory():
-    """A plan that nobody holds while its request is in flight cannot be given back; nothing that
-    the library may still write to is."""
+    """A plan that the program drops while its request is in flight is not destroyed, and no memory that
+    the library may still write to is freed."""
     comms = onebit.Communicator.loopback(2)
     done = threading.Event()
 

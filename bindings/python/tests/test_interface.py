@@ -44,7 +44,7 @@ def write_c_line(line):
 
 @pytest.mark.skipif(not COMPILER, reason="there is no C compiler here")
 def test_structures_and_numbers_are_those_of_the_headers(tmp_path):
-    """offsetof knows nothing of a field that Python has not, but of the places of those behind it."""
+    """A field that Python lacks shows in the offsets of the fields after it."""
     source, binary, lines = tmp_path / "layout.c", tmp_path / "layout", list(list_python_names())
     body = [f"#include <{name}.h>" for name in ("onebit/onebit", "onebit/counters", "stddef", "stdio")]
     source.write_text("\n".join([*body, "int main(void) {", *map(write_c_line, lines), "return 0; }", ""]))
@@ -54,7 +54,7 @@ def test_structures_and_numbers_are_those_of_the_headers(tmp_path):
 
 
 def test_every_declaration_is_read():
-    """Each word that a declaration of a header begins with, or is named by."""
+    """Python has each function, enum, structure, constant and optimizer that the headers declare."""
     texts = [path.read_text() for path in HEADERS.glob("*.h") if path.stem not in ("mpi", "mpi_calls")]
     text = re.sub(r"/\*.*?\*/", "", "\n".join(texts), flags=re.S)
     functions = {**_interface.FUNCTIONS, **_interface.OPTIONAL_FUNCTIONS}
