@@ -3,12 +3,19 @@ mesh of two replicas and two shards, and DistributedDataParallel on two hosts of
 processors."""
 
 import os
-import shutil
-import tempfile
 import unittest.mock
 import warnings
 
-from torch_common import broadcast_from_rank_0, expect_error, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    broadcast_from_rank_0,
+    draw_normal,
+    expect_error,
+    is_equal_on_ranks,
+    load_checkpoint,
+    make_shared_directory,
+    run_scenarios,
+    save_checkpoint,
+)
 
 import onebit
 import onebit.torch
@@ -38,8 +45,7 @@ def make_mesh(*shape):
 
 def run_backward(model, step, spoil=1.0, group=None):
     """Each rank of the group has inputs of its own."""
-    random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank(group) + step)
-    points = torch.randn(16, 20, generator=random)
+    points = draw_normal(7000 + 100 * dist.get_rank(group) + step, 16, 20)
     loss = ((model(points).float() - points[:, :1].sin()) ** 2).mean()
     (loss * spoil).backward()
     return loss.item()
@@ -83,7 +89,7 @@ def check_full_precision(rank, size):
 
 
 def check_compressed(rank, size):
-    """Replicas stay alike; direct and staged copies have the same bits; an element travels in one."""
+    """Replicas stay equal, also with copies in the host's memory, and exchange one bit of an element."""
     mesh = make_mesh(2, size // 2)
     models = [make_network(mesh), make_network(mesh)]
     ours = [make_adam(one, stage=stage, **WARMUP) for one, stage in zip(models, ("auto", "host"))]
@@ -130,32 +136,22 @@ def check_skipped_steps(rank, size):
 def check_checkpoints(rank, size):
     """torch.distributed.checkpoint: as many replicas go on to the bit; one alone, and then two from
     one, go on from the same parameters."""
-    from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    directory = make_shared_directory()
     alone = dist.new_group([0, 1])
     few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
 
-    def state_of(model, optimizer):
-        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-
-    def resume(mesh, where, group=None, **planned):
+    def resume(mesh, where, group=None, partial=False):
         model = make_network(mesh)
         optimizer = make_adam(model, **WARMUP)
-        both = state_of(model, optimizer)
-        planner = DefaultLoadPlanner(**planned)
-        load(both, checkpoint_id=where, process_group=group, planner=planner)
-        set_state_dict(model, optimizer, model_state_dict=both["model"],
-                       optim_state_dict=both["optimizer"])
+        load_checkpoint(model, optimizer, where, group, partial)
         return model, optimizer
 
     for stop in 3, 8:
-        where = os.path.join(place, str(stop))
+        where = os.path.join(directory, str(stop))
         model = make_network(make_mesh(2, 2))
         optimizer = make_adam(model, **WARMUP)
         train_model(model, optimizer, 0, stop)
-        save(state_of(model, optimizer), checkpoint_id=where)
+        save_checkpoint(model, optimizer, where)
         saved = gather_parameters(model)
         train_model(model, optimizer, stop, 12)
         other, resumed = resume(make_mesh(2, 2), where)
@@ -166,19 +162,16 @@ def check_checkpoints(rank, size):
         if rank < 2:
             other, resumed = resume(few, where, alone)
             assert resumed.onebit.info()["steps"] == stop and torch.equal(gather_parameters(other), saved)
-            save(state_of(other, resumed), checkpoint_id=where + "-few", process_group=alone)
+            save_checkpoint(other, resumed, where + "-few", alone)
             train_model(other, resumed, stop, 12, alone)
             assert gather_parameters(other).isfinite().all() and not torch.equal(gather_parameters(other), saved)
             resumed.close()
         dist.barrier()
-        other, resumed = resume(make_mesh(2, 2), where + "-few", allow_partial_load=True)
+        other, resumed = resume(make_mesh(2, 2), where + "-few", partial=True)
         assert resumed.onebit.info()["steps"] == stop and torch.equal(gather_parameters(other), saved)
         train_model(other, resumed, stop, 12)
         assert is_equal_on_ranks(gather_parameters(other)) and gather_parameters(other).isfinite().all()
         resumed.close()
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(place)
 
 
 def check_refused(rank, size):
@@ -232,8 +225,7 @@ class Trainer:
 
     def step(self, step, spoil=1.0):
         self.optimizer.zero_grad()
-        random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank() + step)
-        points = torch.randn(16, 20, generator=random).to(self.dtype)
+        points = draw_normal(7000 + 100 * dist.get_rank() + step, 16, 20).to(self.dtype)
         loss = ((self.model(points) - points[:, :1].sin()) ** 2).mean()
         (loss * spoil).backward()
         self.optimizer.step()
@@ -501,14 +493,6 @@ def check_edge_cases(rank, size):
         expect_error(words, wrong, ValueError)
 
 
-SCENARIOS = (
-    check_full_precision, check_compressed, check_skipped_steps, check_checkpoints, check_refused,
-    check_norms, check_inside_hosts, check_inside_resumed, check_inside_refused,
-    check_mean_gradients, check_edge_cases, check_device_plans, check_without_error_feedback,
-    check_losses,
-)  # fmt: skip
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    run_scenarios(SCENARIOS)
+    run_scenarios(globals())

@@ -1,71 +1,61 @@
-"""torch.distributed over gloo: what ranks find, which are processes of this machine, is in the programs of `LAUNCHES`.
-And torch tensors in one process, ends of processes, and `python -m onebit.torch.run`."""
+"""torch.distributed over gloo, by the programs of `LAUNCHES`, whose ranks are processes of this machine. And torch
+tensors in one process, ends of processes, and `python -m onebit.torch.run`."""
 
+import functools
 import importlib.util
-import os
-import subprocess
-import sys
 
 import onebit
 import pytest
-from conftest import HERE, PACKAGE, remove_gloo_lines, run_program
+from conftest import HERE, remove_gloo_lines, run_on_threads, run_program, run_python
 from onebit import Status
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
+torch = pytest.importorskip("torch")
+
+from onebit.torch import fsdp, shards  # noqa: E402
 
 # The launches of each program: scenarios, which run one after the other, and the number of ranks.
 LAUNCHES = {
     "torch_ranks": [
         ("check_collectives,check_collectives_over_gloo,check_groups,check_other_backend,check_fallback,"
-         "check_nccl_by_default,check_hook,check_widths,check_training,check_resumed_state", 4),
-        ("check_hook_errors", 3), ("check_lost_rank_over_gloo", 3),
+         "check_nccl_by_default,check_hook,check_hook_groups,check_widths,check_training,check_resumed_state", 4),
+        ("check_freed_objects,check_forked_models,check_interrupt", 2),
+        ("check_hook_errors,check_lost_rank", 3), ("check_lost_rank_over_gloo", 3),
     ],
     "torch_carry_ranks": [
-        ("check_hook", 2), ("check_compiled_models,check_grad_scaler", 2), ("check_refused_models,check_errors", 2),
-        ("check_diverging_programs,check_skipped_steps", 2), ("check_interrupts", 2),
-        ("check_interrupted_backward", 2), ("check_schedulers", 2), ("check_states", 2),
-        ("check_compress", 1), ("check_compress", 2), ("check_compress", 4),
-    ],
-    "torch_life_ranks": [
-        ("check_freed_objects,check_forked_process,check_interrupt", 2), ("check_groups", 4),
-        ("check_lost_rank", 3),
+        ("check_compress", 1), ("check_compress", 4),
+        ("check_hook,check_compiled_models,check_grad_scaler,check_schedulers,check_interrupts", 2),
+        ("check_states,check_refused_models,check_errors,check_diverging_programs,check_skipped_steps,"
+         "check_interrupted_backward", 2),
     ],
     "torch_auto_ranks": [
-        ("check_choices,check_thawed_layers,check_refused", 2), ("check_corrections", 2), ("check_resumed", 2),
-        ("check_warmup", 2), ("check_waiting_states,check_odd_parameters", 2),
-        ("check_local_steps,check_excluded_local_steps", 2), ("check_resumed_local_steps", 2),
-        ("check_local_steps,check_skipped_local_steps", 4), ("check_failed_local_steps", 2),
+        ("check_choices,check_thawed_layers,check_refused,check_corrections", 2),
+        ("check_warmup,check_waiting_states,check_odd_parameters,check_resumed", 2),
+        ("check_local_steps,check_excluded_local_steps,check_resumed_local_steps,check_failed_local_steps", 2),
+        ("check_local_steps,check_skipped_local_steps", 4),
     ],
     "torch_resume_ranks": [
-        ("check_resumed", 2), ("check_half_precision,check_dense_states", 2),
-        ("check_other_rank_counts,check_other_averaging", 3),
-        ("check_distributed_states", 3),
+        ("check_resumed,check_half_precision,check_dense_states", 2),
+        ("check_other_rank_counts,check_other_averaging,check_distributed_states", 3),
     ],
     "fsdp_ranks": [
         ("check_mean_gradients,check_edge_cases,check_device_plans,check_without_error_feedback,check_losses", 4),
         ("check_full_precision,check_compressed,check_skipped_steps,check_checkpoints,check_refused", 4),
         ("check_norms,check_inside_hosts,check_inside_resumed,check_inside_refused", 4),
     ],
-    "trainers_ranks": [("accelerate", 2), ("lightning", 2), ("transformers", 2),
-        ("lightning_local", 2), ("transformers_local", 2)],
+    "trainers_ranks": [
+        ("accelerate", 2), ("lightning,lightning_local", 2), ("transformers,transformers_local", 2),
+    ],
     "trainings_ranks": [("all", 2)],
 }  # fmt: skip
 
 
 def reason_to_skip(program, scenarios):
     """Returns why this torch cannot run the scenarios; None: it can."""
-    import torch
-
-    from onebit.torch import fsdp, shards
-
-    if program == "trainers_ranks" and not importlib.util.find_spec(scenarios.split("_")[0]):
-        return f"{scenarios} has no trainer here"
-    lacks = {
-        "check_mean_gradients": fsdp.FSDPModule is None,
-        "fsdp_ranks": not shards.FSDPModule,
-        "check_distributed_states": not hasattr(torch, "compile"),
-    }
-    return "this torch has no such thing" if lacks.get(program) or lacks.get(scenarios.split(",")[0]) else None
+    first = scenarios.split(",")[0]
+    if program == "trainers_ranks" and not importlib.util.find_spec(first):
+        return f"{first} is not here"
+    lacks = {"check_mean_gradients": fsdp.FSDPModule is None, "fsdp_ranks": not shards.FSDPModule}
+    return "this torch has no such thing" if lacks.get(program) or lacks.get(first) else None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +68,7 @@ def test_ranks(program, scenarios, ranks):
         pytest.skip(reason)
     said = run_program(f"{program}.py", scenarios, ranks)
     print(said)
-    if scenarios.startswith("check_lost_rank"):
+    if "check_lost_rank" in scenarios:
         assert sorted(said.splitlines()) == ["rank 0 knows", "rank 1 knows"]
     else:
         assert said.endswith("all well\n")
@@ -88,23 +78,17 @@ def run_on_two_ranks(tmp_path, script, *arguments, first=""):
     """Runs a script in two processes over gloo, in which `rank` is set; returns their output. first: lines before
     all imports."""
     start = (
-        f"import sys; sys.path[:0] = [{str(PACKAGE)!r}, {str(HERE)!r}]; rank = int(sys.argv[1])\n"
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); rank = int(sys.argv[1])\n"
         f"{first}"
         "import torch, torch.distributed as dist, onebit.torch\n"
         "torch.set_num_threads(1)\n"
         "store = dist.FileStore(sys.argv[2], 2)\n"
         "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
     )
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", start + script, str(rank), str(tmp_path / "store"), *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [one.communicate(timeout=200) for one in ranks]
-    assert [one.returncode for one in ranks] == [0, 0], said
-    return [remove_gloo_lines(out) for out, _ in said]
+    run = functools.partial(run_python, "-c", start + script, timeout=200)
+    ranks = run_on_threads([functools.partial(run, rank, tmp_path / "store", *arguments) for rank in range(2)])
+    assert [one.returncode for one in ranks] == [0, 0], ranks
+    return [remove_gloo_lines(one.stdout) for one in ranks]
 
 
 @pytest.mark.parametrize("transport", ["gloo", "sockets"])
@@ -148,18 +132,16 @@ def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
     script = (
-        f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import array, onebit\n"
+        "import array, sys, onebit\n"
         "comm = onebit.Communicator.self_(); one = array.array('f', [1.0])\n"
         "onebit.Plan(comm, 1).allreduce(one, one)\n"
         "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ran = run_python("-c", script)
     assert ran.stdout == "[]\n", ran.stderr
 
 
 def test_tensors_are_used_in_place():
-    import torch
-
     with onebit.Communicator.self_() as comm:
         plan = onebit.Plan(comm, 64, dtype="bfloat16")
         ones = torch.ones(64, dtype=torch.bfloat16)
@@ -182,22 +164,12 @@ def test_tensors_are_used_in_place():
 
 def run_launcher(arguments, ranks=1):
     """Returns (exit status, standard error) of each rank."""
-    path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "onebit.torch.run", *arguments], stderr=subprocess.PIPE,
-            text=True, env={**os.environ, "PYTHONPATH": path, "RANK": str(rank),
-                            "WORLD_SIZE": str(ranks)},
-        )  # fmt: skip
-        for rank in range(ranks)
-    ]
-    said = [one.communicate(timeout=100)[1] for one in started]
-    return [(one.returncode, text) for one, text in zip(started, said)]
+    run = functools.partial(run_python, "-m", "onebit.torch.run", *arguments, timeout=100, WORLD_SIZE=str(ranks))
+    ran = run_on_threads([functools.partial(run, RANK=str(rank)) for rank in range(ranks)])
+    return [(one.returncode, one.stderr) for one in ran]
 
 
 def test_a_program_that_is_not_changed(tmp_path):
-    import torch
-
     if torch.__version__ < "2":
         pytest.skip("this torch does not say which hooks a model has")
     first, second = run_launcher(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)

@@ -1,8 +1,7 @@
-"""The optimizers as torch's users write them; and with copies in memory of the host, of parameters on every
-device that torch has here, and of the processor's as if they were a device's: the bits are the processor's.
-What ranks find is in torch_device_ranks.py."""
+"""The optimizers as torch's users write them. With copies in the host's memory, of parameters on each device
+that torch has here and of the processor's own, they have the same bits as without. torch_device_ranks.py
+checks the same on several ranks."""
 
-import importlib.util
 import os
 import warnings
 
@@ -10,30 +9,31 @@ import onebit
 import pytest
 from conftest import run_program
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
+torch = pytest.importorskip("torch")
+
+import onebit.torch  # noqa: E402
 
 KINDS = ("EfficientAdam", "Adam", "AdamW", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
 
 
 @pytest.fixture
-def made():
+def comm():
+    with onebit.Communicator.self_() as made:
+        yield made
+
+
+@pytest.fixture
+def made(comm):
     """made(kind, **options): an optimizer of one rank, and its parameters."""
-    import torch
 
-    import onebit.torch
+    def make(kind="Adam", **options):
+        parameters = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(3))]
+        return getattr(onebit.torch, kind)(parameters, comm=comm, **options), parameters
 
-    with onebit.Communicator.self_() as comm:
-
-        def make(kind="Adam", count=5, **options):
-            parameters = [torch.nn.Parameter(torch.ones(count)), torch.nn.Parameter(torch.ones(3))]
-            return getattr(onebit.torch, kind)(parameters, comm=comm, **options), parameters
-
-        yield make
+    return make
 
 
 def test_groups_have_the_keys_of_torch(made):
-    import torch
-
     twins = {"Momentum": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
     for kind in KINDS:
         optimizer, parameters = made(kind)
@@ -51,8 +51,6 @@ def test_groups_have_the_keys_of_torch(made):
 
 def test_steps_are_those_of_torch(made):
     """In the warm-up, of one rank: Adam with decoupled and coupled decay, and momentum SGD."""
-    import torch
-
     never = {"freeze_step": onebit.FREEZE_NEVER}
     cases = [
         ("AdamW", {**never, "betas": (0.8, 0.95), "eps": 1e-6}, torch.optim.AdamW,
@@ -85,10 +83,8 @@ def test_steps_are_those_of_torch(made):
             assert torch.allclose(mine, one, atol=1e-6), (kind, mine, one)
 
 
-def test_gradients_may_have_other_strides(made):
+def test_gradients_may_have_other_strides(comm):
     """Parameters or gradients that are not in the order of their elements."""
-    import torch
-
     torch.manual_seed(0)
     values, gradient = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
     last = torch.channels_last
@@ -101,7 +97,7 @@ def test_gradients_may_have_other_strides(made):
             one.grad = gradient.clone()
         if way in ("gradient", "both"):
             one.grad = gradient.to(memory_format=last)
-        optimizer = onebit.torch.Adam([one], lr=0.1, comm=made()[0].comm)
+        optimizer = onebit.torch.Adam([one], lr=0.1, comm=comm)
         optimizer.step()
         results.append(one.detach().contiguous())
     assert all(torch.equal(results[0], one) for one in results)
@@ -109,8 +105,6 @@ def test_gradients_may_have_other_strides(made):
 
 def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
     """`compress` takes the state of a training that begins: the library's state is not copied for it."""
-    import torch
-
     calls = []
     monkeypatch.setattr(onebit.Adam, "save_whole", lambda *given: calls.append(given) or save(*given))
     save = onebit.optimizer.Optimizer.save_whole
@@ -125,8 +119,6 @@ def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
 
 def test_scalers_are_found_in_their_step(made):
     """The GradScaler that makes a step is found, and no other one that exists."""
-    import torch
-
     from onebit.torch.backward import scalers_of
 
     if not hasattr(torch.amp, "GradScaler"):
@@ -152,23 +144,16 @@ def test_scalers_are_found_in_their_step(made):
     assert found == [[scalers[0]], [scalers[1]], [], []]
 
 
-def test_empty_parameters(made):
-    import torch
-
+def test_empty_parameters(comm):
     empty = torch.nn.Parameter(torch.empty(0, 3))
     empty.grad = torch.empty(0, 3)
-    optimizer = onebit.torch.Adam([empty], comm=made()[0].comm)
-    optimizer.step()
+    onebit.torch.Adam([empty], comm=comm).step()
     none = [torch.nn.Parameter(torch.ones(3), requires_grad=False)]
-    onebit.torch.Adam(none, comm=optimizer.comm).step()
+    onebit.torch.Adam(none, comm=comm).step()
 
 
 def test_one_rank_of_several_hosts_saves(on_ranks):
     """It has the moments of its own elements alone."""
-    import torch
-
-    import onebit.torch
-
     saved = [None]
 
     def run(comm):
@@ -200,8 +185,6 @@ def test_one_rank_of_several_hosts_saves(on_ranks):
 
 
 def test_invalid_arguments_are_refused(made):
-    import torch
-
     refused = {
         "negate the loss": {"maximize": True},
         "no such variant": {"amsgrad": True},
@@ -242,27 +225,15 @@ def test_invalid_arguments_are_refused(made):
 
 
 def list_devices():
-    import torch
-
     accelerator = getattr(torch, "accelerator", None)
     here = accelerator is not None and accelerator.is_available()
     return ["cpu", accelerator.current_accelerator().type] if here else ["cpu"]
-
-
-@pytest.fixture
-def comm():
-    with onebit.Communicator.self_() as made:
-        yield made
 
 
 class Twins:
     """The same training twice: with parameters of the processor, and staged from a device."""
 
     def __init__(self, comm, kind, device, dtype, **options):
-        import torch
-
-        import onebit.torch
-
         torch.manual_seed(1)
         own = [torch.randn(300, 7), torch.randn(500), torch.randn(2, 3, 4, 5)]
         own[2] = own[2].contiguous(memory_format=torch.channels_last)
@@ -275,8 +246,6 @@ class Twins:
         )
 
     def step(self, number):
-        import torch
-
         random = torch.Generator().manual_seed(number)
         for one, other in zip(self.direct, self.staged):
             gradient = torch.randn(one.shape, generator=random).to(one.dtype)
@@ -285,8 +254,6 @@ class Twins:
             optimizer.step()
 
     def check(self):
-        import torch
-
         for one, other in zip(self.direct, self.staged):
             assert torch.equal(one, other.cpu())
 
@@ -295,8 +262,6 @@ class Twins:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.filterwarnings("error::onebit.OnebitWarning")
 def test_bits_are_those_of_the_processor(comm, kind, dtype):
-    import torch
-
     for device in list_devices():
         twins = Twins(comm, kind, device, getattr(torch, dtype))
         for step in range(6):
@@ -313,10 +278,6 @@ def test_bits_are_those_of_the_processor(comm, kind, dtype):
 @pytest.mark.parametrize("stage", ["auto", "host"])
 def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
     """Torch's state has no master values: the earlier ones are dropped."""
-    import torch
-
-    import onebit.torch
-
     def stepped(kind, **options):
         one = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
         optimizer = kind([one], lr=1e-3, **options)
@@ -336,8 +297,6 @@ def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
 
 
 def test_writes_of_the_program_are_kept(comm):
-    import torch
-
     for device in list_devices():
         twins = Twins(comm, "EfficientAdam", device, torch.float32)
         for step in range(3):
@@ -361,10 +320,6 @@ def test_writes_of_the_program_are_kept(comm):
 
 
 def test_choice_of_copies(comm, monkeypatch):
-    import torch
-
-    import onebit.torch
-
     parameter = [torch.nn.Parameter(torch.ones(3))]
     with pytest.raises(onebit.Error, match="stage is 'gpu', not one of auto, host, device"):
         onebit.torch.Adam(parameter, comm=comm, stage="gpu")
@@ -373,50 +328,6 @@ def test_choice_of_copies(comm, monkeypatch):
     assert onebit.torch.Adam(parameter, comm=comm, stage="host")._stage is not None
     monkeypatch.setenv("ONEBIT_STAGE", "always")
     assert onebit.torch.Adam(parameter, comm=comm)._stage is not None
-
-
-class LateStream:
-    """Copies of a stream that is late: they are made when somebody waits for them."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def record_event(self):
-        return self
-
-    def synchronize(self):
-        while self.waiting:
-            to, source = self.waiting.pop(0)
-            to.copy_(source)
-
-
-def test_a_late_copy_is_waited_for(monkeypatch):
-    import torch
-
-    from onebit.torch.staged import Stage
-
-    stage, stream, told = Stage(), LateStream(), []
-    stage.add(torch.zeros(4), torch.zeros(4))
-    stage.add(torch.zeros(4), torch.zeros(4))
-    stage._streams[torch.device("cpu")] = stream
-    monkeypatch.setattr(
-        stage, "_copy", lambda to, source, _: stream.waiting.append((to, source.clone()))
-    )
-
-    def tell(number):
-        assert torch.equal(stage.gradient(number, torch.ones(4)), torch.ones(4)), number
-        told.append(number)
-
-    stage._gradients = {0: torch.zeros(4), 1: torch.zeros(4)}
-    stage.send(0, torch.ones(4))
-    stage.end_bucket(tell)
-    assert told == [] and not stage._gradients[0].any()
-    stage.send(1, torch.ones(4))
-    stage.end_bucket(tell)
-    assert told == [0]
-    stage.send(1, torch.full((4,), 2.0))
-    stage.wait()
-    assert torch.equal(stage._gradients[1], torch.full((4,), 2.0))
 
 
 ALWAYS = {
@@ -435,14 +346,12 @@ def test_scenarios_of_the_processor_with_copies(monkeypatch, program):
 
 
 def test_models_on_a_device():
-    import torch
-
     if not torch.cuda.is_available():
         fake_device = pytest.importorskip("fake_device")
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
     for scenarios, ranks in (
-        ("check_two_lines,check_missing_wait,check_averaging_hook,check_outer_steps,check_collectives", 2),
+        ("check_compress,check_missing_wait,check_averaging_hook,check_outer_steps,check_collectives", 2),
         ("check_inside_hosts", 4),
     ):
         assert run_program("torch_device_ranks.py", scenarios, ranks).endswith("all well\n")

@@ -5,9 +5,15 @@ import copy
 import io
 import json
 import time
-import warnings
 
-from torch_common import broadcast_from_rank_0, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    broadcast_from_rank_0,
+    expect_error,
+    flatten_parameters,
+    is_equal_on_ranks,
+    record_warnings,
+    run_scenarios,
+)
 from torch_resume_ranks import Trainer, make_network
 
 import onebit.torch
@@ -80,8 +86,7 @@ def check_choices(rank, size):
     cases = [(0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")]
     for seconds, wanted in cases:
         Network.rate = rate_for_seconds(seconds)
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
             run = Run()
             run.train(0, 8)
         assert run.method == wanted and run.optimizer.automatic.decided, (seconds, run.method)
@@ -110,8 +115,8 @@ def check_warmup(rank, size):
     """A training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
     goes on to the bit from any step of it. Local steps end it where a step waits long."""
     for seconds, method, decides in (0.01, "dense", 39), (12.0, "one bit", 39), (20.0, "local steps", 7):
-        Network.rate, said = rate_for_seconds(seconds), io.StringIO()
-        with contextlib.redirect_stderr(said):
+        Network.rate = rate_for_seconds(seconds)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
             run = Run(warmup_steps=40)
             run.train(0, 5)
             assert run.method == "one bit" and not run.optimizer.automatic.decided
@@ -200,13 +205,11 @@ def check_corrections(rank, size):
         raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
 
     Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with record_warnings() as told:
         run.train(60, 180)
     assert run.method == "one bit", run.method
-    assert "1e+12: each of the methods sends more; one bit goes on" in str(told[0].message), told
+    assert "1e+12: each of the methods sends more; one bit goes on" in told[0], told
     run.close()
-
 
 
 def check_resumed(rank, size):
@@ -259,9 +262,9 @@ def check_local_steps(rank, size):
     same consensus after each round, are alike once the link is fast again, and the loss is near dense."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
-    Network.rate, said = rate_for_seconds(20.0), io.StringIO()
+    Network.rate = rate_for_seconds(20.0)
     run = Run()
-    with contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
         run.train(0, 7)
     assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
     if rank == 0:
@@ -298,10 +301,9 @@ def check_resumed_local_steps(rank, size):
         run = Run(twin=twin)
         run.train(0, 40)
         assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with record_warnings() as told:
             own = run.saved()
-        assert any("the model is this rank's own" in str(one.message) for one in told)
+        assert any("the model is this rank's own" in one for one in told)
         alone = broadcast_from_rank_0(own)
         run.train(40, 150)
         wanted = run.train(150, 160)
@@ -365,8 +367,7 @@ def check_failed_local_steps(rank, size):
     run = Run(timeout=30)
     run.train(0, 40)
     began = time.monotonic()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with record_warnings() as told:
         try:
             if rank == 0:
                 raise ValueError("of rank 0")
@@ -374,7 +375,7 @@ def check_failed_local_steps(rank, size):
         except (ValueError, onebit.Error) as reason:
             assert isinstance(reason, ValueError) == (rank == 0), reason
             run.close()
-    assert any("stay each rank's own" in str(one.message) for one in told)
+    assert any("stay each rank's own" in one for one in told)
     assert time.monotonic() - began < 20
 
 
@@ -383,8 +384,7 @@ def check_excluded_local_steps(rank, size):
     Network.rate = rate_for_seconds(20.0)
 
     def check(run, why):
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
             run.train(0, 8)
         assert run.method in ("one bit", "8 bits") and why in run.optimizer.describe(), run.optimizer.describe()
         assert rank or why in said.getvalue(), said.getvalue()
@@ -427,19 +427,20 @@ def check_thawed_layers(rank, size):
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)
     optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()), warmup_steps=8)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for step in range(12):
-            module[6].requires_grad_(step > 9)
-            optimizer.zero_grad()
-            model(torch.ones(4, 20) + rank).sum().backward()
-            optimizer.step()
-    assert ["6.weight, 6.bias: frozen when" in str(one.message) for one in told] == [True], told
-    Network.rate = rate_for_seconds(20.0)
-    for _ in range(120):  # until there are local steps, which begin at equal parameters
+
+    def make_step():
         optimizer.zero_grad()
         model(torch.ones(4, 20) + rank).sum().backward()
         optimizer.step()
+
+    with record_warnings() as told:
+        for step in range(12):
+            module[6].requires_grad_(step > 9)
+            make_step()
+    assert ["6.weight, 6.bias: frozen when" in one for one in told] == [True], told
+    Network.rate = rate_for_seconds(20.0)
+    for _ in range(120):  # until there are local steps, which begin at equal parameters
+        make_step()
     assert optimizer.automatic.method == "local steps"
     optimizer.close()
     assert is_equal_on_ranks(flatten_parameters(module))
@@ -527,12 +528,5 @@ def check_refused(rank, size):
     onebit.torch.auto(model, optimizer).close()
 
 
-SCENARIOS = (
-    check_choices, check_warmup, check_corrections, check_resumed, check_local_steps, check_resumed_local_steps,
-    check_skipped_local_steps, check_failed_local_steps, check_excluded_local_steps,
-    check_thawed_layers, check_waiting_states, check_odd_parameters, check_refused,
-)  # fmt: skip
-
-
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS)
+    run_scenarios(globals())

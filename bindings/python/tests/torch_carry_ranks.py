@@ -8,7 +8,16 @@ import signal
 import threading
 import warnings
 
-from torch_common import expect_error, expect_status, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    draw_normal,
+    expect_error,
+    expect_status,
+    flatten_parameters,
+    is_equal_on_ranks,
+    make_layers,
+    record_warnings,
+    run_scenarios,
+)
 
 import onebit
 import onebit.torch
@@ -24,16 +33,11 @@ KINDS = ("EfficientAdam", "Adam", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
 def make_network():
     """Makes a model whose gradients fill three buckets of DistributedDataParallel, and of onebit
     (bucket_size=30000)."""
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(20, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 160),
-        nn.Tanh(), nn.Linear(160, 1),
-    )
+    return make_layers(20, 160, 160, 160, 1)
 
 
 def compute_loss(model, rank, step, count=8):
-    random = torch.Generator().manual_seed(1000 * rank + step)
-    points = torch.randn(count, 20, generator=random)
+    points = draw_normal(1000 * rank + step, count, 20)
     return ((model(points) - points[:, :1].sin()) ** 2).mean()
 
 
@@ -49,8 +53,8 @@ def wrap_model(model, **options):
 class Run:
     """A model that is trained, with the hook or without DistributedDataParallel."""
 
-    def __init__(self, comm, ddp=None, attach=True, kind="EfficientAdam", overlap=True, **options):
-        self.module = make_network()
+    def __init__(self, comm, ddp=None, kind="EfficientAdam", overlap=True, make=make_network, **options):
+        self.module = make()
         self.optimizer = make_optimizer(self.module, comm, kind, **options)
         self.model = self.module
         if ddp is not None:
@@ -113,13 +117,11 @@ def check_hook(rank, size):
         assert check_same_steps(comm, rank, Run(comm, ddp)) == 3, ddp
     assert check_same_steps(comm, rank, Run(comm, {}, overlap=False)) == 0
     clipped = {"max_norm": 0.5}
-    assert check_same_steps(comm, rank, Run(comm, {}, **clipped), **clipped) == 0
     coupled = {"weight_decay": 0.1, "decoupled_weight_decay": False}
     for options, words in ((clipped, "max_norm needs all"), (coupled, "as in torch's Adam and SGD")):
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with record_warnings() as said:
             assert check_same_steps(comm, rank, Run(comm, {}, **options), **options) == 0
-        assert [words in str(one.message) for one in seen] == [True], seen
+        assert [words in one for one in said] == [True], said
     coupled["weight_decay"] = 0.0
     assert check_same_steps(comm, rank, Run(comm, {}, **coupled), **coupled) == 3
     check_changed_gradients(comm, rank)
@@ -172,17 +174,15 @@ def check_unused_layers(comm, rank):
     """Steps work with a layer that this rank does not use, and one that no rank uses."""
     def step_of(run, rank, step, change):
         run.optimizer.zero_grad()
-        model = run.model
-        extra = run.module.extra
-        random = torch.Generator().manual_seed(1000 * rank + step)
         run.module.use = rank == step % 2
-        (model(torch.randn(4, 20, generator=random)) ** 2).mean().backward()
-        assert extra.weight.grad is None
+        (run.model(draw_normal(1000 * rank + step, 4, 20)) ** 2).mean().backward()
+        assert run.module.extra.weight.grad is None
         run.optimizer.step()
 
     class Branches(nn.Module):
         def __init__(self):
             super().__init__()
+            torch.manual_seed(3)
             self.first, self.extra, self.last = nn.Linear(20, 9), nn.Linear(9, 9), nn.Linear(9, 9)
             self.use = True
 
@@ -190,57 +190,38 @@ def check_unused_layers(comm, rank):
             points = self.first(points)
             return self.last(points) if self.use else points
 
-    def branches():
-        torch.manual_seed(3)
-        return Branches()
-
-    def call():
-        check_same_steps(comm, rank, Run(comm, {"find_unused_parameters": True}), one_step=step_of)
-
-    call_with_network(branches, call)
-
-
-def call_with_network(make, call):
-    global make_network
-    usual, make_network = make_network, make
-    try:
-        call()
-    finally:
-        make_network = usual
+    run = Run(comm, {"find_unused_parameters": True}, make=Branches)
+    check_same_steps(comm, rank, run, one_step=step_of, make=Branches)
 
 
 def check_frozen_layers(comm, rank):
     """A layer that is not trained keeps its parameters, decays or not; so does one that is not trained any
     more. Training one later is an error."""
-    make = make_network
-
     def first_frozen():
-        module = make()
+        module = make_network()
         module[0].requires_grad_(False)
         return module
 
-    def call():
-        run = Run(comm, {}, weight_decay=0.5)
-        assert len(run.optimizer._parameters) == 6
-        before = [one.clone() for one in run.module[0].parameters()]
-        assert check_same_steps(comm, rank, run, weight_decay=0.5) == 3
-        assert all(map(torch.equal, before, run.module[0].parameters()))
-        run = Run(comm, weight_decay=0.5)
-        run.step(rank, 0)
-        run.module[6].requires_grad_(False)
-        before = run.get_parameters()
-        run.step(rank, 1)
-        changed = before != run.get_parameters()
-        assert changed.any() and not changed[-161:].any()
-        run.module[6].requires_grad_(True)
-        before = run.get_parameters()
-        run.step(rank, 2)
-        assert (before != run.get_parameters())[-161:].any()
-        run.module[0].requires_grad_(True)
-        expect_error("had requires_grad=False when the optimizer", lambda: run.step(rank, 3))
-        run.close()
-
-    call_with_network(first_frozen, call)
+    options = {"weight_decay": 0.5, "make": first_frozen}
+    run = Run(comm, {}, **options)
+    assert len(run.optimizer._parameters) == 6
+    before = [one.clone() for one in run.module[0].parameters()]
+    assert check_same_steps(comm, rank, run, **options) == 3
+    assert all(map(torch.equal, before, run.module[0].parameters()))
+    run = Run(comm, **options)
+    run.step(rank, 0)
+    run.module[6].requires_grad_(False)
+    before = run.get_parameters()
+    run.step(rank, 1)
+    changed = before != run.get_parameters()
+    assert changed.any() and not changed[-161:].any()
+    run.module[6].requires_grad_(True)
+    before = run.get_parameters()
+    run.step(rank, 2)
+    assert (before != run.get_parameters())[-161:].any()
+    run.module[0].requires_grad_(True)
+    expect_error("had requires_grad=False when the optimizer", lambda: run.step(rank, 3))
+    run.close()
 
 
 def check_channels_last(comm, rank):
@@ -252,12 +233,10 @@ def check_channels_last(comm, rank):
             nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(8, 1),
         ).to(memory_format=torch.channels_last)
 
-    def call():
-        assert not make_network()[3].weight.is_contiguous()
-        for view in False, True:
-            assert check_same_steps(comm, rank, Run(comm, {"gradient_as_bucket_view": view})) == 3
-
-    call_with_network(convolutions, call)
+    assert not convolutions()[3].weight.is_contiguous()
+    for view in False, True:
+        run = Run(comm, {"gradient_as_bucket_view": view}, make=convolutions)
+        assert check_same_steps(comm, rank, run, make=convolutions) == 3
 
 
 def check_accumulation(comm, rank):
@@ -322,18 +301,15 @@ def check_skipped_steps(rank, size):
     def spoil(run):
         next(run.module.parameters()).grad[0] = float("nan" if rank == 0 else "inf")
 
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with record_warnings() as said:
         for step in range(10):
             run.step(rank, step, spoil if 1 <= step <= 6 else None)
-    found = [str(one.message) for one in seen if "written to" not in str(one.message)]
+    found = [one for one in said if "written to" not in one]
     assert [f"so far {count} steps" in one for count, one in zip((1, 2, 4), found)] == [True] * 3
     assert len(found) == 3 and run.optimizer.onebit.info()["steps"] == 4
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with run.model.no_sync():
-            run.step(rank, 9), run.step(rank, 10)
-    assert ["a step inside the model's no_sync()" in str(one.message) for one in seen] == [True]
+    with record_warnings() as said, run.model.no_sync():
+        run.step(rank, 9), run.step(rank, 10)
+    assert ["a step inside the model's no_sync()" in one for one in said] == [True]
     run.close()
     comm.close()
 
@@ -494,7 +470,6 @@ def check_schedulers(rank, size):
     ]
     for make in makers:
         module, twin = make_network(), make_network()
-
         ours = onebit.torch.Adam(
             make_groups(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
         dense = torch.optim.AdamW(make_groups(twin), lr=1e-2, weight_decay=0.0)
@@ -607,9 +582,6 @@ def check_copies(comm, rank):
     run.close()
 
 
-# --- Exchanges that are cut short ----------------------------------------------------------------
-
-
 def check_compress(rank, size):
     """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
     its groups and a schedule that was made before; then they are compressed, and the replicas are equal."""
@@ -680,6 +652,9 @@ def check_refused_compress(rank, size):
     first.close()
 
 
+# --- Exchanges that are cut short ----------------------------------------------------------------
+
+
 def check_interrupts(rank, size):
     """Ctrl-C ends a step that waits for another rank, and the other ranks are told."""
     run = Run(None, {}, timeout=60)
@@ -698,6 +673,10 @@ def check_interrupts(rank, size):
         dist.barrier()
         expect_status(Status.ERROR_TRANSPORT, run.optimizer.step)
     expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
+    dist.barrier()
+    if rank == 0:
+        print("all well", flush=True)
+    os._exit(0)  # an ordered end would wait for the interrupted exchange
 
 
 def check_interrupted_backward(rank, size):
@@ -729,17 +708,5 @@ def check_interrupted_backward(rank, size):
         raise AssertionError("a step that only one rank has made")
 
 
-SCENARIOS = (
-    check_hook, check_compiled_models, check_grad_scaler, check_diverging_programs,
-    check_skipped_steps, check_refused_models, check_errors, check_schedulers, check_states,
-    check_compress, check_interrupts, check_interrupted_backward,
-)  # fmt: skip
-
-
-def exit_interrupted_rank(names):
-    """Ends the process at once: an ordered end would wait for the interrupted exchange."""
-    os._exit(0) if names == ["check_interrupts"] else None
-
-
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS, end=exit_interrupted_rank)
+    run_scenarios(globals())

@@ -1,14 +1,17 @@
 """Functions that scenarios over torch.distributed share. Imported before the package, which is the one
 beside them."""
 
+import contextlib
 import os
 import pathlib
 import sys
 import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch import nn
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
@@ -35,8 +38,61 @@ def broadcast_from_rank_0(thing):
     return things[0]
 
 
+def make_shared_directory():
+    """Returns a directory, the same on all ranks, which is removed when they have ended."""
+    return broadcast_from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None)
+
+
+@contextlib.contextmanager
+def record_warnings():
+    """Gives a list, which has the messages of all warnings after the block."""
+    messages = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(one.message) for one in caught]
+
+
+def make_layers(*widths):
+    """Makes linear layers of these widths with tanh between them, the same on each rank."""
+    torch.manual_seed(3)
+    layers = [(nn.Linear(*pair), nn.Tanh()) for pair in zip(widths, widths[1:])]
+    return nn.Sequential(*sum(layers, ())[:-1])
+
+
+def draw_normal(seed, *shape):
+    """Returns normally distributed numbers, the same for the same seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def make_gradient(rank, step, count=5000):
-    return torch.randn(count, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return draw_normal(1000 * rank + step, count)
+
+
+def _checkpoint_state(model, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+
+def save_checkpoint(model, optimizer, directory, group=None):
+    """Saves with torch.distributed.checkpoint: each rank writes its own state."""
+    from torch.distributed import checkpoint
+
+    state = _checkpoint_state(model, optimizer)
+    checkpoint.save(state, checkpoint_id=directory, process_group=group)
+
+
+def load_checkpoint(model, optimizer, directory, group=None, partial=False):
+    """Loads what `save_checkpoint` has saved; partial: what is missing there stays."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    state = _checkpoint_state(model, optimizer)
+    planner = checkpoint.DefaultLoadPlanner(allow_partial_load=partial)
+    checkpoint.load(state, checkpoint_id=directory, process_group=group, planner=planner)
+    set_state_dict(model, optimizer, model_state_dict=state["model"],
+                   optim_state_dict=state["optimizer"])  # fmt: skip
 
 
 def expect_status(status, call, words=""):
@@ -57,25 +113,24 @@ def expect_error(words, call, kind=(onebit.Error, RuntimeError)):
         raise AssertionError(words)
 
 
-def _run_rank(rank, scenarios, names, size, path, begin, end):
+def _run_rank(rank, scenarios, size, directory, begin):
     torch.set_num_threads(1)
-    backends = begin() if begin else "gloo"
-    store = dist.FileStore(path, size)
-    dist.init_process_group(backends, store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in scenarios if one.__name__ == name)(rank, size)
+    tempfile.tempdir = directory  # removed by the process that has started the ranks
+    backends = begin(rank, size) if begin else None
+    store = dist.FileStore(os.path.join(directory, "store"), size)
+    dist.init_process_group(backends or "gloo", store=store, rank=rank, world_size=size)
+    for scenario in scenarios:
+        scenario(rank, size)
         dist.barrier()
     if rank == 0:
         print("all well", flush=True)
-    if end:
-        end(names)
 
 
-def run_scenarios(scenarios, begin=None, end=None, start="fork"):
-    """Runs the cases that the program's first argument names, on as many ranks as the second says,
-    which are processes that meet over gloo, or over the backends that begin() returns; each then
-    calls end(names)."""
-    with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (scenarios, names, size, os.path.join(place, "store"), begin, end)
+def run_scenarios(scenarios, begin=None, start="fork"):
+    """Runs the functions that the program's first argument names, on as many ranks as the second says,
+    which are processes that meet over gloo, or over the backends that begin(rank, size) returns.
+    scenarios: the functions by name"""
+    with tempfile.TemporaryDirectory() as directory:
+        named, size = [scenarios[name] for name in sys.argv[1].split(",")], int(sys.argv[2])
+        arguments = (named, size, directory, begin)
         torch.multiprocessing.start_processes(_run_rank, arguments, nprocs=size, start_method=start)

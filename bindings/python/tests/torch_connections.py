@@ -5,7 +5,6 @@ import datetime
 import inspect
 import io
 import os
-import warnings
 
 import onebit
 import onebit.torch
@@ -15,7 +14,7 @@ from onebit import Status
 from onebit.torch import rendezvous, transport
 from onebit.torch.ranks import gather
 from onebit.torch.transport import timeout_of
-from torch_common import expect_status, is_equal_on_ranks, make_gradient
+from torch_common import expect_status, is_equal_on_ranks, make_gradient, record_warnings
 
 
 def check_collectives(rank, size, transport="sockets"):
@@ -121,14 +120,13 @@ def check_nccl_by_default(rank, size):
     torch.cuda.device = lambda device: contextlib.nullcontext()
 
     def made(parameters=(_OnCuda(),), stage="auto"):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as said:
             comm = transport.create_for(onebit.Communicator, parameters, stage, None, None)
         ones = torch.full((100,), rank + 1.0)
         onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
         assert comm.transport == "sockets" and (ones == (size + 1) / 2).all()
         comm.close()
-        return [str(one.message) for one in caught]
+        return said
 
     transport.create_nccl = lambda *arguments: asked.append(arguments) or create(*arguments)
     assert made() == [] and not asked  # gloo's
@@ -148,12 +146,11 @@ def check_nccl_by_default(rank, size):
 def check_fallback(rank, size):
     """gloo is used on all ranks where sockets cannot be, with a warning that says why."""
     def make(**options):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as said:
             comm = onebit.Communicator.torch(timeout=20, **options)
         found = comm.transport
         comm.close()
-        return found, [str(one.message) for one in caught]
+        return found, said
 
     connect = rendezvous._connect_to_rank
     if rank == 1:

@@ -1,12 +1,12 @@
 """Scenarios of test_torch_optim.py: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py.
 Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
-are late. All the same with copies in the host's memory as on the processor, to the bit."""
+are late. With copies in the host's memory the results equal those of the processor to the bit."""
 
 import gc
 import socket
 
 import fake_device
-from torch_common import expect_status, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import draw_normal, expect_status, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit.torch
 import torch
@@ -28,7 +28,7 @@ def make_network(on, dtype=torch.float32):
 
 
 def run_backward(model, on, rank, step, dtype=torch.float32):
-    points = torch.randn(8, 20, generator=torch.Generator().manual_seed(1000 * rank + step))
+    points = draw_normal(1000 * rank + step, 8, 20)
     wanted = points[:, :1].sin().to(dtype).to(on)
     loss = ((model(points.to(dtype).to(on)) - wanted) ** 2).mean()
     loss.backward()
@@ -82,7 +82,7 @@ def reset_pinned_maximum():
     return fake_device.pinned["now"]
 
 
-def check_two_lines(rank, size):
+def check_compress(rank, size):
     """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
     once back; the memory is what README says, of 16 bits half: master values are the library's."""
     elements = sum(one.numel() for one in make_network("cpu").parameters())
@@ -198,15 +198,9 @@ def check_collectives(rank, size):
     comm.close()
 
 
-SCENARIOS = (
-    check_two_lines, check_inside_hosts, check_missing_wait, check_averaging_hook,
-    check_outer_steps, check_collectives,
-)  # fmt: skip
-
-
-def install_backend():
+def install_backend(rank, size):
     return fake_device.install() if device == "fake" else "gloo"
 
 
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS, install_backend, start="spawn" if device == "cuda" else "fork")
+    run_scenarios(globals(), install_backend, start="spawn" if device == "cuda" else "fork")

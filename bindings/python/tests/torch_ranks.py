@@ -3,44 +3,42 @@ processes over gloo. An assertion of one rank ends all, with its message."""
 
 import argparse
 import copy
+import gc
 import io
 import os
 import pickle
+import signal
+import sys
+import threading
+import weakref
 
-from torch_common import expect_error, expect_status, is_equal_on_ranks, run_scenarios
+from torch_common import draw_normal, expect_error, expect_status, is_equal_on_ranks, make_layers, run_scenarios
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
+import torch_connections
 import train_ddp
 from onebit import Status
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_connections import (
-    check_collectives,
-    check_collectives_over_gloo,
-    check_fallback,
-    check_groups,
-    check_nccl_by_default,
-    check_other_backend,
-)
 
 
 # --- The hook ------------------------------------------------------------------------------------
 
 
-def make_network(dtype=torch.float32, width=60, depth=1):
-    torch.manual_seed(3)
-    layers = [nn.Linear(20, width), nn.Tanh()]
-    for _ in range(depth):
-        layers += [nn.Linear(width, width), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(width, 1)).to(dtype)
+def make_network():
+    return make_layers(20, 60, 60, 1)
+
+
+def make_large_network():
+    return make_layers(20, 300, 300, 300, 300, 300, 1)
 
 
 def wrap_model(state=None, dtype=torch.float32):
     """Wraps a model so that it has several buckets: the first has a megabyte, whatever bucket_cap_mb is."""
-    model = DistributedDataParallel(make_network(dtype, 300, 4), bucket_cap_mb=0.1)
+    model = DistributedDataParallel(make_large_network().to(dtype), bucket_cap_mb=0.1)
     if state:
         model.register_comm_hook(state, onebit.torch.allreduce_hook)
     return model
@@ -48,9 +46,7 @@ def wrap_model(state=None, dtype=torch.float32):
 
 def run_backward(model, rank, step, spoil=None):
     """Returns a step's gradients as one tensor, and the loss."""
-    random = torch.Generator().manual_seed(7000 + 100 * rank + step)
-    dtype = next(model.parameters()).dtype
-    points = torch.randn(16, 20, generator=random).to(dtype)
+    points = draw_normal(7000 + 100 * rank + step, 16, 20).to(next(model.parameters()).dtype)
     model.zero_grad()
     loss = ((model(points) - points[:, :1].sin()) ** 2).mean()
     (loss * spoil if spoil is not None else loss).backward()
@@ -111,7 +107,7 @@ def check_widths(rank, size):
 def check_normalised(rank, size):
     """In the dense warm-up a result is the mean of the values that ranks compute from gradients."""
     state = onebit.torch.HookState(warmup_steps=4, normalise=True, bits=4)
-    model, local = wrap_model(state), make_network(torch.float32, 300, 4)
+    model, local = wrap_model(state), make_large_network()
     squares, steps = 0, 0
     for step in range(4):
         spoil = float("inf") if (rank, step) == (0, 2) else None
@@ -255,11 +251,145 @@ def check_training(rank, size):
     assert bits_bytes < plain_bytes / 28
 
 
-# --- A rank that is gone -------------------------------------------------------------------------
+# --- Objects free what they have made ------------------------------------------------------------
+
+
+def make_compressed(close):
+    """Makes objects that a program may drop: all of them must be gone then."""
+    model = DistributedDataParallel(make_network())
+    optimizer = onebit.torch.compress(model, torch.optim.AdamW(model.parameters()))
+    for step in range(4):
+        run_backward(model, dist.get_rank(), step)
+        optimizer.step()
+    if close:
+        optimizer.close()
+    return model.module, optimizer, optimizer.comm
+
+
+def make_hooked(close):
+    model, state = DistributedDataParallel(make_network()), onebit.torch.HookState()
+    model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    for step in range(4):
+        run_backward(model, dist.get_rank(), step)
+    if close:
+        state.close()
+    return model.module, state, state.comm
+
+
+def count_resources():
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def check_freed_objects(rank, size):
+    """A model, and what was made for it, are gone once the program has dropped them, closed or
+    not, and so are descriptors and threads, without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    for make in make_compressed, make_hooked:
+        before = None
+        for close in False, True, False:
+            kept = [weakref.ref(one) for one in make(close)]
+            assert not any(one() for one in kept), (make, close, [one() for one in kept])
+            dist.barrier()
+            now = count_resources()
+            before = before or now  # threads of the process come with the first, and torch's may go
+            assert all(one <= most for one, most in zip(now, before)), (make, close, before, now)
+    gc.enable()
+
+
+def check_hook_groups(rank, size):
+    """A state without a group has the model's, one that is shared is refused another, and a wrapped
+    hook has its model too."""
+    groups = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
+
+    def make(group, state, hook=onebit.torch.allreduce_hook):
+        model = DistributedDataParallel(nn.Linear(300, 30), process_group=group)
+        model.register_comm_hook(state, hook)
+        return model
+
+    def wrapper(state, bucket):
+        return onebit.torch.allreduce_hook(state[0], bucket)
+
+    def gradient(model):
+        model.zero_grad()
+        (model(torch.ones(1, 300)) * (rank + 1.0)).sum().backward()
+        return model.module.weight.grad.mean()
+
+    mean, state = 2 * (rank // 2) + 1.5, onebit.torch.HookState(bits=8)
+    for model in (
+        make(groups[rank // 2], state),
+        make(groups[rank // 2], [onebit.torch.HookState(bits=8)], wrapper),
+    ):
+        for _ in range(3):
+            assert abs(gradient(model) - mean) < 0.01, gradient(model)
+    assert (state.comm.size, state.compressed, state.dense) == (2, 2, 1)
+    expect_error("another process group", lambda: gradient(make(None, state)))
+
+
+# --- Ranks that fork, end or are interrupted ------------------------------------------------------
+
+
+def make_both_models(rank):
+    """Returns a model with the hook, and a model with an optimizer that exchanges, after two steps."""
+    hooked, carried = (DistributedDataParallel(make_network()) for _ in range(2))
+    hooked.register_comm_hook(onebit.torch.HookState(), onebit.torch.allreduce_hook)
+    optimizer = onebit.torch.compress(carried, torch.optim.AdamW(carried.parameters()))
+    for step in range(2):
+        run_backward(hooked, rank, step)
+        run_backward(carried, rank, step)
+        optimizer.step()
+    return hooked, carried, optimizer
+
+
+def check_forked_models(rank, size):
+    """A forked process can use neither the hook nor the optimizer; it drops both and ends without harm."""
+    hooked, carried, optimizer = make_both_models(rank)
+    child = os.fork()
+    if child == 0:
+        expect_error("was forked from it", lambda: run_backward(hooked, rank, 2))
+        del hooked, carried, optimizer
+        gc.collect()
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.barrier()
+    run_backward(hooked, rank, 2)
+    run_backward(carried, rank, 2)
+    optimizer.step()
+
+
+def check_interrupt(rank, size):
+    """Ctrl-C ends a backward pass that waits for another rank."""
+    hooked, _, _ = make_both_models(rank)
+    if rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
+        expect_error("", lambda: run_backward(hooked, rank, 2), KeyboardInterrupt)
+        dist.barrier()
+    else:
+        dist.barrier()
+        steps = (2, 3)  # what rank 0 had sent before arrives
+        expect_error("rank 0 called onebit_comm_abort", lambda: [run_backward(hooked, rank, one) for one in steps])
+
+
+def check_lost_rank(rank, size):
+    """When a rank ends in its forward pass, the other ranks are told which."""
+    hooked, carried, optimizer = make_both_models(rank)
+    dist.barrier()
+    if rank == size - 1:
+        os._exit(0)
+    expect_error(f"rank {size - 1}", lambda: run_backward(hooked, rank, 2))
+    run_backward(carried, rank, 2)
+    expect_error(f"rank {size - 1}", optimizer.step)
+    report_lost_rank(rank)
+
+
+def report_lost_rank(rank):
+    os.write(1, f"rank {rank} knows\n".encode())  # one write: ranks share the output
+    os._exit(0)
 
 
 def check_lost_rank_over_gloo(rank, size):
-    """The last rank ends without notice, and the other ranks are told. torch_life_ranks.py checks sockets."""
+    """The last rank ends without notice, and the other ranks are told."""
     comm = onebit.Communicator.torch(timeout=60, transport="gloo")
     plan = onebit.Plan(comm, 5000)
     mine = torch.ones(5000)
@@ -268,25 +398,8 @@ def check_lost_rank_over_gloo(rank, size):
         os._exit(0)
     expect_status(Status.ERROR_TRANSPORT, lambda: [plan.allreduce(mine, mine) for _ in range(3)], "rank")
     expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
-    os.write(1, f"rank {rank} knows\n".encode())
-    os._exit(0)
-
-
-SCENARIOS = (
-    check_collectives,
-    check_collectives_over_gloo,
-    check_groups,
-    check_other_backend,
-    check_fallback,
-    check_nccl_by_default,
-    check_hook,
-    check_widths,
-    check_resumed_state,
-    check_hook_errors,
-    check_training,
-    check_lost_rank_over_gloo,
-)
+    report_lost_rank(rank)
 
 
 if __name__ == "__main__":
-    run_scenarios(SCENARIOS)
+    run_scenarios({**vars(torch_connections), **globals()})

@@ -3,11 +3,19 @@
 import copy
 import io
 import os
-import shutil
-import tempfile
 import warnings
 
-from torch_common import broadcast_from_rank_0, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    broadcast_from_rank_0,
+    expect_error,
+    flatten_parameters,
+    is_equal_on_ranks,
+    load_checkpoint,
+    make_shared_directory,
+    record_warnings,
+    run_scenarios,
+    save_checkpoint,
+)
 
 import onebit
 import onebit.torch
@@ -173,10 +181,9 @@ def check_half_precision(rank, size):
     trainer.train(0, 8)
     saved = trainer.saved()
     trainer.train(8, 10)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with record_warnings() as said:
         other = Trainer(saved, dtype=torch.float16)
-    assert sum("was rounded to torch.float16" in str(one.message) for one in seen) == 1, seen
+    assert sum("was rounded to torch.float16" in one for one in said) == 1, said
     other.optimizer.load_state_dict(saved["optimizer"])
     other.train(8, 10)
     assert torch.equal(trainer.get_parameters(), other.get_parameters())
@@ -197,12 +204,11 @@ def check_other_rank_counts(rank, size):
         if rank < size - 1:
             trainer = Trainer(group=pair)
             trainer.train(0, stop)
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
+            with record_warnings() as said:
                 saved[0] = trainer.saved()
                 trainer.saved()
-            said = "those of the other ranks are, unless all ranks call consolidate_state_dict()"
-            assert [said in str(one.message) for one in seen] == [True], seen
+            words = "those of the other ranks are, unless all ranks call consolidate_state_dict()"
+            assert [words in one for one in said] == [True], said
             trainer.optimizer.consolidate_state_dict()
             saved[1] = trainer.saved()
             saved[2] = trainer.train(stop, 300)
@@ -259,20 +265,18 @@ def check_dense_states(rank, size):
 
 def check_distributed_states(rank, size):
     """With torch.distributed.checkpoint each rank saves its own state, and loads it in place."""
-    from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    if not hasattr(torch, "compile"):
+        return
+    directory = make_shared_directory()
     pair = dist.new_group(list(range(size - 1)))
     alone = dist.new_group([0])
     for kind in "EfficientAdam", "ZeroOneAdam", "Lion":
         for stop in 4, 8:
-            where = os.path.join(place, f"{kind}-{stop}")
+            where = os.path.join(directory, f"{kind}-{stop}")
             if rank < size - 1:
                 trainer = Trainer(kind=kind, group=pair)
                 trainer.train(0, stop)
-                model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
-                save({"model": model, "optimizer": optimizer}, checkpoint_id=where, process_group=pair)
+                save_checkpoint(trainer.model, trainer.optimizer, where, pair)
                 trainer.train(stop, 12)
             dist.barrier()
             for group, count in ((pair, size - 1), (alone, 1), (None, size)):
@@ -281,12 +285,7 @@ def check_distributed_states(rank, size):
                 if count == size and kind != "EfficientAdam":  # likewise 0/1 Adam's
                     continue
                 other = Trainer(kind=kind, group=group)
-                model, optimizer = get_state_dict(other.model, other.optimizer)
-                both = {"model": model, "optimizer": optimizer}
-                planner = DefaultLoadPlanner(allow_partial_load=count == size)
-                load(both, checkpoint_id=where, process_group=group, planner=planner)
-                set_state_dict(other.model, other.optimizer, model_state_dict=both["model"],
-                               optim_state_dict=both["optimizer"])
+                load_checkpoint(other.model, other.optimizer, where, group, partial=count == size)
                 assert other.optimizer.onebit.info()["steps"] == stop
                 other.train(stop, 12)
                 wanted = trainer.get_parameters() if count == size - 1 else other.get_parameters()
@@ -295,16 +294,8 @@ def check_distributed_states(rank, size):
                 other.close()
             if rank < size - 1:
                 trainer.close()
-    if rank == 0:
-        shutil.rmtree(place)
-
-
-SCENARIOS = (
-    check_resumed, check_other_averaging, check_half_precision, check_other_rank_counts,
-    check_dense_states, check_distributed_states,
-)  # fmt: skip
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    run_scenarios(SCENARIOS)
+    run_scenarios(globals())

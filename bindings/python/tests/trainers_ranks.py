@@ -4,12 +4,18 @@ starts torch_resume_ranks.py."""
 
 import os
 import pathlib
-import shutil
-import sys
 import tempfile
 import warnings
 
-from torch_common import broadcast_from_rank_0, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    draw_normal,
+    flatten_parameters,
+    is_equal_on_ranks,
+    make_layers,
+    make_shared_directory,
+    record_warnings,
+    run_scenarios,
+)
 
 import onebit.torch
 import torch
@@ -20,8 +26,11 @@ STEPS, STOPS = 24, (4, 12)
 OPTIONS = {"warmup_steps": 8}
 
 
-def set_launcher_environment(rank, size):
+def begin_rank(rank, size):
+    """Sets what a launcher sets."""
+    warnings.simplefilter("ignore")
     os.environ.update(
+        TOKENIZERS_PARALLELISM="false",
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="1", GROUP_RANK="0",
     )
@@ -29,28 +38,23 @@ def set_launcher_environment(rank, size):
 
 def make_batches(rank, size):
     """Returns batches for STEPS steps, always in the same order."""
-    random = torch.Generator().manual_seed(5)
-    points = torch.randn(STEPS * 16, 20, generator=random)[rank::size]
+    points = draw_normal(5, STEPS * 16, 20)[rank::size]
     return [(some, some[:, :1].sin()) for some in points.split(16 // size)]
 
 
 def make_network():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(20, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 1))
+    return make_layers(20, 60, 60, 1)
 
 
 def check_resumed(rank, train):
     """Checks that a training resumes to the bit. train(stop, from, to) trains to step `stop` from a place or
     None, saves to a place, and returns the parameters."""
-    place = broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    directory = make_shared_directory()
     wanted = train(STEPS, None, None)
     for stop in STOPS:
-        where = os.path.join(place, str(stop))
+        where = os.path.join(directory, str(stop))
         assert not torch.equal(train(stop, None, where), wanted)
         assert torch.equal(train(STEPS, where, None), wanted), stop
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(place)
 
 
 def check_documented_program(page, word, names):
@@ -60,16 +64,14 @@ def check_documented_program(page, word, names):
     (program,) = (one for one in blocks if word in one)
     plain = [one for one in program.splitlines(True) if "# onebit" not in one]
     assert len(plain) < len(program.splitlines())
-    points, losses = torch.randn(512, 20, generator=torch.Generator().manual_seed(9)), []
-    place, before = broadcast_from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None), os.getcwd()
-    os.chdir(place)
+    points, losses, before = draw_normal(9, 512, 20), [], os.getcwd()
+    os.chdir(make_shared_directory())
     for one in "", program, "".join(plain):
         named, module = names()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with record_warnings() as said:
             exec(compile(one, page, "exec"), named)  # noqa: S102
         # The program clips by the norm of the mean gradient, so torch gives no warning of writes.
-        assert not [one for one in caught if "written to" in str(one.message)]
+        assert not [one for one in said if "written to" in one]
         assert is_equal_on_ranks(flatten_parameters(module))
         with torch.no_grad():
             losses.append(nn.functional.mse_loss(module(points), points[:, :1].sin()).item())
@@ -77,24 +79,21 @@ def check_documented_program(page, word, names):
     assert dense < 0.7 * untrained and compressed != dense, (page, losses)
     assert abs(compressed - dense) < 0.05 * (untrained - dense), (page, losses)
     os.chdir(before)
-    dist.barrier()
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def make_program_objects(**names):
     """Makes a program's objects before the trainer prepares them."""
     module = make_network()
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-    points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))
+    points = draw_normal(5, 1600, 20)
     data = torch.utils.data.TensorDataset(points, points[:, :1].sin())
     return {"torch": torch, "model": module, "optimizer": optimizer,
             "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100),
             "loader": torch.utils.data.DataLoader(data, batch_size=8), **names}, module  # fmt: skip
 
 
-def lightning(rank, size):
+def define_lightning_module():
     import lightning
-    from lightning.pytorch.strategies import DDPStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -102,18 +101,37 @@ def lightning(rank, size):
             self.network = make_network()
 
         def training_step(self, batch, number):
-            points, wanted = batch
-            return nn.functional.mse_loss(self.network(points), wanted)
+            return nn.functional.mse_loss(self.network(batch[0]), batch[1])
 
-        def train_dataloader(self):  # one step an epoch: resuming in the middle skips no data
-            epoch = self.trainer.current_epoch
-            return torch.utils.data.DataLoader(make_batches(rank, size)[epoch : epoch + 1], batch_size=None)
+        validation_step = training_step
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
             return {"optimizer": optimizer,
                     "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    return Module
+
+
+def make_lightning_trainer(size, **options):
+    import lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    return lightning.Trainer(
+        accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, **options,
+    )  # fmt: skip
+
+
+def lightning(rank, size):
+    import lightning
+
+    class Module(define_lightning_module()):
+        def train_dataloader(self):  # one step an epoch: resuming in the middle skips no data
+            epoch = self.trainer.current_epoch
+            return torch.utils.data.DataLoader(make_batches(rank, size)[epoch : epoch + 1], batch_size=None)
 
     class Save(lightning.Callback):
         def on_train_end(self, trainer, module):
@@ -123,12 +141,8 @@ def lightning(rank, size):
     def train(stop, begin, place):
         save, callback = Save(), onebit.torch.LightningCallback(**OPTIONS)
         save.place = place
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"),
-            max_steps=stop, callbacks=[save, callback], logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-            reload_dataloaders_every_n_epochs=1,
-        )
+        trainer = make_lightning_trainer(
+            size, max_steps=stop, callbacks=[save, callback], reload_dataloaders_every_n_epochs=1)
         module = Module()
         trainer.fit(module, ckpt_path=begin)
         assert callback.optimizer[0].report().steps == stop
@@ -166,20 +180,6 @@ class LocalSteps:
 def lightning_local(rank, size):
     """A validation has the same model on all ranks, and so has the end."""
     import lightning
-    from lightning.pytorch.strategies import DDPStrategy
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.network = make_network()
-
-        def training_step(self, batch, number):
-            return nn.functional.mse_loss(self.network(batch[0]), batch[1])
-
-        validation_step = training_step
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
     class Local(LocalSteps, lightning.Callback):
         def on_train_batch_end(self, trainer, module, *_):
@@ -188,15 +188,21 @@ def lightning_local(rank, size):
         def on_validation_end(self, trainer, module):
             self.validate(module)
 
-    callback, module = onebit.torch.LightningCallback(method="auto"), Module()
+    callback, module = onebit.torch.LightningCallback(method="auto"), define_lightning_module()()
     local, loader = Local(callback), torch.utils.data.DataLoader(make_batches(rank, size), batch_size=None)
-    lightning.Trainer(
-        accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"), max_steps=5,
-        val_check_interval=3, num_sanity_val_steps=0, callbacks=[local, callback], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False,
+    make_lightning_trainer(
+        size, max_steps=5, val_check_interval=3, num_sanity_val_steps=0, callbacks=[local, callback],
     ).fit(module, loader, loader)
     assert len(local.validated) == 1 and is_equal_on_ranks(flatten_parameters(module))
+
+
+def make_arguments(directory, **options):
+    import transformers
+
+    return transformers.TrainingArguments(
+        directory, learning_rate=3e-3, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
+        ddp_find_unused_parameters=False, **options,
+    )  # fmt: skip
 
 
 class Model(nn.Module):
@@ -223,28 +229,23 @@ def transformers_local(rank, size):
             self.validate(model)
 
     callback = onebit.torch.TrainerCallback(method="auto")
-    local, place = Local(callback), broadcast_from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    local = Local(callback)
     examples = [{"points": one, "labels": wanted} for of in make_batches(0, 1) for one, wanted in zip(*of)]
-    arguments = transformers.TrainingArguments(
-        place, max_steps=5, per_device_train_batch_size=4, learning_rate=3e-3, eval_strategy="steps",
+    arguments = make_arguments(
+        make_shared_directory(), max_steps=5, per_device_train_batch_size=4, eval_strategy="steps",
         eval_steps=3, save_strategy="best", metric_for_best_model="loss", load_best_model_at_end=True,
         greater_is_better=True,  # that is the first
-        report_to=[], use_cpu=True, disable_tqdm=True, ddp_find_unused_parameters=False,
     )
     trainer = transformers.Trainer(Model(), arguments, train_dataset=examples, eval_dataset=examples[:64],
                                    callbacks=[local, callback])  # fmt: skip
     trainer.train()
     assert len(local.validated) == 2 and torch.equal(flatten_parameters(trainer.model), local.validated[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(place)
 
 
 def transformers(rank, size):
     import transformers
 
-    random = torch.Generator().manual_seed(5)
-    points = torch.randn(STEPS * 16, 20, generator=random)
+    points = draw_normal(5, STEPS * 16, 20)
     examples = [{"points": one, "labels": one[:1].sin()} for one in points]
 
     def train(stop, begin, place):
@@ -255,29 +256,23 @@ def transformers(rank, size):
                     control.should_save, control.should_evaluate = stop == STOPS[0], stop != STOPS[0]
 
         callback = onebit.torch.TrainerCallback(**OPTIONS)
-        with tempfile.TemporaryDirectory() as unused:
-            args = transformers.TrainingArguments(
-                place or unused, max_steps=STEPS, per_device_train_batch_size=16 // size,
-                learning_rate=3e-3, save_strategy="best", metric_for_best_model="loss", report_to=[],
-                use_cpu=True, seed=1, logging_strategy="no", disable_tqdm=True,
-                ddp_find_unused_parameters=False,
-            )
-            trainer = transformers.Trainer(
-                Model(), args, train_dataset=examples, eval_dataset=examples[:16],
-                callbacks=[Stop(), callback])  # fmt: skip
-            if begin:
-                begin = os.path.join(begin, os.listdir(begin)[0])
-            trainer.train(resume_from_checkpoint=begin)
+        args = make_arguments(
+            place or tempfile.mkdtemp(), max_steps=STEPS, per_device_train_batch_size=16 // size,
+            save_strategy="best", metric_for_best_model="loss", logging_strategy="no")
+        trainer = transformers.Trainer(
+            Model(), args, train_dataset=examples, eval_dataset=examples[:16],
+            callbacks=[Stop(), callback])  # fmt: skip
+        if begin:
+            begin = os.path.join(begin, os.listdir(begin)[0])
+        trainer.train(resume_from_checkpoint=begin)
         assert callback.optimizer.report().steps == stop
         return flatten_parameters(trainer.model)
 
     def names():
         model = Model()
-        arguments = transformers.TrainingArguments(
-            "unused", max_steps=STEPS, per_device_train_batch_size=4, learning_rate=3e-3,
-            gradient_accumulation_steps=2, save_strategy="no", report_to=[], use_cpu=True, seed=1,
-            disable_tqdm=True, ddp_find_unused_parameters=False,
-        )
+        arguments = make_arguments(
+            "unused", max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+            save_strategy="no")
         return {"transformers": transformers, "model": model, "arguments": arguments,
                 "examples": examples}, model.network  # fmt: skip
 
@@ -319,15 +314,4 @@ def accelerate(rank, size):
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-    def launched(name):
-        def scenario(rank, size):
-            set_launcher_environment(rank, size)
-            warnings.simplefilter("ignore")
-            globals()[name](rank, size)
-
-        scenario.__name__ = name
-        return scenario
-
-    run_scenarios([launched(name) for name in sys.argv[1].split(",")])
+    run_scenarios(globals(), begin_rank)

@@ -1,57 +1,43 @@
 """Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_torch.py
-runs. `python trainings_ranks.py CASE,CASE RANKS`; without cases all, with a table."""
+runs. `python trainings_ranks.py CASE,CASE RANKS`; `all` is all of them, with a table."""
 
 import contextlib
-import os
-import sys
-import tempfile
+import functools
 import warnings
 
-from torch_common import expect_error, flatten_parameters, is_equal_on_ranks
+from torch_common import draw_normal, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from onebit import Status
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-STEPS, CASES, CHECKS = 60, {}, {}
+STEPS, CASES = 60, {}
 # The largest relative difference between compressed and plain losses at the end.
 TOLERANCE = 0.02
 
 
-def add_case(function):
-    CASES[function.__name__] = function
-    return function
-
-
-def make_points(rank, step, count=16, width=20):
-    random = torch.Generator().manual_seed(1000 * rank + step)
-    points = torch.randn(count, width, generator=random)
-    return points, points[:, :1].sin() + points[:, 1:2] * points[:, 2:3]
-
-
 def compute_loss(model, rank, step, count=16):
-    points, wanted = make_points(rank, step, count)
+    points = draw_normal(1000 * rank + step, count, 20)
+    wanted = points[:, :1].sin() + points[:, 1:2] * points[:, 2:3]
     return nn.functional.mse_loss(model(points).float(), wanted)
 
 
-def make_network(width=64):
+def make_network():
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(20, width), nn.LayerNorm(width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-        nn.Linear(width, 1))
+        nn.Linear(20, 64), nn.LayerNorm(64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
 
 def make_replica(module, **options):
     return DistributedDataParallel(module, bucket_cap_mb=0.01, **options)
 
 
-def train_model(model, optimizers, rank, loss=compute_loss, steps=STEPS, after=lambda step: None):
+def run_steps(model, optimizers, rank, loss=compute_loss, steps=STEPS, after=lambda step: None):
     for step in range(steps):
         after(step)
         for one in optimizers:
@@ -69,7 +55,13 @@ def compute_held_out_loss(model, loss=compute_loss):
         return loss(module, 99, 99, 512).item()
 
 
-# --- The cases: take(model, optimizer) is compress, or gives the optimizer back -------------------
+def finish_training(model, optimizers, rank, **options):
+    """Makes all steps; returns the loss on held-out data."""
+    run_steps(model, optimizers, rank, **options)
+    return compute_held_out_loss(model)
+
+
+# --- The cases, train_CASE: take(model, optimizer) is compress, or gives the optimizer back --------
 
 
 class Language(nn.Module):
@@ -100,8 +92,7 @@ def language_loss(model, rank, step, count=8):
     return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-@add_case
-def gpt(rank, take):
+def train_gpt(rank, take):
     """Tied weights, groups, a schedule, accumulation with no_sync, and the norm clipped."""
     model = make_replica(Language())
     matrices = [one for one in model.parameters() if one.dim() > 1]
@@ -125,27 +116,24 @@ def gpt(rank, take):
     return compute_held_out_loss(model, language_loss)
 
 
-@add_case
-def phases(rank, take):
+def train_phases(rank, take):
     """A head first, then all with another optimizer, and torch's own, of one wrapped model."""
     model = make_replica(make_network(), find_unused_parameters=True)
     optimizer = take(model, torch.optim.RMSprop(model.module[5].parameters(), lr=1e-3))
     for make in (torch.optim.AdamW, torch.optim.SGD, None):
-        train_model(model, [optimizer], rank, steps=20)
+        run_steps(model, [optimizer], rank, steps=20)
         if take is not keep_optimizer:
             optimizer.close()
         optimizer = (make or torch.optim.AdamW)(model.parameters(), lr=3e-3)
         optimizer = optimizer if make is None else take(model, optimizer)
-    train_model(model, [optimizer], rank, steps=20)
+    run_steps(model, [optimizer], rank, steps=20)
     return compute_held_out_loss(model)
 
 
 def of_optimizer(make, ddp=None, **options):
     def body(rank, take):
         model = make_replica(make_network(), **(ddp or {}))
-        optimizer = take(model, make(model.parameters(), **options))
-        train_model(model, [optimizer], rank)
-        return compute_held_out_loss(model)
+        return finish_training(model, [take(model, make(model.parameters(), **options))], rank)
 
     return body
 
@@ -179,29 +167,23 @@ class Recommender(nn.Module):
         return self.top(torch.cat([points, self.table(rows)], 1))
 
 
-@add_case
-def sparse(rank, take):
+def train_sparse(rank, take):
     """The program's own optimizer knows sparse gradients."""
     model = make_replica(Recommender())
-    optimizer = take(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    train_model(model, [optimizer], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [take(model, torch.optim.SGD(model.parameters(), lr=0.05))], rank)
 
 
-@add_case
-def sparse_and_adam(rank, take):
+def train_sparse_and_adam(rank, take):
     model = make_replica(Recommender())
     optimizers = [
         torch.optim.SparseAdam([model.module.table.weight], lr=1e-2),
         torch.optim.AdamW(model.module.top.parameters(), lr=3e-3),
     ]
     optimizers = take(model, optimizers)
-    train_model(model, optimizers, rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, optimizers, rank)
 
 
-@add_case
-def muon(rank, take):
+def train_muon(rank, take):
     """Matrices by Muon, the rest by AdamW."""
     kind = getattr(torch.optim, "Muon", torch.optim.RMSprop)  # torch 2.9 has it
     model = make_replica(make_network())
@@ -211,8 +193,7 @@ def muon(rank, take):
     options = {"lr": 1e-3} if kind is torch.optim.RMSprop else {"lr": 5e-3}
     optimizers = take(
         model, [kind(matrices, **options), torch.optim.AdamW(others, lr=3e-3)])
-    train_model(model, optimizers, rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, optimizers, rank)
 
 
 class Mixed(nn.Module):
@@ -232,28 +213,23 @@ class Mixed(nn.Module):
         return points
 
 
-@add_case
-def types(rank, take):
+def train_types(rank, take):
     """Weights in bfloat16, norms in float32."""
     model = make_replica(Mixed())
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
-    train_model(model, [optimizer], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [optimizer], rank)
 
 
-@add_case
-def thawed(rank, take):
+def train_thawed(rank, take):
     """A layer that is frozen when the optimizer is made, and trained later."""
     model = make_replica(make_network(), find_unused_parameters=True)
     layer = model.module[3]
     layer.requires_grad_(False)
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0))
-    train_model(model, [optimizer], rank, after=lambda step: layer.requires_grad_(step >= 20))
-    return compute_held_out_loss(model)
+    return finish_training(model, [optimizer], rank, after=lambda step: layer.requires_grad_(step >= 20))
 
 
-@add_case
-def added(rank, take):
+def train_added(rank, take):
     """The group of a layer that is thawed is added then."""
     model = make_replica(make_network(), find_unused_parameters=True)
     layer = model.module[3]
@@ -266,21 +242,17 @@ def added(rank, take):
             layer.requires_grad_(True)
             optimizer.add_param_group({"params": list(layer.parameters()), "lr": 1e-3})
 
-    train_model(model, [optimizer], rank, after=after)
-    return compute_held_out_loss(model)
+    return finish_training(model, [optimizer], rank, after=after)
 
 
-@add_case
-def of_no_optimizer(rank, take):
+def train_of_no_optimizer(rank, take):
     """A body that has gradients, and a head that alone is trained."""
     model = make_replica(make_network())
     optimizer = take(model, torch.optim.AdamW(model.module[3:].parameters(), lr=3e-3))
-    train_model(model, [optimizer], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [optimizer], rank)
 
 
-@add_case
-def lora(rank, take):
+def train_lora(rank, take):
     class Adapted(nn.Module):
         def __init__(self, linear):
             super().__init__()
@@ -297,13 +269,10 @@ def lora(rank, take):
     module[1].requires_grad_(False)
     model = make_replica(module)
     trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = take(model, torch.optim.AdamW(trained, lr=1e-2))
-    train_model(model, [optimizer], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [take(model, torch.optim.AdamW(trained, lr=1e-2))], rank)
 
 
-@add_case
-def gan(rank, take):
+def train_gan(rank, take):
     """Two models, whose losses go through both."""
     torch.manual_seed(5)
     maker = make_replica(nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)))
@@ -324,11 +293,11 @@ def gan(rank, take):
         judge(critic.module(maker(noise)), torch.ones(32, 1)).backward()
         of_maker.step()
     with torch.no_grad():
-        noise = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
+        noise = draw_normal(1, 512, 4)
         return 1 + compute_held_out_loss(critic, lambda model, *_: (maker.module(noise) - 1).square().mean())
 
 
-def join(rank, take, clip=False, **options):
+def train_join(rank, take, clip=False, **options):
     """The last rank has fewer batches, and a schedule that stops with them."""
     model = make_replica(Mixed() if clip else make_network())
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3), **options)
@@ -346,33 +315,28 @@ def join(rank, take, clip=False, **options):
     return compute_held_out_loss(model)
 
 
-CASES["join"] = join
-CASES["join_and_clip"] = lambda rank, take: join(rank, take, True)
-CASES["join_in_8_bits"] = lambda rank, take: join(
+CASES["join_and_clip"] = lambda rank, take: train_join(rank, take, True)
+CASES["join_in_8_bits"] = lambda rank, take: train_join(
     rank, take, **({} if take is keep_optimizer else {"kind": onebit.torch.HookState}))
 
 
-@add_case
-def zero(rank, take):
+def train_zero(rank, take):
     """Stage 1: torch's ZeroRedundancyOptimizer."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = make_replica(make_network())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
-    train_model(model, [take(model, optimizer)], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [take(model, optimizer)], rank)
 
 
-@add_case
-def shards(rank, take):
+def train_shards(rank, take):
     def sharded(model, optimizer):
         return take(model, optimizer, onebit.torch.Adam, shards=1, freeze_step=20)
 
     model = make_replica(make_network())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     optimizer = optimizer if take is keep_optimizer else sharded(model, optimizer)
-    train_model(model, [optimizer], rank)
-    return compute_held_out_loss(model)
+    return finish_training(model, [optimizer], rank)
 
 
 @contextlib.contextmanager
@@ -384,8 +348,7 @@ def defaults():
     torch.set_default_dtype(torch.float32)
 
 
-@add_case
-def in_a_module(rank, take):
+def train_in_a_module(rank, take):
     """Trains a model inside a module of the program's, with other defaults of torch's."""
     class Program(nn.Module):
         def __init__(self):
@@ -413,12 +376,10 @@ def in_a_module(rank, take):
     return compute_held_out_loss(model.network)
 
 
+CASES.update((name[6:], one) for name, one in list(globals().items()) if name.startswith("train_"))
+
+
 # --- Further conditions --------------------------------------------------------------------------
-
-
-def add_check(function):
-    CHECKS[function.__name__] = function
-    return function
 
 
 def make_mixed_model():
@@ -426,8 +387,7 @@ def make_mixed_model():
     return model, onebit.torch.compress(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
 
 
-@add_check
-def skipped(rank):
+def check_skipped_steps(rank, size):
     """A gradient of the remainder that is not finite on one rank: no rank's step changes anything."""
     model, optimizer = make_mixed_model()
     norm, spoil = model.module.body[1].bias, [1.0]
@@ -435,15 +395,14 @@ def skipped(rank):
     for step in range(8):
         spoil[0] = float("nan") if rank == 1 and step == 5 else 1.0
         before = flatten_parameters(model)
-        train_model(model, [optimizer], rank, lambda *_: compute_loss(model, rank, step), 1)
+        run_steps(model, [optimizer], rank, lambda *_: compute_loss(model, rank, step), 1)
         wanted = Status.SKIPPED if step == 5 else Status.OK
         assert optimizer.status is wanted and torch.equal(before, flatten_parameters(model)) == (step == 5)
         assert is_equal_on_ranks(flatten_parameters(model))
     assert optimizer.onebit.info()["steps"] == 7
 
 
-@add_check
-def written(rank):
+def check_written_parameters(rank, size):
     """Parameters of 16 bits go on from what the program writes to them; what it does not write to goes
     on from its master values."""
     if not hasattr(torch, "compile"):
@@ -465,8 +424,7 @@ def written(rank):
         assert (bias.float() - 0.994).abs().max() < 0.003, bias  # a step is less than rounding
 
 
-@add_check
-def hooked(rank):
+def check_registered_hooks(rank, size):
     """Hooks of a step that the program has registered before are called once, and at their time."""
     if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
         return  # from torch 2.0 on
@@ -481,15 +439,14 @@ def hooked(rank):
     inner.register_step_pre_hook(before)
     inner.register_step_post_hook(lambda *_: calls.append("after"))
     optimizer, wanted = onebit.torch.compress(model, inner), flatten_parameters(model)
-    train_model(model, [optimizer], rank, steps=5)
+    run_steps(model, [optimizer], rank, steps=5)
     assert calls == ["before", "after"] * 5 and torch.equal(flatten_parameters(model), wanted), calls
 
 
-@add_check
-def reports(rank):
+def check_reports(rank, size):
     """Reports count the bytes sent beside those of a ring's allreduce: in one bit, and in 8 bits."""
     model, optimizer = make_mixed_model()
-    train_model(model, [optimizer], rank, steps=100)
+    run_steps(model, [optimizer], rank, steps=100)
     report = optimizer.report()
     assert (report.steps, report.skipped) == (100, 0) and report.overlapped > 90, report
     assert set(report.averaged) == {"body.1.weight", "body.1.bias"}, report
@@ -500,15 +457,14 @@ def reports(rank):
     assert optimizer.report() == report and "x less traffic" in str(report), str(report)
     model = make_replica(make_network())
     optimizer = onebit.torch.compress(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
-    train_model(model, [optimizer], rank)
+    run_steps(model, [optimizer], rank)
     optimizer.close()
     report = optimizer.report()
     assert 3 < report.dense_bytes / report.bytes_sent < 4 and report.steps == STEPS, str(report)
     assert len(report.averaged) == len(list(model.parameters()))
 
 
-@add_check
-def norms(rank):
+def check_norms(rank, size):
     """clip_grad_norm_ has the norm of the mean, and scales alike on all ranks; torch's own is told."""
     model, optimizer = make_mixed_model()
     for step in range(3):
@@ -579,30 +535,21 @@ def run_case(rank, name):
     return wanted, found, min(one.dense_bytes / one.bytes_sent for one in reports), said
 
 
-def run_rank(rank, names, size, path):
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        if name in CHECKS:
-            CHECKS[name](rank)
-            continue
-        wanted, found, less, said = run_case(rank, name)
-        if rank == 0:
-            text = f"{name:16} {wanted:.4f} {found:.4f} {less:.1f}x less traffic"
-            print(text, *said, sep="\n    ", flush=True)
-        clips = name in ("join_and_clip", "in_a_module")  # 16 KiB a step
-        assert less > (0.4 if clips else 1.5), (name, less)
-        # With eight seeds momentum SGD ended 0.7 to 4.6 % below the plain loss; the result depends on
-        # the vector instructions that torch uses on a processor.
-        assert -5 * TOLERANCE * wanted <= found - wanted <= TOLERANCE * wanted, (name, wanted, found)
+def compare_losses(name, rank, size):
+    wanted, found, less, said = run_case(rank, name)
     if rank == 0:
-        print("all well", flush=True)
+        text = f"{name:16} {wanted:.4f} {found:.4f} {less:.1f}x less traffic"
+        print(text, *said, sep="\n    ", flush=True)
+    clips = name in ("join_and_clip", "in_a_module")  # 16 KiB a step
+    assert less > (0.4 if clips else 1.5), (name, less)
+    # With eight seeds momentum SGD ended 0.7 to 4.6 % below the plain loss; the result depends on
+    # the vector instructions that torch uses on a processor.
+    assert -5 * TOLERANCE * wanted <= found - wanted <= TOLERANCE * wanted, (name, wanted, found)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        names = [*CASES, *CHECKS] if sys.argv[1:2] in ([], ["all"]) else sys.argv[1].split(",")
-        size = int(sys.argv[2]) if sys.argv[2:] else 2
-        arguments = (names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(run_rank, arguments, nprocs=size, start_method="fork")
+    scenarios = {name: functools.partial(compare_losses, name) for name in CASES}
+    scenarios.update(one for one in list(globals().items()) if one[0].startswith("check_"))
+    everything = list(scenarios.values())
+    scenarios["all"] = lambda rank, size: [one(rank, size) for one in everything]
+    run_scenarios(scenarios)
