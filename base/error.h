@@ -37,7 +37,7 @@ struct ob_outcome {
 onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status);
 
 /* Returns the status so far; its error message becomes the latest one. */
-static inline onebit_status_t ob_outcome_tell(const struct ob_outcome *outcome) {
+static inline onebit_status_t ob_outcome_status(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
 }
 

@@ -112,7 +112,7 @@ static const char *config_origin(const struct ob_json_value *value) {
 }
 
 /* Fails with the message "FILE:LINE: KEY is VALUE, " followed by the reason. */
-static onebit_status_t config_wrong(const struct ob_json_value *value, const char *why) {
+static onebit_status_t make_config_error(const struct ob_json_value *value, const char *why) {
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %.80s, %s", config_origin(value),
                   value->text ? value->text : ob_json_kind_name(value->kind), why);
 }
@@ -147,7 +147,7 @@ static onebit_status_t config_check_key(const struct ob_json_value *value) {
     if (is_name_of_knob(value->key, knob))
       return value->kind < OB_JSON_ARRAY
                  ? ONEBIT_OK
-                 : config_wrong(value, "not a text, a number, true or false");
+                 : make_config_error(value, "not a text, a number, true or false");
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "%s: unknown key; it is no variable of the environment in lower case without "
                   "ONEBIT_, as \"threads\" is",

@@ -24,7 +24,7 @@ static void flight_init(const struct onebit_plan *plan, const struct ob_call *ca
   flight->step = 0;
   flight->stop = call->hold ? plan->decided : plan->step_count;
   flight->failed_rank = flight->not_finite_rank = -1;
-  flight->apply_early_ok = flight->large_heard = false;
+  flight->apply_early_ok = flight->large_elsewhere = false;
   flight->worker_scale = flight->server_scale = 0;
   flight->outcome.status = ONEBIT_OK;
   flight->watch = (struct ob_watch){0};
@@ -65,7 +65,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
 /* Backs off while a request waits; if there are several, any may be the next to advance. */
 static void back_off(onebit_plan_t plan, unsigned idle) {
   const struct ob_transport *transport = plan->comm->transport;
-  if (transport->await && ob_engine_only(plan->comm->engine, plan->comm))
+  if (transport->await && ob_engine_waits_only_for(plan->comm->engine, plan->comm))
     transport->await(plan->comm, 1e-3);
   else
     ob_backoff(idle);
@@ -141,7 +141,7 @@ static onebit_status_t call_leave(onebit_plan_t plan) {
     log_call(plan);
   if (!is_awaiting_apply(plan))
     end_call(plan);
-  return ob_outcome_tell(&plan->flight->outcome);
+  return ob_outcome_status(&plan->flight->outcome);
 }
 
 /* Ends the call as after a failed transport: the plan can make no further call. */
@@ -172,12 +172,12 @@ onebit_status_t ob_plan_put(onebit_plan_t plan) {
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
   ob_steps_are_settled(plan, true);
-  onebit_status_t status = ob_outcome_tell(&plan->state->outcome);
+  onebit_status_t status = ob_outcome_status(&plan->state->outcome);
   plan->state->outcome.status = ONEBIT_OK;
   return status;
 }
 
-void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
+void ob_plan_run_pass(onebit_plan_t plan, const struct ob_pass_sink *sink) {
   const struct ob_executor *executor = plan->executor;
   const struct ob_pass_sink *own = plan->flight->call.sink;
   int before = executor->enter ? executor->enter(plan) : 0;
@@ -198,7 +198,7 @@ onebit_status_t ob_plan_apply(onebit_plan_t plan) {
     if (plan->flight->call.outputs && !plan->flight->call.on_stream)
       ob_steps_are_settled(plan, true);
   }
-  return ob_outcome_tell(&plan->flight->outcome);
+  return ob_outcome_status(&plan->flight->outcome);
 }
 
 /* Elements in the send and the receive buffer. */

@@ -132,13 +132,13 @@ void ob_comm_release(onebit_comm_t comm) {
   ob_handle_release(comm);
 }
 
-onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
+onebit_comm_t ob_comm_add_user(onebit_comm_t comm) {
   comm->users++;
   return comm;
 }
 
 /* A forked child frees nothing, because the connections belong to the parent. */
-void ob_comm_drop(onebit_comm_t comm) {
+void ob_comm_remove_user(onebit_comm_t comm) {
   if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
   close_comm(comm);
@@ -156,7 +156,7 @@ void onebit_comm_destroy(onebit_comm_t comm) {
   if (!comm || !is_comm(comm))
     return;
   ob_handle_retire(comm);
-  ob_comm_drop(comm);
+  ob_comm_remove_user(comm);
 }
 
 int ob_comm_tag(onebit_comm_t comm) {

@@ -76,8 +76,8 @@ onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream);
 
 /* Count a user of the communicator, and one less. A plan or an optimizer is a user, so the
  * communicator lives on after the caller has destroyed the handle. */
-onebit_comm_t ob_comm_keep(onebit_comm_t comm);
-void ob_comm_drop(onebit_comm_t comm);
+onebit_comm_t ob_comm_add_user(onebit_comm_t comm);
+void ob_comm_remove_user(onebit_comm_t comm);
 
 /* Frees the memory that ob_comm_create allocated, but not the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
@@ -95,7 +95,7 @@ onebit_status_t ob_comm_health(onebit_comm_t comm);
 void ob_comm_give_up(onebit_comm_t comm, const char *text);
 
 /* Called when the transport has received the text with which another rank ends the communicator. */
-void ob_comm_hear_end(onebit_comm_t comm, const char *text);
+void ob_comm_receive_end(onebit_comm_t comm, const char *text);
 
 /* Returns the name of the rank's host, or "" if it is not known. */
 static inline const char *ob_comm_host_name(onebit_comm_t comm, int rank) {

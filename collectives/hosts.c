@@ -237,7 +237,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
   return status;
 }
 
-void ob_shared_hide(struct ob_shared *shared) {
+void ob_shared_unlink(struct ob_shared *shared) {
   if (!shared->name)
     return;
   shm_unlink(shared_path_of(shared->name).text);
@@ -246,7 +246,7 @@ void ob_shared_hide(struct ob_shared *shared) {
 }
 
 void ob_shared_destroy(struct ob_shared *shared) {
-  ob_shared_hide(shared);
+  ob_shared_unlink(shared);
   for (int k = 0; shared->base && k < shared->blocks; k++)
     if (shared->base[k])
       munmap(shared->base[k], shared->bytes);

@@ -50,7 +50,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
 
 /* Removes the name once all ranks have attached the memory, so that the system frees the memory
  * even if the process is killed. */
-void ob_shared_hide(struct ob_shared *shared);
+void ob_shared_unlink(struct ob_shared *shared);
 
 void ob_shared_destroy(struct ob_shared *shared);
 

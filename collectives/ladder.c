@@ -31,7 +31,7 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 
 void ob_ladder_begin(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
-  ladder->heard = (unsigned)ladder->state.wish;
+  ladder->flags = (unsigned)ladder->state.wish;
   ladder->max_rms = ladder->rms;
   plan->state->worker.phase = plan->state->server.phase =
       (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
@@ -104,8 +104,8 @@ static void decide_ladder_width(const struct onebit_plan *plan) {
   ladder->measured_width = width;
   if (ladder->fixed || (ladder->state.settling && ladder->state.settling--))
     return;
-  ladder->state.calm = ladder->heard ? 0 : ladder->state.calm + 1;
-  if (ladder->heard & OB_FLAG_CLIMB && width < ladder->max) {
+  ladder->state.calm = ladder->flags ? 0 : ladder->state.calm + 1;
+  if (ladder->flags & OB_FLAG_CLIMB && width < ladder->max) {
     if (ladder->state.descended && ladder->state.patience < MAX_PATIENCE)
       ladder->state.patience *= 2;
     change_ladder_width(plan, 2 * width);
@@ -138,7 +138,7 @@ unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width) {
   return known;
 }
 
-struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan) {
+struct ob_ladder_state ob_ladder_get_state(const struct onebit_plan *plan) {
   struct ob_ladder_state state = plan->state->ladder.state;
   state.width = plan->geometry.width;
   state.last_width = plan->state->last_width;

@@ -54,7 +54,7 @@ struct ob_ladder {
   size_t max_stride; /* bytes of the longest message of all widths */
   /* The flags received from all ranks so far in the call after a window; the root mean square of
    * this rank's residual, and the largest one received. */
-  unsigned heard;
+  unsigned flags;
   float rms, max_rms;
   float agreed_rms;        /* max_rms of the latest window whose flags all ranks have */
   unsigned measured_width; /* bits an element of that window's messages */
@@ -66,11 +66,11 @@ static inline bool ob_ladder_is_used(const struct ob_ladder *ladder) {
   return ladder->max > ladder->min;
 }
 
-/* Takes over the flags and the residual of another rank's message. */
-static inline void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
+/* Adds the flags of another rank's message, and takes its residual if it is the largest so far. */
+static inline void ob_ladder_add_flags(struct ob_ladder *ladder, unsigned flags, float rms) {
   if (!ob_ladder_is_used(ladder))
     return;
-  ladder->heard |= flags & OB_LADDER_FLAGS;
+  ladder->flags |= flags & OB_LADDER_FLAGS;
   ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;
 }
 
@@ -103,7 +103,7 @@ void ob_ladder_apply_width(struct onebit_plan *plan);
 /* Return the state of the ladder for a checkpoint, and restore it in a plan without a call in
  * flight; widths outside of the plan's range become the nearest one in it. A width that a budget
  * has fixed stays fixed. */
-struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan);
+struct ob_ladder_state ob_ladder_get_state(const struct onebit_plan *plan);
 void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state);
 
 /* Returns the smallest width of the plan that is not below a checkpoint's width, or its largest. */

@@ -29,7 +29,7 @@ const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan) {
   return &plan->geometry.layout;
 }
 
-bool ob_plan_in_bits(const struct onebit_plan *plan) { return !plan->geometry.dense; }
+bool ob_plan_is_compressed(const struct onebit_plan *plan) { return !plan->geometry.dense; }
 
 bool ob_plan_is_hierarchical(const struct onebit_plan *plan) { return plan->host.ranks > 0; }
 
@@ -122,8 +122,8 @@ unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_
 
 /* --- Sending -----------------------------------------------------------------------------------*/
 
-void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
-              const struct ob_message_shape *shape, enum ob_message_kind kind, float scale) {
+void ob_write_header(const struct onebit_plan *plan, unsigned char *memory,
+                     const struct ob_message_shape *shape, enum ob_message_kind kind, float scale) {
   const struct ob_message_call call = {kind, plan->state->sequence, plan->geometry.layout.elements,
                                        plan->flight->call.agreed};
   if (!plan->geometry.one_scale)
@@ -215,8 +215,8 @@ bool ob_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait)
   ob_steps_note_own(plan);
   for (size_t member = 0; member < geometry->members; member++) {
     struct ob_message_shape shape = ob_plan_message(plan, ob_segment_of(geometry, member), chunk);
-    ob_stamp(plan, ob_message_at(geometry, geometry->outgoing, member, chunk), &shape,
-             OB_MESSAGE_WORKER, plan->flight->worker_scale);
+    ob_write_header(plan, ob_message_at(geometry, geometry->outgoing, member, chunk), &shape,
+                    OB_MESSAGE_WORKER, plan->flight->worker_scale);
   }
   ob_begin_batch(plan, ob_exchange_batch(plan, chunk));
   return true;
@@ -227,8 +227,8 @@ bool ob_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool reduced = plan->options.operation == ONEBIT_ALLREDUCE && !plan->geometry.whole;
   (void)wait;
   ob_steps_note_own(plan);
-  ob_stamp(plan, ob_result_of(plan, plan->geometry.member, chunk), &shape, OB_MESSAGE_SERVER,
-           reduced ? plan->flight->server_scale : plan->flight->worker_scale);
+  ob_write_header(plan, ob_result_of(plan, plan->geometry.member, chunk), &shape, OB_MESSAGE_SERVER,
+                  reduced ? plan->flight->server_scale : plan->flight->worker_scale);
   ob_begin_batch(plan, ob_gather_batch(plan, chunk));
   return true;
 }
@@ -260,7 +260,7 @@ void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t
   ob_steps_fail(plan, status);
 }
 
-void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed) {
+void ob_steps_add_flags(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed) {
   onebit_status_t status = check_agreed(plan, flags, agreed);
   if (status != ONEBIT_OK) {
     ob_refuse_message(plan, rank, status);
@@ -270,7 +270,7 @@ void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uin
     plan->flight->failed_rank = rank;
   if (flags & OB_FLAG_NOT_FINITE && plan->flight->not_finite_rank < 0)
     plan->flight->not_finite_rank = rank;
-  plan->flight->large_heard |= (flags & OB_FLAG_LARGE) != 0;
+  plan->flight->large_elsewhere |= (flags & OB_FLAG_LARGE) != 0;
 }
 
 void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
@@ -289,8 +289,8 @@ void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *
     ob_refuse_message(plan, in->peer, status);
     return;
   }
-  ob_ladder_hear(&plan->state->ladder, header->flags, header->scale);
-  ob_steps_hear(plan, in->peer, header->flags, header->agreed);
+  ob_ladder_add_flags(&plan->state->ladder, header->flags, header->scale);
+  ob_steps_add_flags(plan, in->peer, header->flags, header->agreed);
 }
 
 static bool receive_messages(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
@@ -345,17 +345,17 @@ void ob_steps_give_up(const struct onebit_plan *plan) {
 
 /* In a hierarchical plan a rank's flags include those of the other ranks of its host. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
-  bool heard = plan->host.ranks > 0;
+  const bool hierarchical = plan->host.ranks > 0;
   unsigned flags = 0;
-  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))
+  if (is_set(&plan->state->work.not_finite) || (hierarchical && plan->flight->not_finite_rank >= 0))
     flags |= OB_FLAG_NOT_FINITE;
-  if (plan->flight->outcome.status != ONEBIT_OK || (heard && plan->flight->failed_rank >= 0))
+  if (plan->flight->outcome.status != ONEBIT_OK || (hierarchical && plan->flight->failed_rank >= 0))
     flags |= OB_FLAG_ERROR;
-  if (is_set(&plan->state->work.large) || (heard && plan->flight->large_heard))
+  if (is_set(&plan->state->work.large) || (hierarchical && plan->flight->large_elsewhere))
     flags |= OB_FLAG_LARGE;
   if (plan->flight->outcome.status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
-  flags |= heard ? plan->state->ladder.heard : (unsigned)plan->state->ladder.state.wish;
+  flags |= hierarchical ? plan->state->ladder.flags : (unsigned)plan->state->ladder.state.wish;
   return flags;
 }
 
@@ -376,7 +376,7 @@ bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wai
   const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
   flight->apply_early_ok = !flight->call.hold && !plan->geometry.dense && !flags &&
                            flight->failed_rank < 0 && flight->not_finite_rank < 0 &&
-                           !flight->large_heard;
+                           !flight->large_elsewhere;
   return true;
 }
 
@@ -389,13 +389,13 @@ bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait
 }
 
 static void report_verdict(const struct onebit_plan *plan, onebit_status_t status) {
-  const char *hearsay = plan->host.ranks ? " or another that it has heard of" : "";
+  const char *or_other = plan->host.ranks ? " or another that it has heard of" : "";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
-             hearsay);
+             or_other);
   else
     ob_error(status, "rank %d%s could not take part in the call", plan->flight->failed_rank,
-             hearsay);
+             or_other);
   ob_steps_fail(plan, status);
 }
 

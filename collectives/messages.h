@@ -18,8 +18,8 @@ unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t s
                               size_t chunk);
 
 /* Fills in the header of a message that is about to leave. */
-void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
-              const struct ob_message_shape *shape, enum ob_message_kind kind, float scale);
+void ob_write_header(const struct onebit_plan *plan, unsigned char *memory,
+                     const struct ob_message_shape *shape, enum ob_message_kind kind, float scale);
 
 /* Return a batch with the endpoints of a chunk's messages, which have their headers already. */
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk);

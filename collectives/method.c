@@ -285,7 +285,7 @@ struct duration {
   char text[24];
 };
 
-static struct duration duration(double seconds) {
+static struct duration format_duration(double seconds) {
   struct duration made;
   const bool is_long = seconds >= 0.1;
   snprintf(made.text, sizeof made.text, "%.3g %s", is_long ? seconds : 1000 * seconds,
@@ -301,16 +301,16 @@ static void describe_choice(onebit_method_choice_t *choice) {
   if (choice->local_steps)
     at += (size_t)snprintf(text + at, capacity - at, " (%zu)", choice->local_steps);
   at += (size_t)snprintf(text + at, capacity - at, ", and expects a step of %s",
-                         duration(expected[choice->method]).text);
+                         format_duration(expected[choice->method]).text);
   if (choice->method != ONEBIT_METHOD_DENSE && isfinite(expected[ONEBIT_METHOD_DENSE]))
     at += (size_t)snprintf(text + at, capacity - at, " instead of %s dense",
-                           duration(expected[ONEBIT_METHOD_DENSE]).text);
+                           format_duration(expected[ONEBIT_METHOD_DENSE]).text);
   at += (size_t)snprintf(text + at, capacity - at, ": computation %s, an exchange",
-                         duration(choice->compute).text);
+                         format_duration(choice->compute).text);
   for (int m = 0, some = 0; m < EXCHANGES; m++)
     if (needs_exchange_time(choice, m))
       at += (size_t)snprintf(text + at, capacity - at, "%s %s %s", some++ ? "," : "",
-                             duration(choice->exchange[m]).text, rows[m].name);
+                             format_duration(choice->exchange[m]).text, rows[m].name);
   if (choice->method == ONEBIT_METHOD_DENSE)
     snprintf(text + at, capacity - at, "; no other step is %.0f %% faster",
              100 * (OB_STEP_WORTH - 1));

@@ -51,7 +51,7 @@ static onebit_status_t attach_host_memory(struct onebit_plan *plan) {
   if (status == ONEBIT_OK && plan->executor->attached)
     status = plan->executor->attached(plan);
   status = ob_agree(plan->comm, status, NULL, 0);
-  ob_shared_hide(&plan->host.shared);
+  ob_shared_unlink(&plan->host.shared);
   return status;
 }
 
@@ -91,7 +91,7 @@ static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
       plan = &whole->plan;
       plan->flight = &whole->flight;
       plan->state = &whole->state;
-      plan->comm = ob_comm_keep(comm);
+      plan->comm = ob_comm_add_user(comm);
       plan->number = comm->plans;
       plan->count = count;
       plan->refused = shape->refused ? shape->refused : &plan->state->refused;
@@ -290,7 +290,7 @@ onebit_status_t ob_plan_note_import(onebit_plan_t plan, bool large) {
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
   OB_CALL_SCOPE;
   OB_TRY(plan_residual_check_idle(plan));
-  if (!ob_plan_in_bits(plan)) /* a dense plan has no residuals */
+  if (!ob_plan_is_compressed(plan)) /* a dense plan has no residuals */
     return ONEBIT_OK;
   if (worker)
     OB_TRY(ob_residual_export(&plan->state->worker, &plan->geometry.layout, worker));
@@ -319,7 +319,7 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
                                             const float *server) {
   OB_CALL_SCOPE;
   OB_TRY(plan_residual_check_idle(plan));
-  if (!ob_plan_in_bits(plan))
+  if (!ob_plan_is_compressed(plan))
     return ONEBIT_OK;
   OB_TRY(plan_residual_check_finite(
       "worker", worker, ob_residual_elements(&plan->state->worker, &plan->geometry.layout)));
@@ -350,7 +350,7 @@ static onebit_status_t plan_residual_reset(onebit_plan_t plan) {
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_CALL_SCOPE;
   OB_TRY(plan_residual_check_idle(plan));
-  return ob_plan_in_bits(plan) ? plan_residual_reset(plan) : ONEBIT_OK;
+  return ob_plan_is_compressed(plan) ? plan_residual_reset(plan) : ONEBIT_OK;
 }
 
 static onebit_status_t clear_results(const struct onebit_plan *plan) {

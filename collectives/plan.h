@@ -137,10 +137,10 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan);
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
 
 /* Applies and commits a held call that ended well, waits for its outputs unless it is on a stream,
- * and returns its status. ob_plan_visit, called before, runs the pass of another sink over its
+ * and returns its status. ob_plan_run_pass, called before, runs the pass of another sink over its
  * results. */
 onebit_status_t ob_plan_apply(onebit_plan_t plan);
-void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
+void ob_plan_run_pass(onebit_plan_t plan, const struct ob_pass_sink *sink);
 
 /* --- Functions that read a plan, for other modules */
 
@@ -148,7 +148,7 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan);
 const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan);
 
-bool ob_plan_in_bits(const struct onebit_plan *plan);
+bool ob_plan_is_compressed(const struct onebit_plan *plan);
 bool ob_plan_is_hierarchical(const struct onebit_plan *plan);
 bool ob_plan_is_broken(const struct onebit_plan *plan); /* its transport has failed */
 

@@ -299,7 +299,7 @@ void ob_plan_release(struct onebit_plan *plan) {
   ob_release(plan->views);
   ob_release((void *)plan->inputs);
   ob_release(plan->outputs);
-  ob_comm_drop(plan->comm);
+  ob_comm_remove_user(plan->comm);
   ob_handle_retire(plan);
   if (exchanged && gathered)
     ob_handle_release(plan);

@@ -22,7 +22,7 @@ struct ob_flight {
   struct ob_call call;
   size_t step, stop;                /* the next step; the step before which the call stops */
   int failed_rank, not_finite_rank; /* the first rank that reported it, or -1 */
-  bool large_heard;                 /* a rank has large scales */
+  bool large_elsewhere;             /* a rank has large scales */
   bool apply_early_ok;              /* the call will succeed: results are applied as they arrive */
   float worker_scale, server_scale;
   struct ob_outcome outcome; /* of this rank */

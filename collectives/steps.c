@@ -303,7 +303,7 @@ static bool await_unfinished(struct ob_engine *engine) {
   return !engine->stop;
 }
 
-bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
+bool ob_engine_waits_only_for(struct ob_engine *engine, const struct onebit_comm *comm) {
   OB_LOCKED(&engine->lock);
   const struct onebit_plan *plan = engine->first;
   while (plan && plan->comm == comm && !plan->host.shared.base)

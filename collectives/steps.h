@@ -101,9 +101,9 @@ void ob_steps_give_up(const struct onebit_plan *plan);
 /* Returns this rank's knowledge of the call, as the flags of a message (enum ob_message_flag). */
 unsigned ob_steps_flags(const struct onebit_plan *plan);
 
-/* Takes note of another rank's flags, and of the number that it must have in common with this one.
- */
-void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
+/* Adds the flags of another rank's message, and checks `agreed`, the number that is the same on all
+ * ranks. */
+void ob_steps_add_flags(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
 
 /* Notes who met a value that is not finite. A rank's own input counts first, then other ranks'
  * flags, then the results that it computes, which are not its fault. Called before messages
@@ -146,7 +146,7 @@ bool ob_engine_advance(struct ob_engine *engine);
 bool ob_engine_busy(struct ob_engine *engine);
 
 /* True if all requests in flight wait for messages of this communicator, and for nothing else. */
-bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
+bool ob_engine_waits_only_for(struct ob_engine *engine, const struct onebit_comm *comm);
 
 /* Claims the plan for this thread, to move it, and tells whether it is the only one in flight; the
  * second releases the claim. Each takes the lock once: a small call is 0.4 microseconds in all. */

@@ -102,8 +102,8 @@ void ob_presence_end(struct ob_presence *presence) {
 /* The default timeout, as PyTorch's watchdog of NCCL has it: longer than a checkpoint or an
  * evaluation on one rank, and not so long that the wait is taken for one that never ends. */
 #define DEFAULT_TIMEOUT 600.0
-/* A look costs a call of the clock and takes the communicator's state: a thousand a second are
- * nothing, and no timeout is finer. */
+/* The time between two looks. A look reads the clock and the communicator's state: a thousand looks
+ * a second cost nothing noticeable, and no timeout is shorter. */
 #define LOOK_SECONDS 0.001
 /* The most seconds by which a stopped process is charged when it continues (struct ob_watch). */
 #define LONGEST_GAP 1.0
@@ -273,7 +273,7 @@ static bool set_comm_end(onebit_comm_t comm, const char *text) {
   return first;
 }
 
-void ob_comm_hear_end(onebit_comm_t comm, const char *text) { set_comm_end(comm, text); }
+void ob_comm_receive_end(onebit_comm_t comm, const char *text) { set_comm_end(comm, text); }
 
 static void end_comm_for_all(onebit_comm_t comm, const char *text) {
   if (set_comm_end(comm, text) && comm->transport->abort)

@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(threads_a_block)
     OB_UNROLL
     for (unsigned w = 0; w < words_at_once; w++) {
       d[w] = ob_outer_drift(x[w], d[w], p[w], dtype);
-      sound &= ob_outer_sound(d[w]) != 0;
+      sound &= ob_outer_can_send(d[w]) != 0;
     }
     store_group<all, ONEBIT_FLOAT32>(drift, at, run.count, d);
   });

@@ -309,7 +309,7 @@ onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
     if (exchange != OB_EXCHANGE_NONE)
       ob_outcome_add(&outcome, ob_plan_apply(plan)); /* other streams may read its outputs */
   }
-  return ob_outcome_tell(&outcome);
+  return ob_outcome_status(&outcome);
 }
 
 /* With several buckets nothing is applied until all of them have succeeded. */

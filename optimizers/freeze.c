@@ -174,7 +174,7 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
 }
 
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
-  onebit_status_t status = ob_outcome_tell(&optimizer->outcome);
+  onebit_status_t status = ob_outcome_status(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
   return status;
 }

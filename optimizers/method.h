@@ -50,16 +50,16 @@ struct ob_option {
 /* Macros for rows of options. The including file defines OPTIONS, the caller's struct; `field` is a
  * field of it, and `to` the field of struct ob_moments that it sets. */
 /* clang-format off */
-#define OB_DEVICES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
+#define OB_OFFSETS(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
-  {#field, #field " (as bits)", kind, OB_DEVICES(field, to), fallback, 0, NULL}
+  {#field, #field " (as bits)", kind, OB_OFFSETS(field, to), fallback, 0, NULL}
 #define OB_REAL(field, to, fallback)     OB_DOUBLE(OB_OPTION_REAL, field, to, fallback)
 #define OB_FRACTION(field, to, fallback) OB_DOUBLE(OB_OPTION_FRACTION, field, to, fallback)
 #define OB_POSITIVE(field, to, fallback) OB_DOUBLE(OB_OPTION_POSITIVE, field, to, fallback)
-#define OB_COUNT(field) {#field, #field, OB_OPTION_COUNT, OB_DEVICES(field, field), 0, 0, NULL}
-#define OB_FLAG(field)  {#field, #field, OB_OPTION_FLAG, OB_DEVICES(field, field), 0, 0, NULL}
+#define OB_COUNT(field) {#field, #field, OB_OPTION_COUNT, OB_OFFSETS(field, field), 0, 0, NULL}
+#define OB_FLAG(field)  {#field, #field, OB_OPTION_FLAG, OB_OFFSETS(field, field), 0, 0, NULL}
 #define OB_CHOICE(field, max, type) \
-  {#field, #field, OB_OPTION_CHOICE, OB_DEVICES(field, field), 0, max, type}
+  {#field, #field, OB_OPTION_CHOICE, OB_OFFSETS(field, field), 0, max, type}
 
 /* The rows that several optimizers have. */
 #define OB_ADAM_OPTIONS \
@@ -195,8 +195,8 @@ struct ob_method {
   /* Releases optimizer->own. NULL: there is none. */
   void (*destroy)(struct onebit_optimizer *optimizer);
   /* Adds the method's statistics of a tensor besides norms. NULL: none. */
-  onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
-                          onebit_tensor_statistics_t *statistics);
+  onebit_status_t (*add_statistics)(const struct onebit_optimizer *optimizer, size_t tensor,
+                                    onebit_tensor_statistics_t *statistics);
   /* Lists the state besides the buckets' arrays, for checkpoints; returns the length of the list.
    * NULL: there is none. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);

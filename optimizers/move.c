@@ -118,9 +118,9 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   ob_step_revoke(optimizer); /* results of a step that was open */
   ob_optimizer_abandon_plans(optimizer);
-  ob_comm_keep(comm);
+  ob_comm_add_user(comm);
   if (optimizer->latest)
-    ob_comm_drop(optimizer->latest);
+    ob_comm_remove_user(optimizer->latest);
   optimizer->latest = comm;
   OB_TRY(ob_optimizer_agree(optimizer, comm, check_move(optimizer, comm)));
   const struct ob_term interval = {"the interval of onebit_optimizer_set_compare_interval",
@@ -131,8 +131,8 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   optimizer->held = part;
   ob_optimizer_strip(optimizer);
   onebit_comm_t before = optimizer->comm;
-  optimizer->comm = ob_comm_keep(comm);
-  ob_comm_drop(before);
+  optimizer->comm = ob_comm_add_user(comm);
+  ob_comm_remove_user(before);
   onebit_status_t status = rebuild_optimizer(optimizer);
   if (status != ONEBIT_OK) {
     ob_optimizer_strip(optimizer);

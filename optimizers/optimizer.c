@@ -251,7 +251,7 @@ static onebit_optimizer_t allocate_optimizer(onebit_comm_t comm, const struct ob
     ob_release(recipe->own);
     return NULL;
   }
-  optimizer->comm = ob_comm_keep(comm);
+  optimizer->comm = ob_comm_add_user(comm);
   optimizer->method = recipe->method;
   optimizer->asked = recipe->asked;
   optimizer->moments = recipe->moments;
@@ -332,8 +332,8 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_release(optimizer->hashes);
   ob_release(optimizer->ladders);
   if (optimizer->latest)
-    ob_comm_drop(optimizer->latest);
-  ob_comm_drop(optimizer->comm);
+    ob_comm_remove_user(optimizer->latest);
+  ob_comm_remove_user(optimizer->comm);
   ob_handle_release(optimizer);
 }
 

@@ -337,7 +337,7 @@ static inline onebit_status_t ob_step_note(struct onebit_optimizer *optimizer,
   return ob_outcome_add(&optimizer->step.outcome, status);
 }
 static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
-  return ob_outcome_tell(&optimizer->step.outcome);
+  return ob_outcome_status(&optimizer->step.outcome);
 }
 
 /* Returns true if ranks exchange nothing in the step being made. */

@@ -253,8 +253,8 @@ void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate,
 
 /* --- The file */
 
-/* Returns how often this process has used the file's name, now included: from the second time on,
- * the name gets this number. */
+/* Returns how often this process has used the file's name, including this time: from the second
+ * time on, the name gets this number. */
 static unsigned count_name_uses(const char *path) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {

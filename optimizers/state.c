@@ -135,7 +135,7 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
     section.end = ob_plan_layout(bucket->bits)->blocks;
   }
   if (stage == OB_STAGE_WARMUP && (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER) &&
-      ob_plan_in_bits(bucket->dense))
+      ob_plan_is_compressed(bucket->dense))
     section.plan = bucket->dense;
   if (!bucket->uncompressed)
     set_compressed_section(&section, stage);

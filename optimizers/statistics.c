@@ -202,7 +202,7 @@ static void add_mean_bits(const struct onebit_optimizer *optimizer, onebit_optim
       continue;
     elements += (double)ob_plan_layout(plan)->elements;
     bits += (double)ob_plan_layout(plan)->elements * ob_plan_geometry(plan)->width;
-    info->moves += ob_ladder_keep(plan).moves;
+    info->moves += ob_ladder_get_state(plan).moves;
   }
   info->bits = elements > 0 ? bits / elements : 0;
 }
@@ -304,23 +304,23 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
                     optimizer->tensor_count);
   OB_TRY(ob_optimizer_catch_up(optimizer));
   const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  onebit_tensor_statistics_t told = {.size = sizeof told,
-                                     .count = optimizer->tensors[tensor].count,
-                                     .uncompressed = bucket->uncompressed};
+  onebit_tensor_statistics_t found = {.size = sizeof found,
+                                      .count = optimizer->tensors[tensor].count,
+                                      .uncompressed = bucket->uncompressed};
   if (!bucket->uncompressed) {
-    told.bits = (int)ob_plan_geometry(bucket->bits)->width;
-    told.moves = ob_ladder_keep(bucket->bits).moves;
+    found.bits = (int)ob_plan_geometry(bucket->bits)->width;
+    found.moves = ob_ladder_get_state(bucket->bits).moves;
   }
   double parameters = 0, momentum = 0;
   struct span span = tensor_span(optimizer, tensor);
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_PARAMETERS, span, &parameters));
   OB_TRY(norms_add_squares(optimizer, bucket, NORM_MOMENTUM, span, &momentum));
-  OB_TRY(compute_tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
-  told.parameter_norm = sqrt(parameters);
-  told.momentum_norm = sqrt(momentum);
-  if (optimizer->method->tell)
-    OB_TRY(optimizer->method->tell(optimizer, tensor, &told));
-  *statistics = told;
+  OB_TRY(compute_tensor_ratio(optimizer, tensor, &found.residual_norm, &found.residual_ratio));
+  found.parameter_norm = sqrt(parameters);
+  found.momentum_norm = sqrt(momentum);
+  if (optimizer->method->add_statistics)
+    OB_TRY(optimizer->method->add_statistics(optimizer, tensor, &found));
+  *statistics = found;
   return ONEBIT_OK;
 }
 
@@ -332,7 +332,7 @@ struct finding {
   double value;
 };
 
-static void keep_worse(struct finding *worst, size_t tensor, double value) {
+static void update_worst(struct finding *worst, size_t tensor, double value) {
   if (value > worst->value)
     *worst = (struct finding){tensor, value};
 }
@@ -344,10 +344,10 @@ static onebit_status_t find_worst(const struct onebit_optimizer *optimizer, stru
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     OB_TRY(compute_tensor_ratio(optimizer, t, &norm, &ratio));
-    keep_worse(error, t, ratio);
+    update_worst(error, t, ratio);
     OB_TRY(norms_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
                                tensor_span(optimizer, t), &beyond));
-    keep_worse(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
+    update_worst(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
   }
   return ONEBIT_OK;
 }

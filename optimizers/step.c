@@ -26,7 +26,7 @@ static struct ob_call make_dense_call(const struct onebit_optimizer *optimizer,
                          .on_stream = optimizer->step.on_stream,
                          .stream = optimizer->step.stream,
                          .hold = optimizer->bucket_count > 1 &&
-                                 (optimizer->deferred || ob_plan_in_bits(bucket->dense))};
+                                 (optimizer->deferred || ob_plan_is_compressed(bucket->dense))};
   ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", &call);
   return call;
 }
@@ -66,7 +66,7 @@ static void step_start_bucket(struct onebit_optimizer *optimizer, struct ob_buck
   if (optimizer->executor->prepare)
     ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
   /* The error message of the plan contains that of this status. */
-  onebit_status_t so_far = ob_outcome_tell(&step->outcome);
+  onebit_status_t so_far = ob_outcome_status(&step->outcome);
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   uint64_t bytes = ob_plan_wire_bytes(plan); /* a call that ends at once may change the width */
   onebit_status_t status = ob_plan_start(plan, so_far, &call);
@@ -82,12 +82,10 @@ static void step_start_bucket(struct onebit_optimizer *optimizer, struct ob_buck
 static void step_count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    const onebit_plan_t plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
-    for (size_t k = 0; k < 2; k++) {
-      const struct ob_spent its = ob_plan_read_spent(plans[k]);
-      spent.compress += its.compress;
-      spent.apply += its.apply;
-    }
+    const struct ob_spent bits = ob_plan_read_spent(optimizer->buckets[u].bits);
+    const struct ob_spent dense = ob_plan_read_spent(optimizer->buckets[u].dense);
+    spent.compress += bits.compress + dense.compress;
+    spent.apply += bits.apply + dense.apply;
   }
   spent.compress += optimizer->step.prepare;
   double network = optimizer->step.ready + seconds - spent.compress - spent.apply;
@@ -118,7 +116,7 @@ static onebit_status_t step_exchange(struct onebit_optimizer *optimizer) {
       step_end_exchange(optimizer, &optimizer->buckets[u]);
   step->open = false;
   step_count_times(optimizer, ob_seconds() - began);
-  return ob_outcome_tell(&step->outcome);
+  return ob_outcome_status(&step->outcome);
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
@@ -168,7 +166,7 @@ static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) 
 /* Computes the factor of gradients, once a step; with clipping, when all gradients are there. */
 static onebit_status_t step_set_gradient_factor(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_set_gradient_factor(optimizer, ob_outcome_tell(&optimizer->step.outcome));
+  return ob_optimizer_set_gradient_factor(optimizer, ob_outcome_status(&optimizer->step.outcome));
 }
 
 static onebit_status_t step_check_rate(const struct onebit_optimizer *optimizer,
@@ -253,14 +251,14 @@ static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   }
   if (optimizer->executor->finish)
     OB_TRY(optimizer->executor->finish(optimizer));
-  return ob_outcome_tell(&optimizer->step.outcome);
+  return ob_outcome_status(&optimizer->step.outcome);
 }
 
 /* Compares the ranks' parameters if that is due, before other collective work of the step. */
 static void step_compare_parameters(onebit_optimizer_t optimizer) {
   if (ob_optimizer_must_compare(optimizer))
     ob_step_note(optimizer,
-                 ob_optimizer_compare(optimizer, ob_outcome_tell(&optimizer->step.outcome)));
+                 ob_optimizer_compare(optimizer, ob_outcome_status(&optimizer->step.outcome)));
 }
 
 /* Opens the step on the caller's stream, or without one. If it is open already, checks the rate and

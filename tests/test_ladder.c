@@ -39,7 +39,7 @@ Test(ladder, climbs_and_descends) {
 static void end_windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
   for (int k = 0; k < count; k++) {
     plan->state->ladder.state.voting = true;
-    plan->state->ladder.heard = flags;
+    plan->state->ladder.flags = flags;
     ob_ladder_commit(plan);
     ob_ladder_apply_width(plan);
   }
@@ -92,8 +92,8 @@ static void wishes_on_rank(onebit_comm_t comm, void *context) {
   CHECK(window_wish(plan, 3.5, 0.5) == OB_FLAG_STAY, "a residual of 3.5 inputs");
   CHECK(window_wish(plan, 4.5, 0.5) == (OB_FLAG_STAY | OB_FLAG_CLIMB), "a residual of 4.5 inputs");
   ob_ladder_begin(plan);
-  ob_ladder_hear(&plan->state->ladder, 0, 30);
-  ob_ladder_hear(&plan->state->ladder, 0, 20);
+  ob_ladder_add_flags(&plan->state->ladder, 0, 30);
+  ob_ladder_add_flags(&plan->state->ladder, 0, 20);
   CHECK(plan->state->ladder.max_rms == 30, "the largest residual is %g",
         (double)plan->state->ladder.max_rms);
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);

@@ -73,8 +73,8 @@ bool ob_begin_round(const struct onebit_plan *plan, size_t number, bool wait) {
   (void)wait;
   ob_steps_note_own(plan);
   if (number == 0)
-    ob_stamp(plan, ob_result_of(plan, plan->geometry.member, 0), &mine, OB_MESSAGE_SERVER,
-             plan->flight->worker_scale);
+    ob_write_header(plan, ob_result_of(plan, plan->geometry.member, 0), &mine, OB_MESSAGE_SERVER,
+                    plan->flight->worker_scale);
   ob_begin_batch(plan, ob_round_batch(plan, number));
   return true;
 }

@@ -152,8 +152,8 @@ static void record_host_flags(const struct onebit_plan *plan) {
     float rms = atomic_load_explicit(&page->rms[parity], memory_order_relaxed);
     if (k == host->local_rank)
       continue;
-    ob_ladder_hear(&plan->state->ladder, flags, rms);
-    ob_steps_hear(plan, ranks[k], flags, agreed);
+    ob_ladder_add_flags(&plan->state->ladder, flags, rms);
+    ob_steps_add_flags(plan, ranks[k], flags, agreed);
   }
 }
 

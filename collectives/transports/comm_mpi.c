@@ -202,7 +202,7 @@ static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit
 static void mpi_clean_up(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
   bool stays = status == ONEBIT_ERROR_TRANSPORT;
   if (comm && stays)
-    ob_comm_hear_end(comm, onebit_last_error());
+    ob_comm_receive_end(comm, onebit_last_error());
   if (comm)
     onebit_comm_destroy(comm); /* this frees the duplicate, too */
   else if (!stays)

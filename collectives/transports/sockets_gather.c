@@ -123,7 +123,7 @@ static bool read_proof(struct ob_visitor *visitor) {
 
 static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   uint64_t proof[2];
-  ob_job_prove(&state->job, visitor->nonce, proof);
+  ob_job_make_proof(&state->job, visitor->nonce, proof);
   return memcmp(proof, visitor->proof, sizeof proof) == 0;
 }
 
@@ -236,7 +236,8 @@ int ob_members_find_unconnected(const struct ob_rendezvous *state) {
 
 /* --- Answers of rank 0 -------------------------------------------------------------------------*/
 
-/* Sends the verdict, and closes the members' files to have free ones for ranks that still come. */
+/* Sends the verdict, and closes the members' connections, so that ranks that still come find a free
+ * file descriptor. */
 static void send_verdict(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_member *member = &state->members[rank];

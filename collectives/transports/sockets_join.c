@@ -64,7 +64,7 @@ void ob_job_find(const char *secret, struct ob_job *job) {
   set_job(job, "", "", "", false);
 }
 
-void ob_job_prove(const struct ob_job *job, const uint64_t nonce[2], uint64_t proof[2]) {
+void ob_job_make_proof(const struct ob_job *job, const uint64_t nonce[2], uint64_t proof[2]) {
   const uint64_t both[4] = {job->hash[0], job->hash[1], nonce[0], nonce[1]};
   proof[0] = ob_hash(OB_HASH_START, both, sizeof both);
   proof[1] = ob_hash(~proof[0], both, sizeof both);
@@ -162,7 +162,7 @@ static onebit_status_t send_proof(struct ob_rendezvous *state, const struct ob_a
   uint64_t proof[2];
   if (challenge->status != ONEBIT_IN_PROGRESS)
     return ONEBIT_IN_PROGRESS; /* it is not rank 0's answer */
-  ob_job_prove(&state->job, challenge->key, proof);
+  ob_job_make_proof(&state->job, challenge->key, proof);
   OB_TRY(ob_rendezvous_send(state, state->root, proof, sizeof proof));
   state->joined = true;
   return ONEBIT_OK;
@@ -211,7 +211,7 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
   return ob_rendezvous_send(state, state->root, &greeting, sizeof greeting);
 }
 
-static onebit_status_t greet_and_prove(struct ob_rendezvous *state, bool listens) {
+static onebit_status_t send_greeting_and_proof(struct ob_rendezvous *state, bool listens) {
   struct ob_answer answer;
   onebit_status_t status = greet_root(state, listens);
   if (status == ONEBIT_IN_PROGRESS) /* it may have been refused earlier */
@@ -233,7 +233,7 @@ static void close_root(struct ob_rendezvous *state) {
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)
-    status = greet_and_prove(state, true);
+    status = send_greeting_and_proof(state, true);
   if (status == ONEBIT_OK)
     status = read_addresses(state);
   if (status == ONEBIT_IN_PROGRESS)
@@ -275,7 +275,7 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
   while (!state->joined && !state->told && ob_seconds() < until) {
     close_root(state);
     if (connect_root(state) == ONEBIT_OK)
-      (void)greet_and_prove(state, false);
+      (void)send_greeting_and_proof(state, false);
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }
   if (state->joined)
@@ -287,7 +287,7 @@ void ob_join_as_second_root(struct ob_rendezvous *state) {
   struct ob_answer answer;
   double timeout = state->timeout;
   state->timeout = timeout < ob_join_last ? timeout : ob_join_last;
-  if (connect_root(state) == ONEBIT_OK && greet_and_prove(state, false) == ONEBIT_OK)
+  if (connect_root(state) == ONEBIT_OK && send_greeting_and_proof(state, false) == ONEBIT_OK)
     (void)read_answer(state, &answer);
   close_root(state);
   state->timeout = timeout;

@@ -48,7 +48,7 @@ static void read_end_note(struct ob_stream *control) {
   stop_listening(control);
   note->text[sizeof note->text - 1] = '\0';
   if (link->note_done == sizeof *note && note->magic == END_MAGIC && link->sockets->comm)
-    ob_comm_hear_end(link->sockets->comm, note->text);
+    ob_comm_receive_end(link->sockets->comm, note->text);
 }
 
 static void lose_link(struct ob_sockets_link *link, const char *format, ...)

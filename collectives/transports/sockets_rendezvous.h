@@ -32,7 +32,7 @@ struct ob_job {
 void ob_job_find(const char *secret, struct ob_job *job);
 
 /* Makes the proof for a nonce; only a rank that has the job's name can. */
-void ob_job_prove(const struct ob_job *job, const uint64_t nonce[2], uint64_t proof[2]);
+void ob_job_make_proof(const struct ob_job *job, const uint64_t nonce[2], uint64_t proof[2]);
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 

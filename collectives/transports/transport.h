@@ -78,7 +78,7 @@ struct ob_transport {
    * will do. */
   onebit_status_t (*check_current)(onebit_comm_t comm);
   /* Fails if the transport has found that its messages cannot end; also passes the other ranks'
-   * text of `abort` to ob_comm_hear_end. NULL: errors are found at once. */
+   * text of `abort` to ob_comm_receive_end. NULL: errors are found at once. */
   onebit_status_t (*health)(onebit_comm_t comm);
   /* Tells the other ranks that the communicator is at its end, and why: once, from any thread.
    * NULL: there are no others. */

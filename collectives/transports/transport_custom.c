@@ -46,7 +46,7 @@ static bool custom_cancel(struct ob_batch *base) {
 /* Ends the communicator. Another plan of this rank may see that first, and gives this message. */
 static void custom_give_up(onebit_comm_t comm, const char *text) {
   struct custom *custom = comm->state;
-  ob_comm_hear_end(comm, text);
+  ob_comm_receive_end(comm, text);
   if (!atomic_exchange(&custom->failed, true) && custom->call.abort)
     custom->call.abort(custom->call.context);
 }

@@ -177,8 +177,7 @@ static int loopback_peer_awaited(struct ob_batch *base) {
   return find_awaited_rank((struct loopback_batch *)base, false);
 }
 
-/* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than
- * one. */
+/* Returns the time `seconds` from now, less than 1, for pthread_cond_timedwait on the group. */
 static struct timespec loopback_deadline(double seconds) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -217,7 +216,7 @@ static onebit_status_t loopback_health(onebit_comm_t comm) {
   bool ended = group->ended;
   pthread_mutex_unlock(&group->lock);
   if (ended)
-    ob_comm_hear_end(comm, group->end);
+    ob_comm_receive_end(comm, group->end);
   return ONEBIT_OK;
 }
 

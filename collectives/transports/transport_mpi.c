@@ -145,7 +145,7 @@ static void report_failed_rank(onebit_comm_t comm) {
     return; /* calls that wait report the error themselves */
   snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
            *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
-  ob_comm_hear_end(comm, text);
+  ob_comm_receive_end(comm, text);
 }
 
 /* Receives a message about the end, if one has arrived. */
@@ -160,7 +160,7 @@ static void mpi_receive_end(onebit_comm_t comm) {
                     state->comm, MPI_STATUS_IGNORE);
   state->in[OB_END_BYTES - 1] = '\0';
   if (code == MPI_SUCCESS && found)
-    ob_comm_hear_end(comm, state->in);
+    ob_comm_receive_end(comm, state->in);
   else if (code != MPI_SUCCESS)
     report_failed_rank(comm);
 }

@@ -110,7 +110,7 @@ onebit_status_t ob_attached_read_failure(MPI_Comm comm) {
   int key = communicators_key;
   pthread_mutex_unlock(&lock);
   const struct holder *holder = find_holder(comm, key);
-  return holder ? ob_outcome_tell(&holder->outcome) : ONEBIT_OK;
+  return holder ? ob_outcome_status(&holder->outcome) : ONEBIT_OK;
 }
 
 /* True if the communicator has several ranks of one group. */

@@ -305,7 +305,7 @@ static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status)
   OB_TRY(gather_fronts(merge, status));
   OB_TRY(ob_agree(merge->moving.comm, merge_lay_out(merge), NULL, 0));
   OB_TRY(merge_sections(merge));
-  return ob_agree(merge->moving.comm, ob_outcome_tell(&merge->outcome), NULL, 0);
+  return ob_agree(merge->moving.comm, ob_outcome_status(&merge->outcome), NULL, 0);
 }
 
 /* Keeps the memory of messages that could not be cancelled. */

@@ -90,7 +90,7 @@ struct measure {
 static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_run *run,
                                    struct measure *measure) {
   onebit_plan_t plan = current_bucket(loading)->bits;
-  const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
+  const unsigned width = (unsigned)ob_ladder_get_state(plan).last_width;
   size_t known = count_known_elements(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; !loading->dry && i < known; i = end) {
@@ -121,7 +121,7 @@ static onebit_status_t write_codes(struct ob_loading *loading, const struct ob_r
                                    uint32_t *words, size_t first_word) {
   const struct onebit_plan *plan = current_bucket(loading)->bits;
   const struct ob_piece *piece = &ob_plan_layout(plan)->piece[run->piece];
-  const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
+  const unsigned width = (unsigned)ob_ladder_get_state(plan).last_width;
   words += width * (piece->first_word + run->offset / OB_LANES - first_word);
   size_t known = count_known_elements(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
@@ -177,7 +177,7 @@ onebit_status_t ob_add_rounding_error(struct ob_loading *loading, const struct o
                                       float *residual) {
   const struct ob_bucket *bucket = current_bucket(loading);
   float *momentum = loading->more;
-  const unsigned width = (unsigned)ob_ladder_keep(bucket->bits).last_width;
+  const unsigned width = (unsigned)ob_ladder_get_state(bucket->bits).last_width;
   bool of_none = bucket->scalings[run->piece] == 0;
   size_t real = count_tensor_elements(loading, run->piece);
   double decay = of_none ? 1 : (double)(float)loading->optimizer->moments.beta1;

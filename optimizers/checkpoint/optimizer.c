@@ -96,7 +96,8 @@ static onebit_status_t checkpoint_optimizer_describe(struct ob_saving *saving) {
   header->loss_scale = optimizer->options.initial_loss_scale != 0 ? optimizer->loss_scale : 0;
   header->gradient_norm = optimizer->gradient_norm;
   for (size_t t = 0; optimizer->ladders && t < optimizer->tensor_count; t++)
-    optimizer->ladders[t] = ob_ladder_keep(optimizer->buckets[optimizer->tensors[t].bucket].bits);
+    optimizer->ladders[t] =
+        ob_ladder_get_state(optimizer->buckets[optimizer->tensors[t].bucket].bits);
   return ob_reader_create(&saving->reader, optimizer);
 }
 

@@ -274,17 +274,17 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
                                  float *values) {
   const struct ob_saved_row *row = &ob_saved_rows[range->what];
   bool apart = row->own_apart && parts->list[0].header.apart;
-  bool alike = !apart && !row->own && !row->may_lack;
+  bool equal = !apart && !row->own && !row->may_lack;
   uint32_t wanted = apart ? (uint32_t)parts->count : !row->may_lack;
-  int start = alike ? parts->latest : 0; /* usually the part that has the element before */
+  int start = equal ? parts->latest : 0; /* usually the part that has the element before */
   size_t found = 0;
   memset(parts->counts, 0, range->count * sizeof *parts->counts);
   for (size_t i = 0; i < range->count; i++)
     parts->sums[i] = -0.0; /* adding to -0 changes no value, not even -0 */
-  for (int k = 0; k < parts->count && !(alike && found == range->count); k++) {
+  for (int k = 0; k < parts->count && !(equal && found == range->count); k++) {
     int number = (start + k) % parts->count;
     OB_TRY(add_part_values(parts, &parts->list[number], range, !values, &found));
-    parts->latest = alike ? number : parts->latest;
+    parts->latest = equal ? number : parts->latest;
   }
   for (size_t i = 0; i < range->count; i++) {
     if (parts->counts[i] < wanted)

@@ -164,7 +164,7 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
     OB_TRY(ob_plan_restart(bucket->bits, state ? state->last_width : 1));
   if (!loading->dry && bucket->steps_back)
     OB_TRY(ob_plan_restart(bucket->steps_back, 1));
-  if (!loading->dry && ob_plan_in_bits(bucket->dense))
+  if (!loading->dry && ob_plan_is_compressed(bucket->dense))
     OB_TRY(ob_plan_restart(bucket->dense, 1));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
     if (!ob_saved_is_numbers((uint32_t)what))

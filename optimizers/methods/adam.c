@@ -29,8 +29,8 @@
 
 /* --- Sharded -----------------------------------------------------------------------------------*/
 
-/* --- The sum of the variances, if the freeze is found from it: each rank sends the sum of its
- * share to all. A double is sent exactly as floats: three of its mantissa, one of its exponent. */
+/* The automatic freeze needs the sum of the variances: each rank sends the sum of its share to all.
+ * A double is sent exactly as floats: three of its mantissa, one of its exponent. */
 
 enum { PARTS = 4 };
 
@@ -198,7 +198,7 @@ static bool send_sum(struct onebit_optimizer *optimizer) {
 }
 
 static onebit_status_t wait_for_plan(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
-  bool bits = ob_plan_in_bits(plan);
+  bool bits = ob_plan_is_compressed(plan);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += ob_plan_wire_bytes(plan);
   return ob_step_note(optimizer, ob_plan_test(plan, true));
 }

@@ -165,7 +165,7 @@ static onebit_status_t efficient_adam_set_rates(struct onebit_optimizer *optimiz
                                                 struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
       ob_bucket_make_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
-  ob_plan_visit(bucket->bits, &sink);
+  ob_plan_run_pass(bucket->bits, &sink);
   return ob_lamb_run(optimizer, bucket, OB_LAMB_WARM);
 }
 
@@ -194,7 +194,7 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    .dense = ob_lamb_make_dense_step,
                                                    .call = fill_held_call,
                                                    .update = update_by_ratios,
-                                                   .tell = ob_lamb_fill_statistics,
+                                                   .add_statistics = ob_lamb_fill_statistics,
                                                    .numbers = numbers_by_ratios};
 
 /* --- Its row -----------------------------------------------------------------------------------*/

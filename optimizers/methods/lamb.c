@@ -169,7 +169,7 @@ static onebit_status_t lamb_compare_momentum(struct onebit_optimizer *optimizer,
   sink.factors.bound = ob_step_bound(optimizer);
   if (is_momentum_in_residual(optimizer))
     sink.last_values = bucket->arrays[OB_MOMENTUM];
-  ob_plan_visit(bucket->bits, &sink);
+  ob_plan_run_pass(bucket->bits, &sink);
   return ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT);
 }
 
@@ -283,7 +283,7 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          .call = lamb_call,
                                          .update = lamb_update,
                                          .freeze = lamb_freeze,
-                                         .tell = ob_lamb_fill_statistics,
+                                         .add_statistics = ob_lamb_fill_statistics,
                                          .numbers = ob_lamb_numbers,
                                          .scalings = lamb_get_scalings};
 

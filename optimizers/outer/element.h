@@ -28,7 +28,7 @@ OB_INLINE float ob_outer_drift(float consensus, float left, float parameter, one
 }
 
 /* True if the drift can be sent: false also for not-a-number. */
-OB_INLINE int ob_outer_sound(float drift) {
+OB_INLINE int ob_outer_can_send(float drift) {
   return drift <= OB_OUTER_LARGEST && drift >= -OB_OUTER_LARGEST;
 }
 

@@ -376,7 +376,7 @@ static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t st
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   ob_outcome_add(&outcome, status);
   const onebit_status_t joined = ob_outer_rejoin(outer, outer->sites->between);
-  return status == ONEBIT_OK ? joined : ob_outcome_tell(&outcome);
+  return status == ONEBIT_OK ? joined : ob_outcome_status(&outcome);
 }
 
 static onebit_status_t outer_load(onebit_outer_t outer, const struct ob_sources *sources,

@@ -272,8 +272,8 @@ static onebit_status_t outer_move_build(struct onebit_outer *outer) {
 static onebit_status_t outer_move_attach(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
-  outer->comm = ob_comm_keep(moving->ranks.comm);
-  ob_comm_drop(before);
+  outer->comm = ob_comm_add_user(moving->ranks.comm);
+  ob_comm_remove_user(before);
   OB_TRY(outer_move_build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
   if (status == ONEBIT_OK)
@@ -348,9 +348,9 @@ static onebit_status_t run_move(struct rejoining *moving) {
 }
 
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
-  struct rejoining moving = {.outer = outer, .ranks.comm = comm ? ob_comm_keep(comm) : NULL};
+  struct rejoining moving = {.outer = outer, .ranks.comm = comm ? ob_comm_add_user(comm) : NULL};
   if (outer->latest)
-    ob_comm_drop(outer->latest);
+    ob_comm_remove_user(outer->latest);
   outer->latest = comm;
   outer->stopped = true;
   onebit_status_t status = run_move(&moving);
@@ -358,7 +358,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
     struct ob_outcome outcome = {.status = ONEBIT_OK};
     ob_outcome_add(&outcome, status);
     (void)ob_outer_detach(outer); /* a rank whose move succeeded waits for the others, too */
-    status = ob_outcome_tell(&outcome);
+    status = ob_outcome_status(&outcome);
   }
   if (status == ONEBIT_OK)
     ob_outer_release_held(outer);

@@ -211,7 +211,7 @@ static struct onebit_outer *outer_create(onebit_comm_t comm) {
     ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
     return NULL;
   }
-  outer->comm = ob_comm_keep(comm);
+  outer->comm = ob_comm_add_user(comm);
   outer->exchange = &ob_outer_plans;
   outer->own_bytes = sizeof *outer;
   return outer;
@@ -282,7 +282,7 @@ void onebit_outer_destroy(onebit_outer_t outer) {
     outer->executor->destroy(outer);
   ob_release(outer->tensors);
   if (outer->latest)
-    ob_comm_drop(outer->latest);
-  ob_comm_drop(outer->comm);
+    ob_comm_remove_user(outer->latest);
+  ob_comm_remove_user(outer->comm);
   ob_handle_release(outer);
 }

@@ -235,8 +235,8 @@ static onebit_status_t plans_test(struct ob_fragment *fragment, bool wait) {
   if (plans->deferred)
     OB_TRY(plans_settle(fragment, wait));
   for (int p = 0; p < PARTS; p++)
-    ob_outcome_add(&worst, ob_outcome_tell(&plans->part[p].outcome));
-  OB_TRY(ob_outcome_tell(&worst));
+    ob_outcome_add(&worst, ob_outcome_status(&plans->part[p].outcome));
+  OB_TRY(ob_outcome_status(&worst));
   return plans->deferred ? ONEBIT_OK : plans_apply(plans);
 }
 
@@ -267,7 +267,7 @@ static const struct ob_residual *plans_residual(const struct ob_fragment *fragme
 /* A plan that is faster in float32 has no residual. */
 static bool plans_has_residual(const struct ob_fragment *fragment) {
   const struct onebit_plan *plan = fragment_plans(fragment)->part[COMPRESSED].plan;
-  return plan && ob_plan_in_bits(plan) && !fragment->outer->options.no_error_feedback;
+  return plan && ob_plan_is_compressed(plan) && !fragment->outer->options.no_error_feedback;
 }
 
 static struct ob_run plans_extent(const struct ob_fragment *fragment, enum ob_saved what,

@@ -39,7 +39,7 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
                         fragment->outcome.status != ONEBIT_OK &&
                         fragment->outcome.status != ONEBIT_SKIPPED;
     if (failed && status == ONEBIT_OK)
-      status = ob_outcome_tell(&fragment->outcome);
+      status = ob_outcome_status(&fragment->outcome);
   }
   return status;
 }

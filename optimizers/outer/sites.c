@@ -108,7 +108,7 @@ static onebit_status_t sites_allocate(struct ob_sites *sites) {
   if (failed)
     return sites_no_memory(sites);
   return sites->site->size > 1
-             ? ob_batch_create(sites->site, (size_t)sites->site->size - 1, &sites->tell)
+             ? ob_batch_create(sites->site, (size_t)sites->site->size - 1, &sites->command_batch)
              : ONEBIT_OK;
 }
 
@@ -182,7 +182,7 @@ static struct ob_sites *sites_create(struct onebit_outer *outer, onebit_comm_t b
     return NULL;
   outer->sites->outer = outer;
   outer->sites->site = outer->comm;
-  outer->sites->between = between ? ob_comm_keep(between) : NULL;
+  outer->sites->between = between ? ob_comm_add_user(between) : NULL;
   outer->sites->count = 1;
   outer->exchange = &ob_outer_sites;
   return outer->sites;
@@ -209,9 +209,9 @@ onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t betwe
                                  onebit_status_t status) {
   struct ob_sites *sites = outer->sites;
   onebit_comm_t before = sites->between;
-  sites->between = between ? ob_comm_keep(between) : NULL;
+  sites->between = between ? ob_comm_add_user(between) : NULL;
   if (before)
-    ob_comm_drop(before);
+    ob_comm_remove_user(before);
   OB_TRY(find_sites(sites, status));
   choose_quorum(sites);
   return ob_outer_recut(outer, outer->groups * (size_t)sites->count);
@@ -378,7 +378,7 @@ void ob_sites_detach(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
   for (size_t g = 0; sites->groups && g < outer->groups; g++)
     destroy_server(&sites->groups[g]);
-  destroy_batch(sites->tell, sites->command);
+  destroy_batch(sites->command_batch, sites->command);
   ob_release(sites->groups);
   ob_release(sites->views);
   ob_release(sites->mean);
@@ -402,7 +402,7 @@ void ob_sites_destroy(struct onebit_outer *outer) {
     return;
   ob_sites_detach(outer);
   if (outer->sites->between)
-    ob_comm_drop(outer->sites->between);
+    ob_comm_remove_user(outer->sites->between);
   ob_release(outer->sites);
   outer->sites = NULL;
 }

@@ -158,7 +158,7 @@ struct ob_sites {
   /* The commands from rank 0 to the other ranks of the site. */
   int command_tag;
   unsigned char *command;
-  struct ob_batch *tell;
+  struct ob_batch *command_batch;
 };
 
 _Static_assert(sizeof(struct ob_site_header) == 64, "docs/wire-format.md");

@@ -40,7 +40,7 @@ onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *compl
 /* --- Messages from rank 0 to the other ranks of its site ---------------------------------------*/
 
 static onebit_status_t send_to_site(struct ob_sites *sites, unsigned char *message, size_t bytes) {
-  struct ob_batch *batch = sites->tell;
+  struct ob_batch *batch = sites->command_batch;
   if (sites->site->size == 1)
     return ONEBIT_OK;
   batch->receives = batch->sends = 0;
@@ -60,10 +60,11 @@ static onebit_status_t send_end_command(struct ob_sites *sites, onebit_status_t 
 /* Follows rank 0's commands on the other ranks. */
 static onebit_status_t follow_commands(struct ob_sites *sites) {
   const struct ob_site_header *header = (const void *)sites->command;
-  const struct ob_batch *batch = sites->tell;
+  const struct ob_batch *batch = sites->command_batch;
   for (;;) {
-    OB_TRY(ob_site_receive(sites->tell, sites->command, sites->bytes, 0, sites->command_tag));
-    OB_TRY(ob_watch_batch(sites->tell, "outer step: what rank 0 of the site says"));
+    OB_TRY(
+        ob_site_receive(sites->command_batch, sites->command, sites->bytes, 0, sites->command_tag));
+    OB_TRY(ob_watch_batch(sites->command_batch, "outer step: what rank 0 of the site says"));
     if (batch->receive[0].bytes == sizeof *header && header->kind == OB_SITE_END)
       break;
     if (batch->receive[0].bytes < sizeof *header ||
@@ -358,7 +359,7 @@ static onebit_status_t stop_outer_step(struct ob_sites *sites, onebit_comm_t com
   ob_outcome_add(&outcome, status);
   sites->outer->stopped = true;
   ob_comm_give_up(comm, outcome.error);
-  return ob_outcome_tell(&outcome);
+  return ob_outcome_status(&outcome);
 }
 
 void ob_sites_fail(struct ob_sites *sites, onebit_status_t status) {
@@ -390,5 +391,5 @@ onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *
     if (status != ONEBIT_OK)
       return stop_outer_step(sites, sites->site, status);
   }
-  return ob_outcome_tell(&sites->failed);
+  return ob_outcome_status(&sites->failed);
 }

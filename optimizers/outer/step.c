@@ -45,7 +45,7 @@ FIXED bool compute_drifts(const float *restrict consensus, const void *restrict 
   for (size_t i = 0; i < count; i++) {
     const float d = ob_outer_drift(consensus[i], drift[i], ob_load(parameter, i, dtype), dtype);
     drift[i] = d;
-    wrong |= !ob_outer_sound(d);
+    wrong |= !ob_outer_can_send(d);
   }
   return !wrong;
 }
@@ -300,7 +300,7 @@ static onebit_status_t outer_step_apply(struct ob_fragment *fragment, double mix
   if (fragment->outcome.status != ONEBIT_OK) {
     outer->skipped += fragment->outcome.status == ONEBIT_SKIPPED;
     OB_TRY(keep_unapplied_drift(fragment));
-    return ob_outcome_tell(&fragment->outcome);
+    return ob_outcome_status(&fragment->outcome);
   }
   outer->exchanges++;
   OB_TRY(outer->executor->update(fragment));
@@ -363,7 +363,7 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
     if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
       ob_outcome_add(&outcome, outer_step_apply(fragment, options->mixing, true));
   }
-  return ob_outcome_tell(&outcome);
+  return ob_outcome_status(&outcome);
 }
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
@@ -379,5 +379,5 @@ onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
     outer_step_begin(&outer->fragments[f], ONEBIT_OK);
   for (size_t f = 0; f < outer->options.fragments; f++)
     ob_outcome_add(&outcome, outer_step_apply(&outer->fragments[f], 1, false));
-  return ob_outcome_tell(&outcome);
+  return ob_outcome_status(&outcome);
 }

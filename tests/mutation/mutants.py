@@ -122,7 +122,7 @@ MUTANTS = [
      "  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header)"),
     # Decisions
     ("decision", "collectives/messages.c", "nonfinite optimizers damage",
-     "  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))",
+     "  if (is_set(&plan->state->work.not_finite) || (hierarchical && plan->flight->not_finite_rank >= 0))",
      "  if (is_set(&plan->state->work.not_finite))",
      "the rank that met it says so in its result too, which all ranks of the other hosts read"),
     ("decision", MESSAGE, "nonfinite optimizers wrong_calls",
@@ -130,7 +130,7 @@ MUTANTS = [
      "  return failed > 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;"),
     ("decision", "collectives/messages.c", "nonfinite large",
      "                           flight->failed_rank < 0 && flight->not_finite_rank < 0 &&\n"
-     "                           !flight->large_heard;",
+     "                           !flight->large_elsewhere;",
      "                           flight->failed_rank < 0 && flight->not_finite_rank < 0;"),
     ("decision", "collectives/cost/cost.c", "cost tuning",
      "    if (choice->chunk == 0 || now.seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds)",
@@ -235,7 +235,7 @@ MUTANTS = [
      "  *finite = isfinite(sum);", "  *finite = true;"),
     # The ladder of widths
     ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
-     "  ladder->state.calm = ladder->heard ? 0 : ladder->state.calm + 1;", "  ladder->state.calm = ladder->state.calm + 1;"),
+     "  ladder->state.calm = ladder->flags ? 0 : ladder->state.calm + 1;", "  ladder->state.calm = ladder->state.calm + 1;"),
     ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
      "      ladder->state.patience *= 2;", "      ladder->state.patience += 1;"),
     ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
