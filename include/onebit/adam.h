@@ -15,17 +15,8 @@
  *
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze), and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least minus that (optimizer.h).
- * The bound is for an element whose variance was small at the freeze (since it had a gradient
- * rarely, or a tiny one): every message brings it the scale of its block, and without a bound it
- * would diverge.
- *
- * An element whose variance is exactly zero at the freeze never had a gradient: its step
- * would be m / eps, so it gets none (weight decay still applies).
- *
- * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double
- * and rounded once. Gradients are local: do not average them over the ranks before the step, the
- * optimizer does. All ranks must start from the same parameters; the steps keep them equal, bit for
- * bit.
+ * An element whose variance is exactly zero at the freeze never had a gradient: its step would be
+ * m / eps, so it gets none (weight decay still applies).
  *
  * Not recommended but in profile deepspeed, or in shards: with its default options its loss ends
  * more than 1 % above dense Adam's. Take Efficient-Adam (onebit/efficient_adam.h).
@@ -39,12 +30,10 @@
 extern "C" {
 #endif
 
-/* MOMENTUM is 1-bit Adam as it was published. STEP exchanges w = m / (sqrt(v^) + eps) instead,
- * which is linear in m while the variance is frozen. Elements whose m differ widely have w of
- * about the same size, and the update needs no variance (docs/optimizers.md has the measurement).
- * The scale of a received message is limited. But an element whose variance is 0 is moved too: like
- * each element whose w is small within its block, it makes steps of the block's scale, whose signs
- * cancel over time. */
+/* MOMENTUM is 1-bit Adam as it was published. STEP exchanges w = m / (sqrt(v^) + eps) instead:
+ * elements whose m differ widely have w of about the same size (docs/optimizers.md has the
+ * measurement). The scale of a received message is limited. An element whose variance is 0 moves
+ * too, by its block's scale, with signs that cancel over time. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */
   ONEBIT_ADAM_EXCHANGE_MOMENTUM = 1,
@@ -52,14 +41,13 @@ typedef enum onebit_adam_exchange {
 } onebit_adam_exchange_t;
 
 /* The distribution of state over the ranks, as in ZeRO stage 1. Every rank serves a share of the
- * parameters, a part of consecutive blocks as large as the others' but for a block, and has
- * momentum, variance and master values of that alone. Gradients go to the servers, and what comes
- * back to all is
+ * parameters, consecutive blocks, and stores momentum, variance and master values of this share
+ * alone. The ranks send gradients to the servers, and the servers send to all ranks
  *   STEP         the step, one bit an element, which each adds to float32 parameters. With
  *                parameters of another type: ONEBIT_ERROR_ARGUMENT
- *   PARAMETERS   the new parameters, in parameter_dtype, as they are
- * In the warm-up (the same, bit for bit, as without shards) it is parameters in both, and gradients
- * go in full precision, in their own type. Then, at the server of an element,
+ *   PARAMETERS   the new parameters, in parameter_dtype
+ * In the warm-up (the same, bit for bit, as without shards) both send parameters, and the ranks
+ * send gradients in full precision, in their own type. Then, at the server of an element,
  *
  *   g = mean over ranks of +-scale, by the bits of (gradient + residual) of each rank
  *   m = b1 m + (1 - b1) g
@@ -68,10 +56,8 @@ typedef enum onebit_adam_exchange {
  *                p = p - lr (w' + wd p) on every rank
  *   PARAMETERS   p = p - lr (w + wd p) at the server
  *
- * Adam's own steps hardly ever reach the bound while the variance follows the gradients. A frozen
- * variance does not, and residuals and an exact momentum would resonate at learning rates that NONE
- * allows, where a momentum of bits is as large as its scale at most. With STEP a bit is + or -: an
- * element without variance, too, is moved, by steps of its block's scale whose signs cancel.
+ * Without the bound 1 both forms diverge at learning rates that NONE allows (docs/optimizers.md).
+ * With STEP an element without variance moves too, by its block's scale, with signs that cancel.
  *
  *                bytes a parameter, of a rank                sent by a step, bytes a parameter
  *                                                            compressed      warm-up
@@ -80,15 +66,13 @@ typedef enum onebit_adam_exchange {
  *   PARAMETERS   8 + 12 / size + 1/4                         1/8 + its own   gradient's + its own
  *
  * where master values add 4 (NONE) or 4 / size (PARAMETERS), each part of what is sent counts
- * (size - 1) / size times, and "own" is the size of its type: with bfloat16 for both a warm-up step
- * sends 4 bytes in place of 8. 8 of the bytes are the residual of all gradients, twice, so that a
- * skipped step leaves it as it was.
+ * (size - 1) / size times, and "own" is the size of its type.
  *
  * Not with profile deepspeed, schedule ONEBIT_SCHEDULE_HIERARCHICAL (AUTOMATIC is the exchange
  * here) or device ONEBIT_DEVICE_CUDA: ONEBIT_ERROR_UNSUPPORTED; nor with exchange
- * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics tell
- * of the rank's own share; the residual ratio is relative to what the rank sent of its gradients.
- */
+ * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics
+ * describe the rank's own share; the residual ratio is relative to what the rank sent of its
+ * gradients. */
 typedef enum onebit_shards {
   ONEBIT_SHARDS_NONE = 0,
   ONEBIT_SHARDS_STEP = 1,
@@ -102,25 +86,21 @@ typedef struct onebit_adam_options {
   double beta1;   /* in (0, 1); default 0.9 */
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
-  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Given or found, the
-   * freeze waits while the variance lags behind the gradients: while |m^|^2 > 4 |v^|, with |v^| the
-   * sum of the variances, or there is no variance yet. That is so while gradients have just begun,
-   * or have grown by much in a few steps. Sharded and in profile deepspeed it does not wait. In
-   * profile deepspeed it is DeepSpeed's own count, whose first call makes no step: freeze_step - 1
-   * steps of warm-up, and at least one. */
+  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Any freeze waits while
+   * the variance lags behind the gradients: while |m^|^2 > 4 |v^|, with |v^| the sum of the
+   * variances, or there is no variance yet; but not with shards or in profile deepspeed. In profile
+   * deepspeed it is DeepSpeed's own count, whose first call makes no step: freeze_step - 1 steps of
+   * warm-up, and at least one. */
   size_t freeze_step;
   /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
    * variance satisfies
    *   threshold <= |v(t - D)| / |v(t)| <= 1 / threshold
    * in the sum of absolute values (bias-corrected unless no_bias_correction is set), or after
-   * ONEBIT_FREEZE_LATEST D steps; in (0, 1); default 0.96 (the criterion of arXiv 2102.02888, which
-   * knows no last step). */
+   * ONEBIT_FREEZE_LATEST D steps; in (0, 1); default 0.96, as in arXiv 2102.02888. */
   double freeze_threshold;
-  int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
-  /* Data that the ranks exchange in the compressed stage. */
-  onebit_adam_exchange_t exchange;
-  /* Ranks that hold variance and master values: all, or each those of its share of the elements. */
-  onebit_shards_t shards;
+  int no_bias_correction;          /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
+  onebit_adam_exchange_t exchange; /* of the compressed stage */
+  onebit_shards_t shards;          /* default ONEBIT_SHARDS_NONE */
   onebit_optimizer_options_t common;
 } onebit_adam_options_t;
 
@@ -137,9 +117,8 @@ typedef struct onebit_adam_options {
  *   ntensors    0 or more
  *   options     or NULL for the defaults; not kept
  *   optimizer   out: the optimizer; NULL when the call fails
- * Memory, in bytes a parameter: 12 (momentum then residual, variance then reciprocal denominator,
- * averaged gradient then second residual) + 8 / size + 1/2 for messages; plain data-parallel Adam
- * with a buffer for the mean takes 12. With shards: see onebit_shards_t.
+ * Memory, in bytes a parameter: 12 + 8 / size + 1/2 for messages, of which 8 + 8 / size are
+ * residuals; plain data-parallel Adam takes 12. With shards: see onebit_shards_t.
  * Errors: those of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array,
  * arrays that overlap, a weight decay or factor that is negative or not finite. */
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,

@@ -1,23 +1,13 @@
 /*
  * Checkpoints of optimizers, and of outer steps. They have the complete state: parameters (the
  * master values), moments, residuals, step counts, stage, schedules and loss scale. A run that is
- * loaded continues as the saved run would have, to the bit.
+ * loaded with the same options and number of ranks continues as the saved run would have, to the
+ * bit.
  *
- * Each rank saves its part: its share of the state that is equal on all ranks, and its own state. A
- * part identifies its optimizer and rank, and each of its sections has a checksum;
- * docs/checkpoints.md is the format.
- *
- * Another number of ranks may load a checkpoint. State that was equal on all ranks stays the same.
- * Every rank begins with the mean of the saved worker residuals, element by element, so that the
- * invariant of onebit_plan_export_residual holds; server residuals go to the ranks that now serve
- * their elements. 0/1 Adam's parameters and momentum between two synchronisations become their
- * means too. Results then continue without a jump, but not to the bit.
- *
- * Options may differ between saving and loading, but for the kind of optimizer, the tensors'
- * counts and the profile; from the freeze on also for exchange, shards, and which tensors are
- * uncompressed, of Efficient-Adam in its warm-up too. A part that was saved in a warm-up cannot be
- * loaded by an optimizer without one. The continuation is exact if nothing differs, or only
- * threads, chunk_size, the codec, and bucket_size where no bit depends on it.
+ * Each rank saves its part: its share of the state that is equal on all ranks, and its own state.
+ * docs/checkpoints.md has the format, which options may differ between saving and loading, and what
+ * another number of ranks begins with. With another number of ranks results continue without a
+ * jump, but not to the bit.
  */
 #ifndef ONEBIT_CHECKPOINT_H
 #define ONEBIT_CHECKPOINT_H
@@ -40,8 +30,8 @@ extern "C" {
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes);
 
-/* Writes this rank's part with all of the ranks' common state that it has, not only its share: if
- * only one rank saves, just the other ranks' own state is missing. Parts of both calls can be
+/* Writes this rank's part with all of the state that is equal on all ranks, not only its share: if
+ * only one rank saves, only the other ranks' own state is missing. Parts of both calls can be
  * loaded together.
  *   optimizer, memory, capacity, bytes, errors   as onebit_optimizer_save */
 onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
@@ -63,46 +53,37 @@ onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count);
 
-/* Saves to files, a file a rank, in a directory that all ranks see (made if it is not there; its
- * parent must be). Collective. If saving is interrupted at any point, loading finds either the
- * complete previous checkpoint or the complete new one: the parts of a new checkpoint get new
- * names, and are used only when a manifest names them, which is replaced atomically once all parts
- * are on the disk.
+/* Saves to files, one for each rank, in a directory that all ranks see (made if it is not there;
+ * its parent must exist). Collective. If saving is interrupted at any point, loading finds either
+ * the complete previous checkpoint or the complete new one (docs/checkpoints.md, "Files").
  *   optimizer   the optimizer; unchanged
- *   directory   its path. In it files are made anew: a link in the place of one is removed, and not
- *               followed
+ *   directory   its path. Links in it are not followed
  * Errors: those of onebit_optimizer_save; ONEBIT_ERROR_FILE (the disk is full, for example; the
  * message has the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
 /* Loads the latest checkpoint of onebit_optimizer_save_files. Collective. The call refuses files
- * that are damaged or no regular files, and waits for none. A rank holds only the piece in memory
- * that it needs at a time.
+ * that are damaged or no regular files. A rank holds in memory only the piece that it needs.
  *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
- *                       and the reason); where a file was changed, or its disk failed, after it had
- *                       been checked, the message on that rank says that part of the state has
- *                       been loaded
+ *                       and the reason). If a file changes or its disk fails after it was checked,
+ *                       that rank's message says that part of the state has been loaded
  *   directory           its path */
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory);
 
-/* Writes this rank's part of an outer step to memory: the parameters as this rank has them, its
- * residuals, its share of consensus and outer momentum, and how far an exchange in flight has come.
- * Local but where an exchange is in flight, which it waits for: so to be called by all ranks after
- * the same exchanges have begun. A resumed run goes on to the bit, also in the middle of a round.
+/* Writes this rank's part of an outer step to memory. Local, but waits for an exchange in flight:
+ * all ranks must call it after the same exchanges have begun. A resumed run goes on to the bit,
+ * also in the middle of a round.
  *   outer      the outer step; unchanged
  *   memory, capacity, bytes   as in onebit_optimizer_save
  * Memory while it writes: 8 bytes an element.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
- * ONEBIT_ERROR_UNSUPPORTED (a site that is being caught up has a part of a consensus only: save
- * after a later exchange), ONEBIT_ERROR_TRANSPORT (it has stopped), ONEBIT_ERROR_MEMORY, and those
- * of an exchange in flight that failed.
+ * ONEBIT_ERROR_UNSUPPORTED (a site that is receiving a consensus after an absence has only a part
+ * of it: save after a later exchange), ONEBIT_ERROR_TRANSPORT (it has stopped),
+ * ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed.
  *
- * Of several sites each saves and loads by itself, with files in a directory of its own: "all
- * ranks" are those of the site, and saving is collective over these. So a site's checkpoint is
- * complete: another site can begin with it, too. A drift that is under way is saved as not sent.
- * Loading is collective over all sites, and they go on to the bit where all have saved after the
- * same step and none was late. Where they have loaded unequal rounds the latest count, as
- * onebit_outer_move says; so they do where there are more sites or fewer than saved. */
+ * With several sites each site saves its own complete checkpoint, in a directory of its own, and
+ * saving is collective over the ranks of the site. Loading is collective over all sites.
+ * docs/outer.md ("Several sites") says when a loaded run continues to the bit. */
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes);
 
@@ -113,9 +94,6 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
  *                       differ; ONEBIT_OUTER_DENSE ignores residuals. With rounds of another
  *                       length the same fragment is next
  *   parts, bytes, count   as in onebit_optimizer_load
- * Another number of ranks begins with the means of the parameters (with weights, weighted) and of
- * the residuals: so the mean drift and the mean residual stay the same.
- * Consensus and momentum are the same to the bit.
  * Errors: those of onebit_optimizer_load but ONEBIT_ERROR_BUSY and ONEBIT_ERROR_DEVICE;
  * ONEBIT_ERROR_MISMATCH also where the ranks have not begun the same exchanges. */
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,

@@ -1,5 +1,5 @@
 /*
- * The collectives. Buffers first, then the plan; counts and types are the plan's.
+ * The collectives. Their arguments are the buffers, then the plan, which has counts and types.
  *
  * Rules that hold for all of them:
  *  - Collective over the plan's communicator: every rank calls the same function on its plan. Calls
@@ -9,36 +9,34 @@
  *  - In place: allreduce with sendbuf == recvbuf; allgather with sendbuf == recvbuf + rank * count;
  *    reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
  *  - The result has the same bits on every rank (allreduce, allgather), with every codec and any
- *    number of threads, in whatever floating-point environment the program has set: traps,
- *    rounding and flush-to-zero are not in force within a call, and are afterwards what they were
- *    before, with the flags of exceptions.
+ *    number of threads, in whatever floating-point environment the program has set: a call sets
+ *    its own traps, rounding and flush-to-zero, and restores the program's and the flags of
+ *    exceptions when it ends.
  *  - Not-a-number and infinity never enter the residual. If the input of any rank holds one, or
  *    holds values so large that the sum of their squares overflows float32, every rank gets
  *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are as they were. (With
  *    ONEBIT_WIRE_DENSE it is the squares of an allreduce's result that count, and none of an
  *    allgather's.)
- *  - Results are rounded to the plan's type, to the nearest, ties to even. From finite inputs come
- *    finite results: one that is beyond the largest float16 is stored as +-65504, in every
- *    operation, dense or not. It is no reason to skip: a mean cannot be that large, only what
- *    earlier calls left in the residual can.
+ *  - Results are rounded to the plan's type, to the nearest, ties to even. Finite inputs give
+ *    finite results: one beyond the largest float16, which only the residual of earlier calls can
+ *    cause, is stored as +-65504, in every operation, dense or not.
  *  - In an allreduce whose server sends a result (all schedules but ALLGATHER) and in an allgather
- *    the scale is rounded before it is sent, so the residual has what rounding or +-65504 took,
- *    and a later call makes up for it. In a reduce-scatter, in the schedule ALLGATHER and in
- *    profile deepspeed a result is rounded on its way into recvbuf only, by up to 2^-8 of its size
- *    as bfloat16 and 2^-11 as float16; no error keeps that. It favours no direction, but a steady
- *    input has the same every time; where that matters, exchange in float32.
+ *    the scale is rounded before it is sent, so the residual contains the error of rounding or of
+ *    +-65504, and a later call corrects it. In a reduce-scatter, in the schedule ALLGATHER and in
+ *    profile deepspeed results are rounded only when they are stored, by up to 2^-8 of their size
+ *    as bfloat16 and 2^-11 as float16, and no residual contains that error. A constant input has
+ *    the same error in every call; where that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, in the same call,
  *    and no recvbuf and no residual is changed.
- *  - Ranks that make their calls on plans in different orders wait for each other, as in MPI, where
- *    calls block; a plan that is NULL or no plan is known to this rank only, and the others wait
- *    for its call. Such a wait ends after ONEBIT_TIMEOUT (onebit/communicator.h) with
- *    ONEBIT_ERROR_TRANSPORT on all.
- *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE), by its checksum. It and
- *    a failed transport are no errors to go on after: results are applied as they come, so recvbuf
- *    may hold part of one, and other ranks may have ended the call well. Therefore the rank that
- *    refused takes part in no later call of the plan, and all ranks are told (ONEBIT_ERROR_MESSAGE
- *    there, ONEBIT_ERROR_PEER elsewhere), until onebit_plan_reset.
+ *  - Ranks that make blocking calls on plans in different orders wait for each other, as in MPI. If
+ *    one rank passes NULL or no plan, the others wait for its call. Such a wait ends after
+ *    ONEBIT_TIMEOUT (onebit/communicator.h) with ONEBIT_ERROR_TRANSPORT on all.
+ *  - A message whose checksum is wrong is refused (ONEBIT_ERROR_MESSAGE). After that, and after a
+ *    failed transport, results may differ: they are applied as they arrive, so recvbuf may hold
+ *    part of one, and the call may have succeeded on other ranks. Therefore the rank that refused
+ *    takes part in no later call of the plan, which returns ONEBIT_ERROR_MESSAGE there and
+ *    ONEBIT_ERROR_PEER elsewhere, until onebit_plan_reset.
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in

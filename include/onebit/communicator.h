@@ -21,10 +21,10 @@
  * MPI_THREAD_MULTIPLE. Creation calls on one communicator are collective and must be made in the
  * same order on all of its ranks.
  *
- * Nonblocking calls move on whenever the library is called (onebit_progress). With
- * ONEBIT_PROGRESS=thread in the environment a thread of the library's own moves them, which wants a
- * core to spare; over MPI it needs MPI_THREAD_MULTIPLE, or creating a communicator fails with
- * ONEBIT_ERROR_UNSUPPORTED. Any other value of it than `calls` and `thread` is an
+ * Nonblocking calls progress whenever the library is called (onebit_progress). With
+ * ONEBIT_PROGRESS=thread in the environment a thread of the library progresses them, for which a
+ * core should be free; over MPI it needs MPI_THREAD_MULTIPLE, or creating a communicator fails with
+ * ONEBIT_ERROR_UNSUPPORTED. The only other value is `calls`; anything else is an
  * ONEBIT_ERROR_ARGUMENT.
  */
 #ifndef ONEBIT_COMMUNICATOR_H
@@ -55,8 +55,9 @@ onebit_status_t onebit_comm_create_self(onebit_comm_t *comm);
  * Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 
-/* The same, as if the ranks were on several hosts: for trying what a cluster would do, and for
- * tests. Consecutive ranks share a host; where size is not a multiple of hosts some have one more.
+/* Makes such a group as if its ranks were on several hosts, for tests and to try what a cluster
+ * would do. Consecutive ranks share a host; where size is not a multiple of hosts some have one
+ * more.
  *   size    number of ranks, 1 to 4096
  *   hosts   number of hosts, 1 to size
  *   comms   as above
@@ -83,12 +84,12 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 /* Aborts the communicator: ends every call in flight and every later one, on every rank, with an
  * ONEBIT_ERROR_TRANSPORT whose message names the rank that aborted. Afterwards destroy the objects
  * that were made on it, and the communicator; or call onebit_comm_shrink. Local: returns at once,
- * and the others learn of it as they wait, or with their next call. Over NCCL it is ncclCommAbort,
- * and nccl_comm is gone; over functions of the caller's it calls `abort`, and they tell why. Once
- * aborted, no more happens.
+ * and the others learn of it as they wait, or with their next call. Over NCCL it calls
+ * ncclCommAbort, which destroys nccl_comm; over functions of the caller's it calls `abort`. A
+ * second call does nothing.
  *   comm   the communicator
- * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE it is then
- * one of these that tells the other ranks.
+ * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE one of
+ * these threads then tells the other ranks.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
@@ -105,15 +106,15 @@ onebit_status_t onebit_comm_abort(onebit_comm_t comm);
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
 
-/* Gives the communicator back. Local, except that an MPI communicator must be destroyed on all of
- * its ranks and before MPI_Finalize.
+/* Destroys the communicator. Local, except that an MPI communicator must be destroyed on all of its
+ * ranks and before MPI_Finalize.
  *   comm   the communicator; NULL is fine; what is no communicator, for example one that was
  *          destroyed before, is left alone, and onebit_last_error() says so
- * Plans and optimizers that were made on it go on as before. The last of them that is destroyed
- * gives back what they share: until then the communicator counts as not destroyed for what it was
- * made from (MPI_Finalize, ncclCommDestroy, the context of callbacks). A loopback rank that has
- * destroyed it, and all of them, while others wait for it is gone: they get ONEBIT_ERROR_TRANSPORT.
- * After MPI_Finalize the memory is given back, and MPI is not called. */
+ * Plans and optimizers that were made on it continue to work. What the communicator was made from
+ * must stay until the last of them is destroyed (MPI_Finalize, ncclCommDestroy, the context of
+ * callbacks). Loopback ranks that wait for a rank that has destroyed the communicator, and
+ * everything made on it, get ONEBIT_ERROR_TRANSPORT. After MPI_Finalize the memory is freed, and
+ * MPI is not called. */
 void onebit_comm_destroy(onebit_comm_t comm);
 
 #ifdef __cplusplus

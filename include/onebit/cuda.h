@@ -12,18 +12,18 @@
  * The calls here are ordered with the work of a stream: they begin when what was put on it before
  * is complete, and what is put on it next finds the result.
  *
- *   over NCCL, and with one rank   They return at once, do not allocate, and no host waits for
- *                                  anything: the stream may be capturing a graph. Calls on one plan
- *                                  from two streams are put in order, but not those in graphs.
+ *   over NCCL, and with one rank   They return at once, and do not allocate: the stream may be
+ *                                  capturing a graph. Calls on one plan from two streams are put in
+ *                                  order, but not those in graphs.
  *   over MPI and loopback          The host stages messages through pinned memory and drives the
  *                                  network, so they return when the last part is on the stream. A
  *                                  stream that is capturing is an ONEBIT_ERROR_UNSUPPORTED.
- *   over an MPI that takes         The same, but messages stay in memory of the device, which
- *   memory of the device           stamps and judges them as over NCCL. Whether it does, MPI says.
+ *   over a CUDA-aware MPI          The same, but messages stay in memory of the device, which
+ *                                  writes and checks their headers as over NCCL.
  *
- * Unless messages are staged, it is not known when a call returns whether it ends well
- * (ONEBIT_SKIPPED, an error of another rank): the two synchronize calls report that. The rules of
- * onebit/collectives.h hold: a call that does not end well changes nothing, on any rank.
+ * Unless messages are staged, a call returns before the library knows how it ends (ONEBIT_SKIPPED,
+ * an error of another rank): the two synchronize calls report that. The rules of
+ * onebit/collectives.h hold: a call that fails or is skipped changes nothing, on any rank.
  *
  * Errors of all of them: those of the call without a stream; ONEBIT_ERROR_ARGUMENT for memory of
  * the host or of another device, for a plan or an optimizer on the host, and for a stream of
@@ -52,9 +52,8 @@ onebit_status_t onebit_allgather_stream(const void *sendbuf, void *recvbuf, oneb
 onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                              cudaStream_t stream);
 
-/* Waits until the calls that were put on streams are through, and says how they ended: the status
- * of the first since the last time that did not end well, where an error counts more than a skip.
- * Local.
+/* Waits for the calls that were put on streams, and returns how they ended: since the last time the
+ * status of the first call with an error, else of the first that was skipped. Local.
  *   plan   the plan; not while a stream captures a call on it
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (a request is in flight), those
  * of the calls. */
@@ -69,11 +68,11 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
  * there the host makes all calls). */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped);
 
-/* Multiplies the result of the plan's latest call on a stream by a factor: by the number of ranks,
- * and the mean is a sum. If that call did not end well all of the result becomes not-a-number, on
- * every rank, so that a program that does not wait for the status does not take the old contents of
- * recvbuf for a result; loss scaling treats it as it treats infinity. A product too large for
- * float16 becomes infinity, as the dense sum would. Local.
+/* Multiplies the result of the plan's latest call on a stream by a factor; the number of ranks
+ * makes a sum of the mean. If that call failed or was skipped, all of the result becomes
+ * not-a-number, on every rank: a program that does not wait for the status then cannot use the old
+ * contents of recvbuf as a result. A product too large for float16 becomes infinity, as the dense
+ * sum would. Local.
  *   recvbuf   that call's
  *   factor    1 leaves a result as it is
  *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call has
@@ -85,23 +84,20 @@ onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
                                            cudaStream_t stream);
 
-/* onebit_plan_reset_residual in the order of a stream: the next call begins with no residual of
- * this rank's, and nobody waits. For a buffer that holds another tensor from now on. Local.
+/* Does onebit_plan_reset_residual in the order of a stream, without waiting: for a buffer that
+ * holds another tensor from now on. Local.
  *   plan, stream   as in onebit_scale_result_stream
  * Errors: as there. */
 onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream);
 
-/* onebit_optimizer_step on a stream. Collective.
+/* Makes a step (onebit_optimizer_step) on a stream. Collective.
  *   optimizer       made for memory of a device
  *   learning_rate   as there; a graph keeps the one that it was captured with, unless it is in
  *                   memory of the device (onebit_optimizer_set_learning_rate_pointer)
  *   stream          a stream of the optimizer's device
- * Over NCCL a step of the compressed stage can be captured; in the warm-up that is an
- * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps
- * before, once, in the step that may be the first of the compressed stage (with
- * ONEBIT_FREEZE_AUTOMATIC, and of Efficient-Adam, in every step of the warm-up). With clip_norm it
- * waits in every step for the norm of the gradients, and with 0/1 Adam in every step for the one
- * before: neither can be captured.
+ * Over NCCL a step of the compressed stage can be captured; elsewhere, and in the warm-up, with
+ * clip_norm, and with 0/1 Adam, that is an ONEBIT_ERROR_UNSUPPORTED. docs/cuda.md says in which
+ * steps the host waits.
  * Errors: above. */
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream);
@@ -116,12 +112,12 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
  *   onebit_optimizer_step_stream(optimizer, rate, stream);
  *
  * The gradient is final when the work that is on the stream at the call is complete: the tensor's
- * bucket (bucket_size) waits for that work, and not for later work. The step's update is put behind
- * the stream of onebit_optimizer_step_stream, which must be behind the backward pass on all of its
- * streams, and what is put on that one next finds the new parameters. Over NCCL all ranks send
- * buckets in the same order, from the last tensors to the first: a bucket that is full leaves when
- * those before it have left, so let tensors become ready in about that order. Each rank may call
- * ready in an order of its own, or make its step without. No bit of any result depends on it.
+ * bucket (bucket_size) waits for that work, and not for later work. The step's update follows the
+ * stream of onebit_optimizer_step_stream, which must wait for the backward pass on all of its
+ * streams; what is put on that stream next finds the new parameters. Over NCCL all ranks send
+ * buckets in the same order, from the last tensors to the first, so let tensors become ready in
+ * about that order. Each rank may call ready in an order of its own, or make its step without. No
+ * bit of any result depends on it.
  *   optimizer       made for memory of a device
  *   learning_rate   as in onebit_optimizer_begin
  *   tensor          as in onebit_optimizer_ready

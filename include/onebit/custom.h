@@ -21,13 +21,13 @@ extern "C" {
  * Requirements:
  *  - Only `test` may wait, and no longer than it is told.
  *  - Between two ranks, messages with the same tag arrive in the order in which they were sent, and
- *    meet receives in the order in which these were begun. Messages with different tags do not wait
- *    for each other, nor do messages of different ranks: a message without a receive must not delay
- *    those behind it.
- *  - The threads that use the communicator, or what was made on it, call them, several at once if
- *    the program does so; with ONEBIT_PROGRESS=thread so does a thread of the library's. They must
- *    not call the library for this communicator. They run with the default floating-point
- *    environment and locale.
+ *    match receives in the order in which these were begun. Messages with different tags, or of
+ *    different ranks, do not wait for each other: a message without a receive must not delay those
+ *    behind it.
+ *  - The threads that use the communicator, or what was made on it, call these functions, several
+ *    threads at once if the program does so; with ONEBIT_PROGRESS=thread so does a thread of the
+ *    library. The functions must not call the library for this communicator. They run with the
+ *    default floating-point environment and locale.
  *  - They return 0, or a code below 0 of the transport's own for a failure. The first failure on a
  *    rank ends the communicator there: the current call and all later ones return
  *    ONEBIT_ERROR_TRANSPORT, operations under way are cancelled as they are met, and `abort` is

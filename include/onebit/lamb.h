@@ -21,15 +21,16 @@
  *                p = p - lr c f u
  *
  * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t) with the t of the
- * step. Elements that the freeze keeps still (adam.h) have no part in f. Where one scale serves a
- * whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed) the momentum travels times k, a factor a
- * tensor that brings the buffer's tensors to the same root mean square at the freeze: mean of it
- * over them / that of the tensor; 1 for a tensor whose momentum is zero, which the mean leaves out.
+ * step. Elements without variance at the freeze (adam.h) have no part in f. Where one scale serves
+ * a whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed) each tensor's momentum is multiplied by a
+ * factor k before it is sent, so that all tensors of the buffer had the same root mean square at
+ * the freeze: k is the mean of the tensors' root mean squares / that of the tensor, and 1 for a
+ * tensor whose momentum is zero, which the mean leaves out.
  *
- * A tensor that stays uncompressed makes the warm-up's step always.
+ * An uncompressed tensor makes the warm-up's step in all stages.
  *
  * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call
- * for all tensors with its padding, which keeps what the last call gave it.
+ * for all tensors with its padding, whose elements stay as the last call left them.
  *
  * Not recommended but in profile deepspeed: with its default options its loss ends more
  * than 1 % above dense LAMB's. Take Efficient-Adam (onebit/efficient_adam.h).

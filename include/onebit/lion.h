@@ -1,36 +1,31 @@
 /*
- * Lion in one bit. Lion's step is the sign of a momentum, so nothing is lost where a server sends
- * it in one bit; what the ranks send is one bit too, of gradients that each has divided by the root
- * of its own second moment, with the error fed back. There is no warm-up. With g_k the gradient of
- * rank k, and P the number of ranks that exchange with each other:
+ * Lion in one bit. Lion's step is the sign of a momentum, so a server loses nothing when it sends
+ * one bit. The ranks send one bit too, with error feedback: each divides its gradient by the root
+ * of its own second moment. There is no warm-up. With g_k the gradient of rank k, and P the number
+ * of ranks that exchange with each other:
  *
  *   v_k = b3 v_k + (1 - b3) g_k^2                          on rank k
  *   u_k = g_k / sqrt(v_k / (1 - b3^t) / P + eps^2)
- *   G   = mean over ranks of one bit of (u_k + what was left of it before)
+ *   G   = mean over ranks of one bit of (u_k + residual of rank k)
  *   y   = b1 m + (1 - b1) G                                on the server of the element
  *   m   = b2 m + (1 - b2) G
  *   p   = p - lr (sign(y) + wd p)                          everywhere
  *
- * Take the learning rate and the weight decay that dense Lion takes: most often a third to a tenth
- * of Adam's rate, and as many times its weight decay. Each element has one server, which is the
- * only one to keep its momentum. Not recommended where most parameters are tables of words: its
- * loss ends 2 to 4 % above dense Lion's there (docs/measured/trainings.md), as a warning says once.
+ * Take the learning rate and the weight decay of dense Lion (docs/optimizers.md). Each element has
+ * one server, and only the server stores its momentum. Not recommended where most parameters are
+ * tables of words: its loss ends 2 to 4 % above dense Lion's there, as a warning says once.
  *
- * A bit is + or -, and dense Lion leaves an element alone whose momentum and gradient are zero. A
- * block (block_size elements) in which all y are zero, such as one of a layer without gradients, is
- * left alone here too. But an element without gradients in a block where others have some moves by
- * lr in every step: its signs follow the error that is fed back, which goes up and down, so that
- * they cancel over some steps, and where its y is exactly zero elements of even number move one way
- * and the others the other way. Set `uncompressed` for a tensor that must not: it takes dense
- * Lion's steps on the mean gradient, in which the sign of zero is zero:
+ * One bit has no zero: a block in which all y are zero stays as it is, but in any other block an
+ * element without gradients moves by lr in every step, with signs that cancel over some steps (if
+ * its y is exactly zero, by the parity of its number). Set `uncompressed` for a tensor in which
+ * that matters: it takes dense Lion's steps on the mean gradient, in which the sign of zero is
+ * zero:
  *
  *   p = p - lr (sign(b1 m + (1 - b1) g) + wd p);  m = b2 m + (1 - b2) g
  *
- * Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675. Signs
- * that are exchanged: Liu et al., "Communication Efficient Distributed Training with Distributed
- * Lion", arXiv 2404.00438, where every rank has a momentum of its own and sends its sign, without
- * feedback of errors. Not there: normalised gradients in place of signs of momenta, error feedback,
- * and one momentum for all, on servers.
+ * Sources: Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675; the
+ * exchange of signs: Liu et al., "Communication Efficient Distributed Training with Distributed
+ * Lion", arXiv 2404.00438 (docs/optimizers.md has the differences).
  */
 #ifndef ONEBIT_LION_H
 #define ONEBIT_LION_H

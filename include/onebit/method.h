@@ -2,30 +2,25 @@
  * The choice of a training's method: in each step a dense exchange, one in 8 bits or one in one
  * bit, or local steps with an outer step. The best method depends on the link and on the time that
  * a step computes. So both are measured, the slowest rank counts, and all ranks make the same
- * choice:
+ * choice (docs/optimizers.md, "By measurement", shows a program):
  *
  *   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
  *   choice.elements = count;
  *   choice.compute = seconds;                      (of a gradient and an update, without exchanges)
  *   onebit_method_choose(comm, &choice);
- *   puts(choice.text);                             (what, and why)
- *
- * and then, with any optimizer of the library, of which that is Efficient-Adam,
- *
- *   options.warmup_steps = choice.warmup_steps;
+ *   options.warmup_steps = choice.warmup_steps;    (of Efficient-Adam, or of another optimizer)
  *   options.common.dense_below = choice.dense_below;
- *   onebit_efficient_adam_create(comm, ...);       (where choice.local_steps is 0)
  *
  * With local steps the program makes the optimizer on a communicator of one rank, and an outer step
- * with choice.local_steps on this one (onebit/outer.h).
+ * with choice.local_steps on all ranks (onebit/outer.h).
  *
- * The model of a step: an exchange hides behind two thirds of the computation, but for a 25th of
- * it, the last bucket's part (with `blocking`: behind nothing). A method with fewer bits is taken
- * where it makes steps at least 5 % shorter. Local steps change what is learned, and are taken only
- * where one bit in each step would wait for the link longer than it computes, or send more than the
- * caller allows: as few of them, of 10, 30, 100 and 300, as make an exchange no more than a 20th of
- * the computation. A training that has them leaves them where one bit would wait for less than 0.7
- * of what it computes, and changes their number only where another one is clearly better.
+ * The model of a step: an exchange hides behind two thirds of the computation, except for a 25th of
+ * the exchange, the last bucket (with `blocking` it hides behind nothing). A method with fewer bits
+ * is chosen if its steps are at least 5 % shorter. Local steps change what is learned, and are
+ * chosen only if one bit in each step would wait for the link longer than it computes, or send more
+ * than the caller allows: the smallest number of 10, 30, 100 and 300 with which an exchange takes
+ * at most a 20th of the computation. A training with local steps leaves them if one bit would wait
+ * for less than 0.7 of the computation, and changes their number only if another is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H

@@ -1,16 +1,13 @@
 /*
- * 1-bit momentum SGD: stochastic gradient descent with heavy-ball momentum, for codes that train
- * with that. The momentum is what the ranks exchange, as in 1-bit Adam with a variance of one,
- * after a warm-up in which gradients travel in 8 bits. The first gradients are the largest, and
- * what one bit holds back of them costs 1 to 5 % of the loss where their norm is clipped
- * (docs/optimizers.md).
+ * 1-bit momentum SGD: stochastic gradient descent with heavy-ball momentum. After a warm-up, in
+ * which gradients travel in 8 bits (docs/optimizers.md says why), the ranks exchange the momentum:
  *
  *   warm-up      m = b m + mean over ranks of gradient
  *   compressed   m = compressed allreduce of (b m + gradient of this rank)
  *   both         p = p - lr (m + wd p)
  *
- * A bit is + or -: in the compressed stage an element without gradients, too, is moved, by steps of
- * the size of its block's scale whose signs cancel. Set `uncompressed` for a tensor that must not.
+ * One bit has no zero: in the compressed stage an element without gradients moves by its block's
+ * scale, with signs that cancel. Set `uncompressed` for a tensor in which that matters.
  *
  * Source: Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with
  * Error-Feedback", arXiv 1905.10936; the momentum's convention is PyTorch's (no dampening, no

@@ -11,12 +11,11 @@
  * type and operation: every tensor needs a pair of buffers of its own. Until a program's calls on a
  * communicator repeat, each begins with a message of 32 bytes in which the ranks agree on its
  * tensor; if a rank passes other buffers than before, all ranks make that call with full values, as
- * MPI does. Once the ranks have seen the same calls twice in the same order (a training step is a
- * loop of less than 4096 calls), the position in that order identifies the tensor, with no message,
- * whatever the buffers are; if a rank's buffers change after eight equal calls, the residual is
- * dropped, since it may be another tensor's. ONEBIT_Forget announces that a buffer will be used for
- * another tensor. Buffers that are used only once belong to no tensor: after 128 of them, or 2^28
- * elements, calls with further new buffers are made with full values.
+ * MPI does. Once the ranks have seen the same calls twice in the same order (a loop of less than
+ * 4096 calls), the position in that order identifies the tensor, with no message, whatever the
+ * buffers are; if a rank's buffers change after eight equal calls, its residual is dropped.
+ * ONEBIT_Forget announces that a buffer will be used for another tensor. After 128 buffers that
+ * were used only once, or 2^28 elements, calls with further new buffers are made with full values.
  *
  * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
  * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one

@@ -9,44 +9,39 @@
  *   lamb.h            1-bit LAMB
  *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
  *
- * and checkpoint.h saves and loads any of them. docs/optimizers.md says how to choose.
+ * checkpoint.h saves and loads any of them. docs/optimizers.md says how to choose.
  *
  * An optimizer is made from a list of tensors, and makes steps: it reads the gradients, exchanges,
- * and updates the parameters. Gradients are local: do not average them over the ranks before the
- * step, the optimizer does. All ranks must start from the same parameters; the steps keep them
- * equal, bit for bit (0/1 Adam: at its synchronisations). Learning-rate schedules are the caller's:
- * every step is given its rate.
+ * and updates the parameters. Gradients are local: the optimizer averages them over the ranks, so
+ * the caller must not. All ranks must start from the same parameters; the steps keep them equal,
+ * bit for bit (0/1 Adam: at its synchronisations). Learning-rate schedules are the caller's: every
+ * step is given its rate.
  *
- * Mixed precision. Gradients and parameters may be float16 or bfloat16. For parameters that are,
- * the optimizer keeps float32 master values (4 bytes a parameter), taken from them when it is made,
- * and each step writes the rounded ones; a master value beyond the largest float16 goes on as it is
- * and is written as +-65504. All arithmetic is float32; factors that are the same for all elements
- * are computed in double and rounded once. Mean gradients are float32 too, in memory and in dense
+ * Mixed precision. Gradients and parameters may be float16 or bfloat16. For such parameters the
+ * optimizer has float32 master values (4 bytes a parameter), taken from them when it is made, and
+ * each step writes the rounded ones; a master value beyond the largest float16 stays as it is and
+ * is written as +-65504. All arithmetic is float32; factors that are the same for all elements are
+ * computed in double and rounded once. Mean gradients are float32 too, in memory and in dense
  * messages.
  *
  * The value of a gradient. The array's value is multiplied by gradient_factor (1 / k, if it is the
  * sum over k micro-batches), divided by the loss scale if there is one, and multiplied by the
- * factor of clipping: in one multiplication, before it is added to any other rank's. A rank that
- * has no gradient of a tensor sets NULL (onebit_optimizer_set_gradient): zeros. A step is skipped
- * if some gradient's value is not finite, or too large for sums of squares in float32.
+ * factor of clipping: in one multiplication, before it is added to any other rank's. A step is
+ * skipped if some gradient's value is not finite, or too large for sums of squares in float32.
  *
  * Loss scaling. With initial_loss_scale the caller multiplies its loss by the scale that
- * onebit_optimizer_get_loss_scale tells, and the step divides. A step that is skipped because some
- * rank's gradients are not finite (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval
- * good steps in a row double it, up to 2^64. All ranks come to the same scale without a message of
- * their own, since whether a step was skipped travels with the gradients.
+ * onebit_optimizer_get_loss_scale returns, and the step divides. A step that is skipped because
+ * some rank's gradients are not finite (ONEBIT_SKIPPED) halves the scale; loss_scale_interval good
+ * steps in a row double it, up to 2^64. The scale is the same on all ranks.
  *
  * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
  *   norm = sqrt(mean over ranks of |gradient of the rank|^2)
- * and |.| is the Euclidean norm over all tensors. It is defined in all stages, unlike the norm of
- * the mean gradient, which no rank knows once bits travel. It is never less than that one, and with
- * independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients and one
- * message of four bytes, before the first bit can leave. A norm from 2^32 on counts as not finite:
- * the step is skipped.
+ * and |.| is the Euclidean norm over all tensors; docs/optimizers.md compares it with the norm of
+ * the mean gradient. It costs a pass over the gradients and one message of four bytes, before the
+ * first bit can leave. A norm from 2^32 on counts as not finite: the step is skipped.
  *
- * Lost ranks and new ranks. When a step fails because a rank was lost, the other ranks can continue
- * in the same job (onebit_optimizer_shrink), without a file, and new ranks can join them
- * (onebit_optimizer_move). docs/reliability.md shows how.
+ * After a rank was lost, the other ranks can continue in the same job (onebit_optimizer_shrink),
+ * and new ranks can join them (onebit_optimizer_move): docs/reliability.md.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -80,30 +75,27 @@ typedef struct onebit_tensor {
 } onebit_tensor_t;
 
 /* The tensor has a row for each of many words or classes, any of which is rarely the right one, as
- * the last matrix of a language model has. Efficient-Adam divides its gradients by more (V_k in
- * efficient_adam.h), without a byte more; to other tensors that does harm. Other optimizers refuse
- * it; an outer step makes no difference. Checkpoints do not have it. */
+ * the last matrix of a language model. Efficient-Adam divides its gradients by larger values (V_k
+ * in efficient_adam.h); on other tensors that does harm. Other optimizers refuse it; an outer step
+ * ignores it. It is not part of checkpoints. */
 #define ONEBIT_TABLE (-1)
 
-/* freeze_step: find the step from the variance (see onebit_adam_options_t), or never freeze: plain
- * Adam. */
+/* Values of freeze_step: the optimizer finds the step from the variance (onebit_adam_options_t), or
+ * never freezes: plain Adam. */
 #define ONEBIT_FREEZE_AUTOMATIC ((size_t)0)
 #define ONEBIT_FREEZE_NEVER     ((size_t)-1)
 
-/* warmup_steps of Efficient-Adam and momentum SGD: how many they are by default, and none. With as
- * many in 8 bits a training of 1,000 steps sends a 24th of the dense form's bytes:
- * (40 / 4 + 960 / 31.5) of 1,000. */
+/* warmup_steps of Efficient-Adam and momentum SGD: the default, and a value that means none. */
 #define ONEBIT_WARMUP_STEPS 40
 #define ONEBIT_WARMUP_NONE  ((size_t)-1)
 
-/* ONEBIT_FREEZE_AUTOMATIC freezes after so many times 1 / (1 - beta2) steps at the latest. */
+/* ONEBIT_FREEZE_AUTOMATIC freezes after this many times 1 / (1 - beta2) steps at the latest. */
 #define ONEBIT_FREEZE_LATEST 3
 
-/* The largest step, as a multiple of the rate, that an element makes with a variance which is no
- * longer its own: frozen, or left alone while only bits travel. Dense Adam's are hardly ever larger
- * than 1, and never than 7.3 with its usual betas; bits bring every element of a block its scale,
- * however little the element's own gradients are, and where the variance is small beside it that
- * would be a step of any size. Weight decay is not part of it. Not in profile deepspeed. */
+/* The largest step, as a multiple of the rate, that an element makes while its variance is frozen
+ * or not updated. Without this bound an element whose variance is small next to its block's scale
+ * would make steps of any size (docs/optimizers.md). Weight decay is not part of the step. Profile
+ * deepspeed has no bound. */
 #define ONEBIT_STEP_BOUND 3.0f
 
 /* The options that all optimizers have. Start from ONEBIT_OPTIMIZER_OPTIONS_INIT; in every field
@@ -116,13 +108,13 @@ typedef struct onebit_optimizer_options {
   size_t chunk_size;
   int no_error_feedback;
   int threads;
-  /* Elements: tensors are exchanged in buckets of at least so many, taken from the last tensor
-   * backwards, so that a bucket can leave while the backward pass still computes the gradients of
-   * the tensors before (onebit_optimizer_begin); what is left over for the first tensors is a
-   * bucket of its own. A tensor is never split. Default 0: one bucket of everything. With
-   * ONEBIT_BLOCK_BUFFER a bucket is the buffer that has one scale; otherwise no bit of any result
-   * depends on bucket_size, where the exchanges of all buckets follow the same schedule. Profile
-   * deepspeed decides what is compressed together: leave it 0 there. */
+  /* Elements: tensors are exchanged in buckets of at least this many, from the last tensor
+   * backwards, so that the exchange of a bucket can overlap with the rest of the backward pass
+   * (onebit_optimizer_begin). The first bucket may have fewer. A tensor is never split. Default 0:
+   * one bucket of everything. With ONEBIT_BLOCK_BUFFER a bucket is the buffer that has one scale;
+   * otherwise no bit of any result depends on bucket_size, where the exchanges of all buckets
+   * follow the same schedule. Profile deepspeed decides what is compressed together: leave it 0
+   * there. */
   size_t bucket_size;
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
    * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
@@ -137,25 +129,25 @@ typedef struct onebit_optimizer_options {
   double initial_loss_scale;      /* 1 to 2^64; default 0: no loss scaling. 65536 is usual */
   size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
   double min_loss_scale;          /* the scale does not fall below; default 1 */
-  size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
-  /* Bits an element in which the mean gradients of the warm-up travel, 4 or 8, with error feedback
-   * of their own (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS; default 0:
-   * float32, of Efficient-Adam and of momentum SGD's default warm-up 8. Of 1-bit Adam without
-   * shards, 1-bit LAMB, momentum SGD and Efficient-Adam, in profile default; `uncompressed` tensors
-   * stay dense. Memory: as much again as the residual of the bits until the freeze. */
+  size_t dense_below; /* tensors of fewer elements are `uncompressed`; default 0: none */
+  /* Bits an element for the mean gradients of the warm-up, 4 or 8, with error feedback of their own
+   * (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS. Default: 8 for Efficient-Adam
+   * and momentum SGD's default warm-up, otherwise 0: float32. Also for 1-bit Adam without shards
+   * and 1-bit LAMB; only in profile default. `uncompressed` tensors stay dense. Memory: until the
+   * freeze as much again as the residual of the bits. */
   int warmup_bits;
-  /* Bits an element of what is compressed: 1, 2, 4 or 8, default 1; Lion's servers send signs in
-   * any case. max_bits, default bits: the most that a bucket moves up to by itself, as plans do
-   * (onebit/plan.h), where its residual outgrows what is sent. In memory of the host and profile
-   * default, with a scale a block; not of shards, nor of Efficient-Adam with trust_ratio. Memory:
-   * messages are for max_bits. Where a bucket stands is in the statistics and in checkpoints. */
+  /* Bits an element of compressed messages: 1, 2, 4 or 8, default 1; Lion's servers always send
+   * signs. max_bits, default `bits`: a bucket whose residual outgrows its messages raises its bits
+   * up to this, as plans do (onebit/plan.h). More than one bit needs memory of the host, profile
+   * default and a scale for each block; neither shards nor Efficient-Adam's trust_ratio. Memory:
+   * messages are for max_bits. Statistics and checkpoints have the present bits of each bucket. */
   int bits, max_bits;
-  /* Copies of the residuals, as in onebit_plan_options_t; default 2. With one, 4 bytes a parameter
-   * and 4 / size less, and a step that is skipped or fails brings them back to two roundings, where
-   * with two they are as they were to the bit. With clip_norm gradients that are not finite are
-   * known before anything is compressed, and the step that is skipped changes nothing either way.
-   * One takes one bit, memory of the host, a schedule that is not hierarchical; not shards, nor
-   * 1-bit LAMB. Others have the second array until the warm-up ends. */
+  /* Copies of the residuals, as in onebit_plan_options_t; default 2. One copy takes 4 + 4 / size
+   * bytes a parameter less, and restores residuals only within two roundings after a step that is
+   * skipped or fails. (With clip_norm a skipped step changes nothing: gradients that are not finite
+   * are found before anything is compressed.) One copy needs one bit, memory of the host, and
+   * neither shards, 1-bit LAMB nor ONEBIT_SCHEDULE_HIERARCHICAL. Optimizers with a compressed
+   * warm-up have the second array until it ends. */
   int residual_copies;
 } onebit_optimizer_options_t;
 
@@ -165,7 +157,7 @@ typedef struct onebit_optimizer_options {
     ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* clang-format on */
 
-/* One step: reads the gradients, exchanges, updates the parameters. Collective.
+/* Makes a step: reads the gradients, exchanges, updates the parameters. Collective.
  *   optimizer       the optimizer
  *   learning_rate   of this step, the same on all ranks, finite and not negative; in a step that
  *                   onebit_optimizer_begin opened, the one given there
@@ -192,31 +184,31 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  *   onebit_optimizer_step(optimizer, rate);
  *
  * begin opens a step. ready says that this rank's gradient of one tensor is final: when the whole
- * bucket is (bucket_size above), its exchange starts. Every call of ready moves the exchanges in
- * flight on; between two of them that are far apart, onebit_progress does. No thread is involved.
- * step starts what has not been started, the last bucket at least, waits for all, and updates all
- * parameters, or none. begin and ready are local: each rank may call ready in an order of its own,
- * for some tensors or for all, or make its step without them. No bit of any result depends on it.
+ * bucket is (bucket_size above), its exchange starts. Every call of ready progresses the exchanges
+ * in flight; if two calls are far apart, call onebit_progress between them. No thread is involved.
+ * step starts the other exchanges, waits for all, and updates all parameters, or none. begin and
+ * ready are local: each rank may call ready in an order of its own, for some tensors or for all, or
+ * make its step without them. No bit of any result depends on it.
  *   optimizer       the optimizer
  *   learning_rate   of this step (it travels with the messages), finite and not negative
  *   tensor          place in the list that the optimizer was made from, once a step; a tensor
  *                   without elements need not be ready
- * From ready to the end of step the tensor's gradient is the library's to read. Parameters do not
- * change before step.
+ * The caller must not write to the tensor's gradient between ready and the end of step. Parameters
+ * do not change before step.
  * An error is returned at once, and again by the step, which then fails on every rank and changes
  * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
- * none) the other ranks are not told. Errors of an exchange are returned by step. On a device what
- * the gradient is read from must be complete when ready is called; onebit_optimizer_ready_stream
- * (onebit/cuda.h) waits for nothing.
+ * none) the other ranks do not learn of it. Errors of an exchange are returned by step. On a device
+ * the gradient must be complete when ready is called; onebit_optimizer_ready_stream (onebit/cuda.h)
+ * does not need that.
  * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer; a learning_rate out of range; begin with a step
  * open; ready with none open, for a tensor that is not in the list, or for the second time; a step
  * that was begun on a stream), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 
-/* Sets the array of this rank's gradient of a tensor from the next step on, or that there is none.
- * Local; not while a step is open, nor while a graph replays one. Steps that are under way on
- * streams read what they began with. The ranks need not agree.
+/* Sets the array of this rank's gradient of a tensor from the next step on. Local; not while a step
+ * is open, nor while a graph replays one. Steps that are under way on streams read the array that
+ * they began with. The ranks need not agree.
  *   optimizer   the optimizer
  *   tensor      place in the list that the optimizer was made from
  *   gradient    as in onebit_tensor_t
@@ -225,14 +217,13 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient);
 
-/* Set a tensor's factor of the step's learning rate from the next step on, in place of
- * learning_rate_factor of onebit_tensor_t; and its weight decay. So groups of tensors may have
- * schedules of their own. Local and without a message, but the ranks must give the same, between
- * the same steps: the next step says so where they do not (a step whose rate is in memory of the
- * device does not look). Neither is part of what the ranks exchange, nor of residuals and moments:
- * nothing else changes. 0/1 Adam takes both at its next synchronisation, where parameters differ
- * between ranks now (the info's `synchronized` is 0). Checkpoints have neither: they are the
- * caller's, as the rate is. Not while a step is open; waits for steps on streams.
+/* Set learning_rate_factor and weight_decay of a tensor (onebit_tensor_t) from the next step on:
+ * for schedules of groups of tensors. Local and without a message, but the ranks must give the
+ * same, between the same steps: otherwise the next step is an ONEBIT_ERROR_MISMATCH (a step whose
+ * rate is in memory of the device does not check). Messages, residuals and moments do not depend on
+ * them. If parameters differ between ranks now (the info's `synchronized` is 0), 0/1 Adam uses them
+ * from its next synchronisation on. Checkpoints have neither. Not while a step is open; waits for
+ * steps on streams.
  *   optimizer      the optimizer
  *   tensor         place in the list that the optimizer was made from
  *   factor         finite and not negative; 0: the tensor stays where it is
@@ -245,13 +236,12 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
                                                   float weight_decay);
 
 /* Sets beta1 from the next step on (with momentum SGD `momentum`), for schedules that change it
- * along with the learning rate. Local and without a message, but the ranks must give the same,
- * between the same steps: the next step says so where they do not (a step whose rate is in memory
- * of the device does not look). A step's bias correction is that of its beta1, for all steps, as in
- * PyTorch. Right after the freeze it waits for the second compressed step: the momentum of the
- * first is multiplied by the old one already. Checkpoints do not have it: before loading one set
- * what the latest step had. A step that a CUDA graph has captured keeps its own. Not while a step
- * is open; waits for steps on streams.
+ * along with the learning rate. Local; the ranks must give the same, as with
+ * onebit_optimizer_set_weight_decay. Bias corrections use the step's beta1 as if all steps had had
+ * it, as in PyTorch. Right after the freeze the new value holds from the second compressed step on,
+ * because the momentum of the first is already multiplied by the old one. Checkpoints do not have
+ * it: before loading one set what the latest step had. A step that a CUDA graph has captured keeps
+ * its own. Not while a step is open; waits for steps on streams.
  *   optimizer   the optimizer
  *   beta1       in (0, 1)
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a number out of range), ONEBIT_ERROR_BUSY (a step is open),
@@ -259,30 +249,28 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1);
 
 /* Sets a tag, a number of the caller's that must be equal on all ranks from the next step on: it is
- * compared along with the learning rate, so that ranks whose programs have diverged (one has left a
- * step out) fail in the step and do not mix different steps. Local and without a message of its
- * own; not while a step is open; waits for steps on streams. 0 in the beginning and after
- * onebit_optimizer_move; checkpoints do not have it.
+ * compared along with the learning rate, so that a step fails if the ranks' programs have diverged
+ * (one has left a step out). Local; not while a step is open; waits for steps on streams. The tag
+ * is 0 in the beginning and after onebit_optimizer_move; checkpoints do not have it.
  *   optimizer   the optimizer
  *   tag         any number
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag);
 
 /* Takes over parameters of 16 bits to which the caller has written: the next step continues from
- * their present values. Without this call it goes on from the master values, and what was written
- * is lost. Parameters that are their rounded master value keep it; those of float32 have no other
- * values. Local, and all ranks must have written the same; reads all parameters, and waits for
- * steps on streams.
+ * their present values. Without this call it continues from the master values, and what was written
+ * is lost. A parameter that equals its rounded master value keeps the master value; float32
+ * parameters have none. Local, and all ranks must have written the same; reads all parameters, and
+ * waits for steps on streams.
  *   optimizer   the optimizer; not while a step is open
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer);
 
-/* Checks that all ranks have the same parameters, to the bit: ranks that start from the same keep
- * the same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts
- * its steps on a device, where a difference fails the step on every rank and changes nothing.
- * Collective; reads all parameters once, on a device copies them to the host, and waits for steps
- * on streams.
+/* Checks that all ranks have the same parameters, to the bit. The first onebit_optimizer_step does
+ * so too (unless the optimizer counts its steps on a device): a difference fails it on every rank,
+ * and changes nothing. Collective; reads all parameters once, on a device copies them to the host,
+ * and waits for steps on streams.
  *   optimizer   the optimizer; not while a step is open; of 0/1 Adam not while the info's
  *               `synchronized` is 0, for then they differ
  * Errors: ONEBIT_ERROR_MISMATCH (they differ: the message names the first such tensor, and the
@@ -293,7 +281,7 @@ onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer);
 /* Makes every `steps`-th call of onebit_optimizer_step begin with that comparison from now on.
  * Local, but the ranks must give the same number, between the same steps.
  *   optimizer   the optimizer
- *   steps       0: no more after the first step, as it is from the beginning
+ *   steps       0, as in the beginning: only in the first step
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an optimizer that counts its
  * steps on a device: call onebit_optimizer_compare). */
 onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer, uint64_t steps);
@@ -305,7 +293,8 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
-/* In the warm-up gradients travel, dense or in warmup_bits; then what the optimizer exchanges. */
+/* In the warm-up the ranks exchange gradients, dense or in warmup_bits; then what the optimizer's
+ * header says. */
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */
@@ -340,20 +329,20 @@ typedef struct onebit_optimizer_info {
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 
-/* Takes the optimizer to another communicator: after a rank was lost to one of those that are left,
- * or to one with ranks that have come. Collective over the new one; whoever is only in the old one
- * has no part in it. The old one may be aborted or broken, and what was in flight there, an open
- * step too, ends without a message: its plans are given back, and nothing of it is used any more.
+/* Moves the optimizer to another communicator: of the remaining ranks after a rank was lost, or one
+ * with new ranks. Collective over the new one; ranks that are only in the old one take no part. The
+ * old one may be aborted or broken. Exchanges in flight there, and an open step, end without a
+ * message.
  *   optimizer   of each rank of comm: survivors bring theirs. A joiner makes one of the same kind,
  *               from the same list of tensors and options, on any communicator
  *               (onebit_comm_create_self), and has made fewer steps
  *   comm        the new communicator; it must outlive the optimizer, the old one only this call
- * Afterwards all replicas are equal to the bit: parameters, momentum, variance and all that ranks
- * have alike are those of one rank, the source: of the ranks with the most steps the lowest. If it
- * was lost in the middle of a step, that step is on every rank what it is on the source: made, not
+ * Afterwards all replicas are equal to the bit: parameters, momentum, variance and all state that
+ * is equal on all ranks are those of one rank, the source: the lowest of the ranks with the most
+ * steps. A step that the loss interrupted is on every rank what it is on the source: made, not
  * made, or, where onebit_optimizer_step failed there while results were applied, made for a part of
- * the parameters only, whose next step is then their second with that step's number. Gradients that
- * were read are of use no more: go on with the next ones.
+ * the parameters only, whose next step is then their second with that step's number. Go on with the
+ * next gradients.
  *   own residuals   survivors keep theirs, joiners begin with their mean, and so with own moments
  *   server residuals, Lion's momentum, shards of state
  *                   go to who serves their elements now. Of the lost rank's: residuals and momentum
@@ -371,24 +360,24 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm);
 
-/* The usual case in one call, when a step has failed with ONEBIT_ERROR_TRANSPORT or
- * ONEBIT_ERROR_PEER: onebit_comm_shrink of the optimizer's communicator, and onebit_optimizer_move
- * to what it gives; where another rank is lost meanwhile, once more. Collective over the ranks that
- * are left, which all must make this call: where it ends their steps, they fail.
+/* Continues with the remaining ranks after a step that failed with ONEBIT_ERROR_TRANSPORT or
+ * ONEBIT_ERROR_PEER: calls onebit_comm_shrink for the optimizer's communicator, and
+ * onebit_optimizer_move with the result; both again if another rank is lost meanwhile. Collective
+ * over the remaining ranks; it makes steps that others of them are still in fail.
  *
  *   onebit_comm_t old = comm;
  *   if (onebit_optimizer_shrink(optimizer, &comm) == ONEBIT_OK)
  *     onebit_comm_destroy(old);
  *
- *   optimizer   of each rank that is left
- *   survivors   out: the new communicator, the caller's, to be destroyed after the optimizer; as is
- *               the old one, now. After a failure the latest that was made, from which another call
+ *   optimizer   of each remaining rank
+ *   survivors   out: the new communicator, owned by the caller; destroy it after the optimizer, and
+ *               the old one now. After a failure the latest that was made, from which another call
  *               begins, or NULL
  * Errors: those of onebit_comm_shrink and onebit_optimizer_move. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors);
 
-/* Gives the optimizer back; parameters and gradients stay. Local, except while a step is open: then
- * the step is first ended, as one that fails on every rank, which waits for the others' step.
+/* Destroys the optimizer; parameters and gradients stay. Local, except while a step is open: then
+ * it first ends the step, which fails on every rank, and waits for the others' step.
  *   optimizer   the optimizer; NULL is fine; what is no optimizer, for example one that was
  *               destroyed before, is left alone, and onebit_last_error() says so */
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer);

@@ -1,8 +1,8 @@
 /*
  * The outer step: every rank trains by itself for many steps, and then the ranks exchange the
- * change of their parameters. For networks of 10 Mbit/s to 10 Gbit/s, between sites above all:
- * between two exchanges there is no traffic at all, and what an exchange sends is one bit an
- * element.
+ * change of their parameters in one bit an element. It is for networks of 10 Mbit/s to 10 Gbit/s,
+ * above all between sites: between two exchanges there is no traffic. docs/outer.md has an example,
+ * says how to choose the options, and what they cost.
  *
  *   x   the consensus: float32, the same on all ranks to the bit, at first the parameters
  *   p   this rank's parameters, which any optimizer updates from this rank's gradients
@@ -13,59 +13,44 @@
  *     NESTEROV                m = b m + d,  x = x - lr (d + b m)
  *     all                     p = x - e, and the next d is of x - e - p
  *
- * The inner optimizer is the caller's: one of its own, or one of this library on a communicator
- * of one rank (onebit_comm_create_self), or of one site. Its state stays each rank's own, as in
- * DiLoCo. x - p is called the drift. docs/outer.md says how to choose.
+ * x - p is called the drift, and e is this rank's residual: the part of its drifts that it has not
+ * sent yet. The residual stays in the parameters, so parameters differ between ranks; after
+ * onebit_outer_synchronize they are equal. With a mixing (but among sites), ONEBIT_OUTER_SPARSE,
+ * and where nothing is compressed, e is left out.
  *
- * e is this rank's residual, what it has not sent yet. It stays in this rank's parameters: else the
- * local steps make up for a part of it, which is then sent twice (docs/outer.md has figures). So it
- * is the consensus that is equal on all ranks; parameters are after onebit_outer_synchronize. With
- * a mixing (but among sites), ONEBIT_OUTER_SPARSE, and where nothing is compressed, e is left out.
- *
- *   onebit_outer_create(comm, tensors, ntensors, NULL, &outer);
- *   for each step
- *     compute gradients, update the parameters          (no communication)
- *     onebit_outer_step(outer, 1);                      (communication, every 30th time)
- *   onebit_outer_synchronize(outer);
- *
- * Rule and bits. The residual delays a part of the drift, and outer momentum amplifies what is
- * late: one bit goes with MEAN, 2 bits go with MOMENTUM up to 0.5, and 4 with NESTEROV. That is
- * what `bits` is by default; onebit_outer_check warns of other pairs (docs/outer.md has figures).
+ * The inner optimizer is the caller's: one of its own, or one of this library on a communicator of
+ * one rank (onebit_comm_create_self), or of one site. Its state stays each rank's own.
  *
  * Streaming. With `fragments` F the elements are cut into F parts, and part f is exchanged
- * local_steps f / F steps later than part 0, so that the largest burst is 1 / F of the whole. With
- * `delay` the result of an exchange is applied so many local steps after it has begun, and the
- * training goes on meanwhile: then
+ * local_steps f / F steps later than part 0. With `delay` the result of an exchange is applied so
+ * many local steps after it has begun, and the training goes on meanwhile: then
  *   p = (1 - mixing) p + mixing x
  * Among sites x is there less what this site has trained since the exchange began, which stays.
  *
- * Ranks of unequal speed. With `weighted` the mean is weighted by what onebit_outer_step was told
- * since the last exchange, tokens for example, and local_steps may differ between ranks: a rank of
- * half the speed gives half the local steps. All make as many exchanges. It costs a message of a
- * few bytes to each rank.
+ * Ranks of unequal speed. With `weighted` the mean is weighted by the weights that
+ * onebit_outer_step got since the last exchange, tokens for example, and local_steps may differ
+ * between ranks. All ranks make the same number of exchanges. It costs a message of a few bytes to
+ * each rank.
  *
- * Mixed precision. Where parameters are float16 or bfloat16 the consensus is float32. The drift is
- * then what has changed since the parameters were last set, so rounding is no drift. An inner
- * optimizer with float32 master values of its own would not notice that the outer step changes the
- * parameters: then pass the tensors of the master values here.
+ * Mixed precision. Where parameters are float16 or bfloat16, the drift is what has changed since
+ * they were last set, so rounding is no drift. An inner optimizer with float32 master values of its
+ * own would not notice that the outer step changes the parameters: pass the master values here.
  *
- * Not-a-number. If the drift of some rank is not finite every rank skips that exchange. The rank
- * whose drift it was goes back to the consensus; the others train on, and what they have done
- * counts in the next exchange.
+ * Not-a-number. If the drift of some rank is not finite every rank skips that exchange. That rank
+ * goes back to the consensus; the drifts of the others count in the next exchange.
  *
  * Memory of a GPU. With device ONEBIT_DEVICE_CUDA parameters are memory of the CUDA device that is
- * current when the outer step is made, and so is what is kept of them; the consensus has the bits
- * that it has on the host. A step that begins or applies an exchange works behind what was put on
- * the device's default stream, and returns when the parameters are set: what other streams do to
- * them must be complete by then (with one that does not wait for the default stream,
- * cudaStreamSynchronize). All other steps leave the device alone. Norms, checkpoints and moves go
- * through memory of the host. ONEBIT_OUTER_SPARSE and several sites are for the host only.
+ * current when the outer step is made, and so is what is kept of them. A step that begins or
+ * applies an exchange waits for what was put on the device's default stream, and returns when the
+ * parameters are set: work of other streams on them must be complete by then (call
+ * cudaStreamSynchronize for a stream that does not wait for the default one). All other steps leave
+ * the device alone. ONEBIT_OUTER_SPARSE and several sites are for the host only.
  *
  * Sources: Douillard et al., "DiLoCo", arXiv 2311.08105 (NESTEROV with rate 0.7 and momentum 0.9,
  * and the inner state); "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
  * algorithm 2 (fragments and delay; its alpha is 1 - mixing); error feedback as in plan.h.
  *
- * Threads: as a plan, by one thread at a time.
+ * Threads: an outer step is used by one thread at a time.
  */
 #ifndef ONEBIT_OUTER_H
 #define ONEBIT_OUTER_H
@@ -119,7 +104,7 @@ typedef struct onebit_outer_options {
   int threads;
   onebit_schedule_t schedule;
   onebit_device_t device; /* of the parameters; it may differ between ranks */
-  size_t dense_below;     /* tensors of fewer elements count as `uncompressed`; default 0: none */
+  size_t dense_below;     /* tensors of fewer elements are `uncompressed`; default 0: none */
 } onebit_outer_options_t;
 
 /* clang-format off */
@@ -170,8 +155,9 @@ typedef struct onebit_sites_options {
 /* Makes the outer step of several sites, each of one or more ranks that a fast network joins:
  * inside a site the ranks train as one, with an optimizer of this library on `site` or anything
  * else that keeps their parameters equal in each step; between sites drifts are exchanged every
- * local_steps steps. A site that is late, or gone for a while, is left out of a round and caught
- * up. Collective over all ranks of all sites.
+ * local_steps steps. A round leaves a late or absent site out; the site gets what it missed when it
+ * returns. docs/outer.md describes rounds, late sites and returns. Collective over all ranks of all
+ * sites.
  *   site       the ranks of this site; its rank 0 speaks for it
  *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
  *   tensors, ntensors, outer   as of onebit_outer_create
@@ -180,37 +166,19 @@ typedef struct onebit_sites_options {
  *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
  *
  * Each fragment is cut into as many shards as there are sites. Site s receives the drifts of its
- * shard s from all, and sends back their mean: as many bytes as an allreduce between the rank 0s,
- * the fewest that go between sites, however many ranks they have. Inside, the means are passed on
- * in their bits. onebit_outer_step exchanges every local_steps steps:
- *   - site s closes a round of its shard when drifts of all sites are there, or after `patience`
- *     with those that are, if these are a quorum. The mean is over the sites in the round;
- *     With `weighted` it is weighted by what each site was told since its last drift;
- *   - a site waits for a round for twice that, and trains on then, from where it is. The drift that
- *     it has sent counts in the first round that is closed with it there; what it has trained
- *     since, and what compression has left, stays in its parameters, and counts in the next.
- *     Nothing is lost;
- *   - who was waited for in vain is not waited for again until something comes from it;
- *   - a site that returns applies the rounds that it has missed, one by one, and compares a
- *     checksum with each; where they are more bytes than the consensus and outer momentum of that
- *     shard, it is sent these;
- *   - of a drift of more than local_steps steps what exceeds these is averaged without outer
- *     momentum.
- * The shard that an absent site serves waits for it, and its elements drift meanwhile.
- *
- * With `delay` drifts are sent in one step, and the rounds that they are in are applied so many
- * steps later; only there a site waits. Until then every step receives what has come, and closes a
- * round for which all drifts are there. What fails in such a step is told in the next one that
- * applies something.
+ * shard s from all sites, and closes a round when it has them all, or after `patience` when it has
+ * a quorum. It sends back the mean over the sites in the round. A site waits for a round twice as
+ * long as `patience`, and then trains on. What it has trained since its last drift stays in its
+ * parameters and counts in the next drift. With `delay` a site waits only in the step that applies
+ * a round; that step also returns the failures of the steps before it.
  *
  * Memory, in bytes a parameter: 8 + bits / 8 + 16 / sites, 4 more with a rule other than MEAN; on
  * rank 0 of a site 3 bits / 8 + 16 / sites more.
  *
- * Over any transport on which messages are late but not lost: TCP does that for some 15 minutes of
- * a link that is down, and so do onebit/sockets.h and MPI over TCP. A process that has ended is an
- * ONEBIT_ERROR_TRANSPORT on all sites, and those that are left go on with onebit_outer_shrink, or
- * with onebit_outer_move to a communicator that they make, to which a site comes that is started
- * again. A site is lost as a whole: its ranks end together.
+ * The transport may deliver messages late but must not lose them: TCP does so for some 15 minutes
+ * of a link that is down. When a process has ended all sites get ONEBIT_ERROR_TRANSPORT; the
+ * remaining sites call onebit_outer_shrink, or onebit_outer_move with a new communicator, which a
+ * restarted site can join. If one rank of a site ends, the others of that site must end too.
  *
  * Errors: those of onebit_outer_create, ONEBIT_ERROR_UNSUPPORTED (an option that does not go with
  * sites), ONEBIT_ERROR_ARGUMENT (sites; no `between` on rank 0 of a site: the others then wait
@@ -224,13 +192,13 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
 /* Set `size` to sizeof(onebit_sites_info_t), the call fills in the rest. */
 typedef struct onebit_sites_info {
   size_t size;
-  int sites, site;    /* their number, and this one's */
+  int sites, site;    /* the number of sites, and this one's place */
   int quorum;         /* in use */
   double patience;    /* in use */
   uint64_t late;      /* sites that no round waits for at present: bit s is site s */
   uint64_t rounds;    /* of the shards that this site serves, since the latest move or load */
   uint64_t left_out;  /* of these rounds, those without some site; on rank 0 of the site */
-  uint64_t caught_up; /* shards that this site got whole after it had missed too many rounds */
+  uint64_t caught_up; /* shards that this site received whole, as it had missed too many rounds */
 } onebit_sites_info_t;
 
 /* Reports the state of the sites. Local.
@@ -241,14 +209,13 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
 
 /* --- Steps ------------------------------------------------------------------------------------*/
 
-/* Counts a local step, after the inner optimizer has updated the parameters, and does what is due:
- * begins the exchange of a fragment, and applies that of one whose delay is over, for which it
- * waits. Collective in the steps in which something is due; local in all others, where it moves
- * what is in flight on.
+/* Counts a local step, after the inner optimizer has updated the parameters. In the steps in which
+ * an exchange is due it is collective: it begins the exchange of a fragment, and waits for and
+ * applies an exchange whose delay is over. In all other steps it is local, and progresses the
+ * exchanges in flight.
  *   outer    the outer step
- *   weight   with `weighted` what this local step counts, in samples or tokens, finite and not
- *            negative; the units are the caller's, the same on all ranks. Without, it is not looked
- *            at
+ *   weight   with `weighted` the weight of this local step, in samples or tokens, finite and not
+ *            negative; all ranks use the same unit. Ignored without `weighted`
  * ONEBIT_SKIPPED (some rank's drift was not finite, in the exchange that ends here) and all errors
  * but two leave consensus, momentum and residuals as they were, on every rank; the local steps
  * count in the next exchange. After ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT ranks may have
@@ -259,11 +226,10 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight);
 
-/* Ends what is in flight, exchanges all fragments once more, and sets the parameters to the
- * consensus: afterwards they are equal on all ranks, to the bit. Collective. For the end of a
- * training, or before something that wants equal parameters. It is an outer step of its own, whose
- * drift is that of the local steps since the last one. Among sites it waits for all of them,
- * however late, up to ONEBIT_TIMEOUT.
+/* Completes the exchanges in flight, exchanges all fragments once more, and sets the parameters to
+ * the consensus: afterwards they are equal on all ranks, to the bit. Collective. Call it at the end
+ * of a training, or where parameters must be equal. Among sites it waits for all of them, however
+ * late, up to ONEBIT_TIMEOUT.
  *   outer   the outer step
  * Errors: those of onebit_outer_step; the first of several fragments. */
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer);
@@ -306,29 +272,28 @@ typedef struct onebit_outer_info {
  */
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info);
 
-/* Checks for what needs attention: bits that are too few for the rule, or a residual that
- * is many times the drift. Local; to be called after creation, and now and then.
+/* Warns of bits that are too few for the rule, or of a residual that is many times the drift.
+ * Local; to be called after creation, and now and then.
  *   outer   the outer step
  * ONEBIT_WARNING, with a message that says what to change; else ONEBIT_OK.
  * Errors: those of onebit_outer_get_info. */
 onebit_status_t onebit_outer_check(onebit_outer_t outer);
 
-/* Moves the outer step to another communicator, with no file: after a rank was lost, or with ranks
- * that have come, which have made theirs of the same tensors and options on a communicator of their
- * own (onebit_comm_create_self). Collective over comm's ranks. What is in flight is applied where
- * it has come, else its drift counts in the next exchange. Consensus, outer momentum and counts are
- * those of the rank that has made the most exchanges, of several the lowest; a rank that has
- * others, and one that has come, begins at the consensus. The others keep their parameters and
- * residuals, times ranks / ranks that have any, so that the mean stays; what a rank held back as a
- * server of elements that it no longer serves, it sends itself. Between ranks that have the same
- * nothing but checksums travels. What only the lost rank had, is lost. Memory: 8 bytes an element
- * more during the call.
+/* Moves the outer step to another communicator, with no file: after a rank was lost, or together
+ * with new ranks, which have made an outer step of the same tensors and options on a communicator
+ * of their own (onebit_comm_create_self). Collective over comm's ranks. An exchange in flight is
+ * applied if its messages have arrived; otherwise its drift counts in the next exchange. Consensus,
+ * outer momentum and counts are those of the rank that has made the most exchanges (the lowest of
+ * several). New ranks, and ranks whose consensus differs, begin at that consensus. All others keep
+ * their parameters, and residuals times ranks / ranks that have any, so that the mean stays. A rank
+ * that no longer serves an element sends that element's server residual with its next drift. Ranks
+ * with the same consensus exchange checksums only. Memory: 8 bytes an element more during the call.
  *   outer   of each rank
  *   comm    the new communicator; it may be destroyed before the outer
- * Among sites it is collective over all ranks of all sites, and `comm` is on rank 0 of each site a
- * communicator of these, NULL on all others. The shards are cut anew. A site that comes has made
- * its outer step alone, of `between` with one rank, and may have loaded a checkpoint into it. A
- * site whose consensus of a shard is not the source's begins there at that consensus.
+ * Among sites it is collective over all ranks of all sites: `comm` is a communicator of the rank 0s
+ * of all sites, and NULL on all other ranks. The shards are cut anew. A new site has made its outer
+ * step with a `between` of one rank, and may have loaded a checkpoint into it. A site whose
+ * consensus of a shard differs begins there at that of the site with the most rounds.
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (a comm over NCCL),
@@ -336,18 +301,18 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer);
  * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE. */
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm);
 
-/* When a step has failed with ONEBIT_ERROR_TRANSPORT or ONEBIT_ERROR_PEER: onebit_comm_shrink of
- * the outer step's communicator, and onebit_outer_move to what it gives; where another rank is lost
- * meanwhile, once more. Collective over the ranks that are left; among sites over all ranks of the
- * sites that are left, of what joins these, and where another is lost meanwhile it is to be called
- * again.
- *   outer       of each rank that is left
+/* Continues with the remaining ranks after a step that failed with ONEBIT_ERROR_TRANSPORT or
+ * ONEBIT_ERROR_PEER: calls onebit_comm_shrink for the outer step's communicator, and
+ * onebit_outer_move with the result; both again if another rank is lost meanwhile. Collective over
+ * the remaining ranks; among sites over all ranks of the remaining sites, where it shrinks the
+ * communicator between them, and is to be called again if another site is lost meanwhile.
+ *   outer       of each remaining rank
  *   survivors   out: as in onebit_optimizer_shrink; NULL but on rank 0 of a site
  * Errors: those of onebit_comm_shrink and onebit_outer_move. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors);
 
-/* Gives the outer step back; parameters stay as they are. What is in flight ends without being
- * applied, for which it is waited. Local where nothing is in flight.
+/* Destroys the outer step; parameters stay as they are. It waits for the exchanges in flight, and
+ * does not apply them. Local where nothing is in flight.
  *   outer   NULL is fine; what is no outer step is left alone, and onebit_last_error() says so */
 void onebit_outer_destroy(onebit_outer_t outer);
 

@@ -127,18 +127,18 @@ typedef struct onebit_plan_options {
   /* Bits an element, 1, 2, 4 or 8; default 1. More than one bit needs ONEBIT_WIRE_BITS, a scale for
    * each block, and profile default. */
   int bits;
-  /* The most bits an element that the plan may use; default as `bits`. If it is larger, the plan
-   * begins with `bits`, takes twice as many whenever the residual has outgrown the input on some
-   * rank, and half as many when those suffice on all ranks: docs/ladder.md. Needs the same as
-   * `bits` of more than one, and not no_error_feedback. */
+  /* The upper limit of the plan's bits an element; default `bits`, the lower limit. Between the two
+   * the plan doubles its bits whenever the residual has outgrown the input on some rank, and halves
+   * them when that suffices on all ranks: docs/ladder.md. max_bits of more than `bits` needs what
+   * `bits` of more than one needs, and excludes no_error_feedback. */
   int max_bits;
   /* Copies of the residuals, 1 or 2; default 2. With two, a call that is skipped or fails leaves
    * them as they were, to the bit. One copy is faster and takes 4 + 4 / size bytes an element less,
-   * but restores them only within two roundings of float32, of the sum with the input and of the
-   * difference that undoes it. Of the worker residual it restores elements whose input was not
-   * finite to the bit; after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT residuals may be those
-   * of the call. One copy needs one bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL.
-   * Ranks may differ: results of calls that succeed do not depend on it. */
+   * but restores them only within two roundings of float32 (the worker residual of elements whose
+   * input was not finite to the bit); after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT
+   * residuals may be those of the call. One copy needs one bit, memory of the host, and another
+   * schedule than ONEBIT_SCHEDULE_HIERARCHICAL. Ranks may differ: results of calls that succeed do
+   * not depend on it. */
   int residual_copies;
 } onebit_plan_options_t;
 
@@ -170,9 +170,9 @@ typedef struct onebit_plan_options {
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan);
 
-/* Gives a plan back. Local.
+/* Destroys a plan. Local.
  *   plan   the plan; NULL is fine
- * A plan with a request in flight must be waited for first: until then this does nothing.
+ * Wait for a request in flight first: until then this does nothing.
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, or no longer one), ONEBIT_ERROR_BUSY (the plan has a
  * request in flight). */
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
@@ -221,13 +221,12 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
  * has a request in flight). */
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 
-/* Chooses the bits of several plans by a budget of bytes, from the next calls on. Each plan starts
- * with its fewest bits; then the plan whose residual shrinks most by the byte gets twice its bits,
- * among those for which they still fit, until none fits. The residuals are those that all ranks
- * have exchanged by the end of the latest calls (the largest of any rank, from 17 calls on), so all
- * ranks choose the same and no message is sent. A plan of one width counts with that. From then on
- * the plans do not change their bits by themselves: call it again now and then. Local, but all
- * ranks make the same call between the same calls of the plans.
+/* Chooses the bits of several plans by a budget of bytes, from the next calls on: it doubles the
+ * bits where the residual shrinks most for each byte, until the budget is spent (docs/ladder.md).
+ * It uses residuals that the ranks have exchanged in their calls (known after 17 calls), so all
+ * ranks choose the same and no message is sent. A plan of one width keeps it. Afterwards the plans
+ * do not change their bits by themselves: call it again now and then. Local, but all ranks make the
+ * same call between the same calls of the plans.
  *   plans    plans without requests in flight
  *   count    their number, at least 1
  *   budget   bytes of the messages of all plans with all elements, over those of float32: above 0
@@ -270,12 +269,9 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
                                             const float *server);
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan);
 
-/* Makes a plan usable again after ONEBIT_ERROR_MESSAGE. A rank that has refused a message cannot
- * know whether the others ended that call well. So that results do not differ unnoticed, it takes
- * no part in the plan's later calls: they return ONEBIT_ERROR_MESSAGE on that rank, and
- * ONEBIT_ERROR_PEER on the others. First make the values that the results went into equal on all
- * ranks (broadcast or load them), then call this on every rank: it does what
- * onebit_plan_reset_residual does, and the plan works again. Local.
+/* Makes a plan usable again after ONEBIT_ERROR_MESSAGE (onebit/collectives.h says why it is not).
+ * First make the values that the results went into equal on all ranks (broadcast or load them),
+ * then call this on every rank: it sets the residual to zero, and the plan works again. Local.
  *   plan   the plan, without a request in flight
  * For an optimizer's plans onebit_optimizer_load and similar calls do this.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (the plan has a request in

@@ -1,40 +1,37 @@
 /*
  * Communicators over TCP connections of the library's own, several between each two ranks: for
  * networks that MPI and NCCL do not span, and for long ones, where the window of one connection is
- * less than what is under way. No MPI, no other library; any launcher that tells each process its
- * number will do, such as torchrun or a loop over ssh.
+ * less than what is in flight. They need no MPI and no other library; any launcher that gives each
+ * process its number will do, such as torchrun or a loop over ssh. Traffic is neither encrypted nor
+ * authenticated: send it through a tunnel between sites (docs/wan.md).
  *
- * How ranks find each other. Rank 0 listens at an address that all are told (`rendezvous`). Each
- * other rank listens at a port that the system chooses, at the address that reaches rank 0, and of
- * each two ranks the one with the higher number connects to the other, `streams` times and once
- * more for the end of the communicator: all ranks must be reachable from those above. Where a name
- * stands for a loopback address on rank 0's own host, as Debian has it (127.0.1.1), that is no
- * hindrance. Traffic is neither encrypted nor authenticated: between sites it belongs into a
- * tunnel.
+ * How ranks find each other. Rank 0 listens at an address that all ranks know (`rendezvous`). Each
+ * other rank listens at a port that the system chooses, at the address that reaches rank 0. Of each
+ * two ranks the one with the higher number connects to the other, `streams` times, and once more
+ * for the end of the communicator. So each rank must be able to reach all ranks with lower numbers.
+ * A name that resolves to a loopback address on rank 0's own host (127.0.1.1 on Debian) works.
  *
- * A name tells the ranks of a job from all others: the secret, else ONEBIT_JOB of the environment,
- * else the number of the run that its launcher gives it (TORCHELASTIC_RUN_ID, unless it is "none",
- * PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, PALS_APID, FLUX_JOB_ID, SLURM_JOB_ID with SLURM_STEP_ID,
- * PBS_JOBID, LSB_JOBID). Rank 0 accepts connections that prove to know the name, tells a rank of
- * another job that it is one, and rejects anything else at the port. Later connections have a key
- * that rank 0 draws for each communicator. Two jobs without a name, or in one allocation without
- * steps, cannot be told apart when they use one port at one time. There rank 0 waits 2 s for a rank
- * that comes twice, by which it is seen, and keeps the port as long as the communicator: then it is
- * an error, on all ranks that met, and no mean over both.
+ * A name identifies the job: the secret, else ONEBIT_JOB of the environment, else the launcher's
+ * number of the run (TORCHELASTIC_RUN_ID, unless it is "none", PMIX_NAMESPACE,
+ * OMPI_MCA_ess_base_jobid, PALS_APID, FLUX_JOB_ID, SLURM_JOB_ID with SLURM_STEP_ID, PBS_JOBID,
+ * LSB_JOBID). Rank 0 accepts connections that prove to know the name. It answers a rank of another
+ * job that the job is another one, and rejects everything else at the port. Later connections have
+ * a key that rank 0 draws for each communicator. Two jobs without a name, or in one allocation
+ * without steps, cannot be told apart when they use one port at one time. To find this, rank 0
+ * waits 2 s for a rank that comes twice, and keeps the port as long as the communicator exists: all
+ * ranks that have met then get an error.
  *
- * A rank that ends while it joins can be started again. What a rank lacks, open files (whose soft
- * limit is raised to the hard one), ports, memory, is an error at once, with the system's words,
- * and on all ranks that rank 0 has heard of or hears of in the next 2 s.
+ * A rank that ends while it joins can be started again. If a rank lacks open files (whose soft
+ * limit is raised to the hard one), ports or memory, it gets an error with the system's message at
+ * once, and so do all ranks that rank 0 hears of within 2 s.
  *
- * A message goes out in segments, each over the next connection that has space, so that
- * connections share a message by their speed, and a packet that is lost holds up one of them only.
- * The system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Ranks move messages whenever they
- * call the library; where exchanges run beside other work, ONEBIT_PROGRESS=thread moves them.
+ * A message goes out in segments, each over the next connection that has space (docs/wan.md). The
+ * system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Ranks move messages whenever they call
+ * the library; ONEBIT_PROGRESS=thread moves them beside other work.
  *
- * A rank whose process has ended is found at once, since the system closes its connections, which
- * children that it has forked do not keep; a host that is gone without a word, after
- * ONEBIT_TIMEOUT. One that comes back before that goes on where it was. A forked child cannot use
- * the communicator: it makes its own.
+ * If the process of a rank ends, the others notice it at once, because the system closes its
+ * connections; a host that vanishes without a word is noticed after ONEBIT_TIMEOUT. A host that
+ * returns before that continues. A forked child cannot use the communicator: it makes its own.
  */
 #ifndef ONEBIT_SOCKETS_H
 #define ONEBIT_SOCKETS_H
@@ -64,9 +61,9 @@ typedef struct onebit_sockets_options {
   /* A secret of this job's ranks, the same on all; it is the job's name and is not sent. Default:
    * another name, as above. */
   const char *secret;
-  /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
-   * counts. Default 16, and 8 of more than 32 ranks: each is an open file. By default, too, a rank
-   * sends over one of them only where the round trip is shorter than 2 ms. */
+  /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's value
+   * holds for all. Default 16, and 8 with more than 32 ranks, because each is an open file; where
+   * the round trip is shorter than 2 ms the default uses one of them only. */
   int streams;
   /* Seconds that a rank waits for others, here and in all calls; INFINITY: for ever. Default
    * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */

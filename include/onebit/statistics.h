@@ -7,25 +7,20 @@
  *   if (onebit_optimizer_check(optimizer, &tensor) == ONEBIT_WARNING)
  *     fprintf(stderr, "%s\n", onebit_last_error());
  *
- * every hundred steps or so, which names the tensor that one bit is too little for.
+ * every hundred steps or so. The message names the tensor for which one bit is too little.
  *
- * The residual ratio. A rank keeps the error that one bit an element leaves, and adds it to the
- * next message (error feedback). residual_ratio is the Euclidean norm of this residual, relative to
- * that of the signal: the result of the latest exchange of bits, in the same elements. With 1-bit
- * Adam, LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the
- * mean gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten
- * means that it takes some ten steps to come. Tensors stay below 4 where each block has a scale of
- * its own (exchanging steps: below 8), and below 8 where one root mean square serves all;
- * docs/scales.md has the measurement. A ratio far above that belongs to a tensor, or a part of one,
- * that is small relative to the other elements of its scale.
+ * residual_ratio is the Euclidean norm of this rank's residual, relative to that of the signal: the
+ * result of the latest exchange of bits, in the same elements. With 1-bit Adam, LAMB and momentum
+ * SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean gradient or
+ * movement. A ratio of about one is healthy: news in the signal arrives one step late; with a ratio
+ * of ten it takes some ten steps. docs/scales.md has measured ratios.
  *
- * All numbers are this rank's own, and those of residuals differ between ranks: each keeps what
- * its own gradients left, in the hierarchical schedule of a part of the elements only. Where 1-bit
- * Adam's state is sharded, norms of momentum and master values are those of the share that the rank
- * serves; nobody but the servers knows the mean gradient, and the signal is what the rank has sent,
- * beside which the error is never large: onebit_optimizer_check does not warn there. All calls are
- * local, look at what the latest step left, and must not be made while a step is open. On a device
- * they wait for steps on streams, and copy what they look at to the host.
+ * All numbers are this rank's own. Residuals differ between ranks, and in the hierarchical schedule
+ * a rank has residuals of a part of the elements only. With 1-bit Adam's shards, norms of momentum
+ * and master values are those of the rank's share, and the signal is what the rank has sent, so the
+ * ratio is never large and onebit_optimizer_check does not warn. All calls are local, and must not
+ * be made while a step is open. On a device they wait for steps on streams, and copy the state to
+ * the host.
  */
 #ifndef ONEBIT_STATISTICS_H
 #define ONEBIT_STATISTICS_H
@@ -43,13 +38,12 @@ typedef struct onebit_optimizer_statistics {
   double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
   uint64_t dense_bytes;         /* bytes sent by the warm-up so far, skipped steps included */
   uint64_t bits_bytes;          /* bytes sent in compressed steps so far */
-  /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
-   * them went into the work on messages (compressing, adding up; converting dense ones), into
-   * sending, receiving and waiting for other ranks, and into updating parameters and state. What is
-   * left surrounds these three: clipping, for example. Where onebit_progress or
-   * ONEBIT_PROGRESS=thread moves messages its work counts too, and then the parts may be more than
-   * the whole. Of a step on a device the host sees what it does itself: it puts work on streams,
-   * which it does not wait for, and that is little. */
+  /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock, and three
+   * parts of them: work on messages (compressing, adding up; converting dense ones); sending,
+   * receiving and waiting for other ranks; updating parameters and state. The rest is other work,
+   * clipping for example. Where onebit_progress or ONEBIT_PROGRESS=thread moves messages its work
+   * counts too, and then the parts may be more than the whole. Of a step on a device only the
+   * host's work counts, which is little. */
   double seconds, compress_seconds, network_seconds, update_seconds;
 } onebit_optimizer_statistics_t;
 
@@ -107,8 +101,8 @@ typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } on
 onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
                                           char *buffer, size_t size, size_t *length);
 
-/* From this residual ratio of a tensor on onebit_optimizer_check warns: more than any healthy run
- * has shown, and a fifth of what was seen where one mean-absolute scale served all. */
+/* onebit_optimizer_check warns from this residual ratio of a tensor on: it is higher than in any
+ * healthy run that was measured. */
 #define ONEBIT_RESIDUAL_RATIO_LIMIT 10
 
 /* It also warns if at least this part of a tensor's elements have steps held at ONEBIT_STEP_BOUND.
@@ -116,20 +110,19 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
  * steps a third, and those that did not come near it more than four fifths. */
 #define ONEBIT_BOUNDED_LIMIT 0.5
 
-/* Warns of what is about to harm a training, of the first of these that there is:
- *   - the tensor of the largest residual ratio, when that is ONEBIT_RESIDUAL_RATIO_LIMIT or more.
- *     The message names it and its ratio, and what can be done: smaller blocks, the tensor
- *     uncompressed, a later freeze, exchanging steps
+/* Warns of the first of these that may harm the training:
+ *   - the tensor of the largest residual ratio, if that is ONEBIT_RESIDUAL_RATIO_LIMIT or more. The
+ *     message has its number, the ratio, and remedies: smaller blocks, the tensor uncompressed, a
+ *     later freeze, exchanging steps
  *   - with 1-bit Adam and LAMB, the tensor of which the largest part makes steps at the bound
- *     (optimizer.h), when that is ONEBIT_BOUNDED_LIMIT or more: its variance was frozen too small.
+ *     (optimizer.h), if that is ONEBIT_BOUNDED_LIMIT or more: its variance was frozen too small.
  *     That shows in the first compressed steps
  *   - with them, a freeze that has been due for 1 / (1 - beta2) steps and waits for the variance
- *     (adam.h): nothing is saved as long
+ *     (adam.h), so that steps stay dense
  *   optimizer   the optimizer
  *   tensor      out: the place of the tensor in the list, or where the warning is of none the
  *               length of the list; only set where the result is ONEBIT_WARNING; may be NULL
- * Result: ONEBIT_OK, or ONEBIT_WARNING, which is no error: nothing is changed. Another rank may
- * come to another result.
+ * Result: ONEBIT_OK, or ONEBIT_WARNING, which is no error. Ranks may get different results.
  * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL), ONEBIT_ERROR_BUSY (a step is open),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor);

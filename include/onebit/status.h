@@ -1,20 +1,19 @@
 /*
  * Statuses and the messages that go with them.
  *
- * Every call of the library that can fail returns an onebit_status_t: zero is done, positive is
- * "not yet" or a hint, negative is a result that the caller must look at. The message of the latest
- * negative status, or warning, of the calling thread are kept until the next one: ask
- * onebit_last_error() right after the call.
+ * Every call of the library that can fail returns an onebit_status_t: zero means done, a positive
+ * one "not yet" or a hint, and a negative one a result that the caller must handle. The message of
+ * the calling thread's latest negative status or warning stays until the next one:
+ * onebit_last_error().
  *
- * Handles (communicators, plans, optimizers, requests). One that is NULL, was destroyed or
+ * Handles (communicators, plans, optimizers, requests). A handle that is NULL, was destroyed or
  * finished, is of another kind, or never was a handle is an ONEBIT_ERROR_ARGUMENT: the message says
- * which, and nothing is done. A function that returns no status returns what its header names
- * instead, and leaves the message. The check costs about 3 ns. Two errors it cannot find, and they
- * are the caller's to avoid:
- *   - using a copy of a destroyed handle after another of the same kind was made, which may have
- *     the address of the first and is then meant. A copy of a request that is finished stays an
- *     error for the next 62 calls on its plan
- *   - destroying or finishing a handle in one thread while another is in a call with it
+ * which, and nothing is done. A function that returns no status returns what its header says, and
+ * sets the message. The check costs about 3 ns. It cannot find two errors:
+ *   - a copy of a destroyed handle is used after another of the same kind was made, which may have
+ *     the same address. A copy of a finished request stays an error for the next 62 calls on its
+ *     plan
+ *   - a thread destroys or finishes a handle while another is in a call with it
  */
 #ifndef ONEBIT_STATUS_H
 #define ONEBIT_STATUS_H
@@ -32,7 +31,7 @@ extern "C" {
 typedef enum onebit_status {
   ONEBIT_OK = 0,          /* done */
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
-  /* all is well done, but something wants to be looked at; the message says what, and what to do */
+  /* the call succeeded, but something needs attention; the message says what, and what to do */
   ONEBIT_WARNING = 2,
   /* some rank's input was not finite: every rank skipped the call, nothing changed */
   ONEBIT_SKIPPED = -1,
@@ -59,15 +58,13 @@ typedef enum onebit_status {
  * Never NULL; owned by the library. Thread-safe. */
 const char *onebit_status_string(onebit_status_t status);
 
-/* The message of the latest call of this thread that returned a negative status, or the text of an
- * ONEBIT_WARNING: one line that names the argument and its value where one is at fault; "" when no
- * call has failed.
- * Local.
+/* The message of this thread's latest call that returned a negative status or ONEBIT_WARNING: one
+ * line, which names the argument and its value if one is wrong; "" when no call has failed. Local.
  * Owned by the library, valid until this thread's next failing call. */
 const char *onebit_last_error(void);
 
-/* The version of the library that is linked, as "major.minor.patch"; compare with the
- * ONEBIT_VERSION_ macros, which say what was compiled against. Local.
+/* The version of the library that is linked, as "major.minor.patch"; the ONEBIT_VERSION_ macros are
+ * that of the headers. Local.
  * Owned by the library. Thread-safe. */
 const char *onebit_version(void);
 

@@ -22,31 +22,27 @@
  * date, which is far less than t, and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least
  * minus that (optimizer.h). il-th and iv-th are steps whose number il or iv divides.
  *
- * The p after a synchronisation is computed from a, which is kept, so that it is the same on all of
- * them in every bit; between two synchronisations parameters differ (onebit_optimizer_info_t,
- * synchronized). Weight decay between synchronisations is not part of what is exchanged: when they
- * synchronise it is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Residuals
- * begin anew at the freeze, since they are of another quantity then.
- *
- * One bit has no zero: an element without variance, which never had a gradient in a dense step,
- * would collect what the scale of its neighbours gives it. It has no momentum and stays where it is
+ * After a synchronisation p is the same on all ranks, to the bit; between two synchronisations
+ * parameters differ (onebit_optimizer_info_t, synchronized). The weight decay of local steps is not
+ * exchanged: at a synchronisation it is wd L' a, with L' the sum of lr. Where L is 0, m becomes 0.
+ * Residuals begin anew at the freeze, because they are of another quantity then. An element without
+ * variance, which never had a gradient in a dense step, has no momentum and stays where it is
  * (weight decay still applies); once the variance is frozen, for good.
  *
- * A step that sends nothing cannot tell of a gradient that is not finite: in such a step that rank
- * alone keeps its parameters and momentum and is told ONEBIT_SKIPPED, while the step counts for
- * all. With loss scaling its scale alone falls then, and the ranks have scales of their own: each
- * must ask for its own. Nor does clipping cost such a step a message: a rank clips by the norm of
- * its own gradients. A mistake in such a step (ONEBIT_ERROR_ARGUMENT) is told to who made it, and
- * the step counts likewise. Rates that differ between ranks are found at a synchronisation, with
- * ONEBIT_ERROR_MISMATCH on all of them, and then in every synchronisation until a checkpoint is
- * loaded. Where some tensors stay uncompressed, these are exchanged in every step: then no step
- * sends nothing, mistakes fail on all ranks, and only what is said of gradients holds for the
- * others.
+ * Local steps send nothing, so a rank alone learns of its faults, and the step counts for all:
+ *   - if a rank's gradient is not finite, that rank keeps its parameters and momentum and gets
+ *     ONEBIT_SKIPPED. With loss scaling only its own scale falls: ask for it on each rank
+ *   - a wrong argument is an ONEBIT_ERROR_ARGUMENT on that rank
+ *   - rates that differ between ranks are an ONEBIT_ERROR_MISMATCH on all at the synchronisation,
+ *     and at every later one until a checkpoint is loaded
+ *   - a rank clips by the norm of its own gradients
+ * If some tensors are uncompressed, every step exchanges these: errors are then on all ranks, and
+ * only the rule of gradients that are not finite holds for the other tensors.
  *
- * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call a
- * tensor with its padding and scales, weight decay as part of what is exchanged, u added up step by
- * step. p is computed from a here too; DeepSpeed takes u off again, which rounds. One rank alone
- * exchanges with itself; in DeepSpeed its momentum stands still between the variance's steps.
+ * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call for
+ * each tensor with its padding and scales, weight decay as part of what is exchanged, u added up
+ * step by step. p is computed from a here too, where DeepSpeed subtracts u, which rounds. One rank
+ * alone exchanges with itself; in DeepSpeed its momentum changes only in the variance's steps.
  *
  * Not recommended but in profile deepspeed: with its default options its loss ends more
  * than 1 % above dense Adam's. Take Efficient-Adam (onebit/efficient_adam.h).
