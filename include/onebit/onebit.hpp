@@ -1,21 +1,20 @@
 /*
- * onebit for C++14: RAII handles, errors as exceptions, buffers with their
- * counts. Header-only, a thin layer over onebit/onebit.h: every call is one call of the C
- * interface, whose header is its manual; the comments here describe the differences. Communicators
- * over MPI are in onebit/mpi.hpp; for those over NCCL and calls on streams give get() to the calls
- * of onebit/nccl.h and onebit/cuda.h.
+ * onebit for C++14: RAII handles, errors as exceptions, buffers with their counts. It is
+ * header-only: every call is one call of the C interface, whose headers are the manual; the
+ * comments here describe the differences. Communicators over MPI are in onebit/mpi.hpp; for those
+ * over NCCL and calls on streams pass get() to the calls of onebit/nccl.h and onebit/cuda.h.
  *
  * Errors. What returns a negative status in C throws onebit::error, with that status and the
  * message of onebit_last_error. ONEBIT_SKIPPED is no exception, and ONEBIT_WARNING and
  * ONEBIT_IN_PROGRESS are none: calls that can end so return the status.
  *
- * No rank waits in vain here either. If a buffer does not fit its plan, the other ranks are told of
- * a wrong argument before the exception is thrown. Whoever catches the exception of one collective
- * call must not skip later ones on that rank alone.
+ * If a buffer does not fit its plan, the other ranks get an error before the exception is thrown. A
+ * program that catches the exception of one collective call must not skip later ones on that rank
+ * alone.
  *
  * Handles can be moved and not copied. One that is moved from, or made without arguments, is empty:
- * get() is NULL. What is made on a communicator must go before it, and a request before its plan,
- * which is the order of a scope.
+ * get() is NULL. Destroy what was made on a communicator before it, and a request before its plan,
+ * as a scope does.
  *
  * Cost: no virtual call, no allocation and no lock of its own; a plan remembers two counts and the
  * size of an element, and compares buffers with them. What allocates says so.
@@ -24,7 +23,7 @@
 #define ONEBIT_ONEBIT_HPP
 
 #if __cplusplus < 201402L
-#error "onebit/onebit.hpp wants C++14 or newer"
+#error "onebit/onebit.hpp needs C++14 or newer"
 #endif
 
 #include <cstddef>
@@ -95,8 +94,8 @@ private:
 using input = basic_buffer<const void>;
 using output = basic_buffer<void>;
 
-/* The base of all handles, which own the object and give it back. */
-template <typename Pointer, void (*give_back)(Pointer)> class handle {
+/* The base of all handles, which own the object and destroy it. */
+template <typename Pointer, void (*destroy)(Pointer)> class handle {
 public:
   handle() noexcept = default;
   explicit handle(Pointer pointer) noexcept : pointer_(pointer) {}
@@ -122,7 +121,7 @@ protected:
 private:
   void reset(Pointer pointer) noexcept {
     if (pointer_)
-      give_back(pointer_);
+      destroy(pointer_);
     pointer_ = pointer;
   }
 };
@@ -132,6 +131,27 @@ inline void destroy_communicator(onebit_comm_t comm) { onebit_comm_destroy(comm)
 inline void destroy_plan(onebit_plan_t plan) { onebit_plan_destroy(plan); }
 inline void destroy_optimizer(onebit_optimizer_t optimizer) { onebit_optimizer_destroy(optimizer); }
 inline void finish_request(onebit_request_t request) { onebit_wait(&request); }
+
+/* Returns what a call reports in a structure that begins with its size. */
+template <typename Info, typename Pointer>
+Info read_info(onebit_status_t (*get)(Pointer, Info *), Pointer object) {
+  Info info = {};
+  info.size = sizeof info;
+  check(get(object, &info));
+  return info;
+}
+
+/* Returns this rank's part of a checkpoint of an object, and allocates it. */
+template <typename Pointer>
+std::vector<unsigned char> save_part(onebit_status_t (*save)(Pointer, void *, std::size_t,
+                                                             std::size_t *),
+                                     Pointer object) {
+  std::size_t bytes = 0;
+  check(save(object, nullptr, 0, &bytes));
+  std::vector<unsigned char> part(bytes);
+  check(save(object, part.data(), part.size(), &bytes));
+  return part;
+}
 } // namespace detail
 
 /* onebit/communicator.h */
@@ -168,8 +188,8 @@ public:
   }
 };
 
-/* A call in flight, whose buffers are the library's until it is finished. Going out of scope waits
- * for it, as leaving the buffers to it would be worse; the result of that is lost. */
+/* A call in flight, whose buffers are the library's until it is finished. The destructor waits for
+ * it, because the buffers may not go before; its status is then lost. */
 class request : public handle<onebit_request_t, detail::finish_request> {
 public:
   using handle::handle;
@@ -218,12 +238,7 @@ public:
     return start(onebit_ireduce_scatter, send, receive);
   }
 
-  onebit_plan_info_t info() const {
-    onebit_plan_info_t info = {};
-    info.size = sizeof info;
-    check(onebit_plan_get_info(get(), &info));
-    return info;
-  }
+  onebit_plan_info_t info() const { return detail::read_info(onebit_plan_get_info, get()); }
   const char *explain() const noexcept { return onebit_plan_explain(get()); } /* the plan's text */
   void export_residual(float *worker, float *server) const {
     check(onebit_plan_export_residual(get(), worker, server));
@@ -239,25 +254,25 @@ private:
   template <typename Buffer> bool fits(const Buffer &buffer, std::size_t count) const noexcept {
     return buffer.count() == count && buffer.element() == element_;
   }
-  [[noreturn]] void complain(const char *name, std::size_t count, std::size_t element,
-                             std::size_t wanted) const {
+  [[noreturn]] void throw_misfit(const char *name, std::size_t count, std::size_t element,
+                                 std::size_t wanted) const {
     throw error(ONEBIT_ERROR_ARGUMENT, std::string(name) + " has " + std::to_string(count) +
                                            " elements of " + std::to_string(element) +
                                            " bytes, the plan " + std::to_string(wanted) + " of " +
                                            std::to_string(element_));
   }
-  [[noreturn]] void complain(const input &send, const output &receive) const {
+  [[noreturn]] void throw_misfit(const input &send, const output &receive) const {
     if (!fits(send, send_))
-      complain("the buffer to send", send.count(), send.element(), send_);
-    complain("the buffer to receive", receive.count(), receive.element(), receive_);
+      throw_misfit("the buffer to send", send.count(), send.element(), send_);
+    throw_misfit("the buffer to receive", receive.count(), receive.element(), receive_);
   }
-  /* Passes buffers; those that do not fit become NULL, of which the other ranks are told. */
+  /* Passes the buffers; if they do not fit it passes NULL, which is an error on the other ranks. */
   onebit_status_t run(onebit_status_t (*call)(const void *, void *, onebit_plan_t),
                       const input &send, const output &receive) {
     if (fits(send, send_) && fits(receive, receive_))
       return check(call(send.data(), receive.data(), get()));
     call(nullptr, nullptr, get());
-    complain(send, receive);
+    throw_misfit(send, receive);
   }
   request start(onebit_status_t (*call)(const void *, void *, onebit_plan_t, onebit_request_t *),
                 const input &send, const output &receive) {
@@ -267,7 +282,7 @@ private:
         call(good ? send.data() : nullptr, good ? receive.data() : nullptr, get(), &made);
     request started(made);
     if (!good)
-      complain(send, receive); /* and the request is waited for: the others learn of it */
+      throw_misfit(send, receive); /* `started` waits for the request: the others get the error */
     check(status);
     return started;
   }

@@ -18,6 +18,13 @@ inline onebit_tensor_t tensor(void *parameter, const void *gradient, std::size_t
   return made;
 }
 
+namespace detail {
+/* The call that makes an optimizer of such options. */
+template <typename Options>
+using create_optimizer = onebit_status_t (*)(onebit_comm_t, const onebit_tensor_t *, std::size_t,
+                                             const Options *, onebit_optimizer_t *);
+} // namespace detail
+
 /* The base of all optimizers; make one of the kinds below, which can be moved into this. */
 class optimizer : public handle<onebit_optimizer_t, detail::destroy_optimizer> {
 public:
@@ -65,16 +72,10 @@ public:
   }
 
   onebit_optimizer_info_t info() const {
-    onebit_optimizer_info_t info = {};
-    info.size = sizeof info;
-    check(onebit_optimizer_get_info(get(), &info));
-    return info;
+    return detail::read_info(onebit_optimizer_get_info, get());
   }
   onebit_optimizer_statistics_t statistics() const {
-    onebit_optimizer_statistics_t statistics = {};
-    statistics.size = sizeof statistics;
-    check(onebit_optimizer_get_statistics(get(), &statistics));
-    return statistics;
+    return detail::read_info(onebit_optimizer_get_statistics, get());
   }
   onebit_tensor_statistics_t statistics(std::size_t tensor) const {
     onebit_tensor_statistics_t statistics = {};
@@ -101,18 +102,10 @@ public:
 
   /* Checkpoints: onebit/checkpoint.h. This rank's part; allocates it. Local. */
   std::vector<unsigned char> save() const {
-    std::size_t bytes = 0;
-    check(onebit_optimizer_save(get(), nullptr, 0, &bytes));
-    std::vector<unsigned char> part(bytes);
-    check(onebit_optimizer_save(get(), part.data(), part.size(), &bytes));
-    return part;
+    return detail::save_part(onebit_optimizer_save, get());
   }
   std::vector<unsigned char> save_whole() const {
-    std::size_t bytes = 0;
-    check(onebit_optimizer_save_whole(get(), nullptr, 0, &bytes));
-    std::vector<unsigned char> part(bytes);
-    check(onebit_optimizer_save_whole(get(), part.data(), part.size(), &bytes));
-    return part;
+    return detail::save_part(onebit_optimizer_save_whole, get());
   }
   /* Loads the parts of all ranks that saved, by rank. Collective. */
   void load(const void *const *parts, const std::size_t *bytes, int count) {
@@ -144,17 +137,13 @@ public:
 protected:
   /* Collective over comm, as all kinds are made: all ranks succeed, or all throw. */
   template <typename Options>
-  optimizer(onebit_status_t (*create)(onebit_comm_t, const onebit_tensor_t *, std::size_t,
-                                      const Options *, onebit_optimizer_t *),
-            const communicator &comm, const onebit_tensor_t *tensors, std::size_t count,
-            const Options &options) {
+  optimizer(detail::create_optimizer<Options> create, const communicator &comm,
+            const onebit_tensor_t *tensors, std::size_t count, const Options &options) {
     check(create(comm.get(), tensors, count, &options, &pointer_));
   }
 };
 
-/* The options of each kind with their defaults, and the kind. tensors: a vector of what tensor()
- * makes, or a pointer and a count; copied, the arrays they point to are not and must outlive the
- * optimizer. */
+/* The options of each kind with their defaults. */
 struct efficient_adam_options : onebit_efficient_adam_options_t {
   efficient_adam_options() noexcept
       : onebit_efficient_adam_options_t ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT {}
@@ -176,53 +165,33 @@ struct lion_options : onebit_lion_options_t {
   lion_options() noexcept : onebit_lion_options_t ONEBIT_LION_OPTIONS_INIT {}
 };
 
-namespace detail {
-template <typename Options> struct kind; /* the call that makes an optimizer of these options */
-template <> struct kind<efficient_adam_options> {
-  static constexpr auto create = onebit_efficient_adam_create;
-  using options = onebit_efficient_adam_options_t;
-};
-template <> struct kind<adam_options> {
-  static constexpr auto create = onebit_adam_create;
-  using options = onebit_adam_options_t;
-};
-template <> struct kind<lamb_options> {
-  static constexpr auto create = onebit_lamb_create;
-  using options = onebit_lamb_options_t;
-};
-template <> struct kind<zero_one_adam_options> {
-  static constexpr auto create = onebit_zero_one_adam_create;
-  using options = onebit_zero_one_adam_options_t;
-};
-template <> struct kind<momentum_options> {
-  static constexpr auto create = onebit_momentum_create;
-  using options = onebit_momentum_options_t;
-};
-template <> struct kind<lion_options> {
-  static constexpr auto create = onebit_lion_create;
-  using options = onebit_lion_options_t;
-};
-} // namespace detail
-
-template <typename Options> class optimizer_of : public optimizer {
-  using c_options = typename detail::kind<Options>::options;
-
+/* An optimizer that `create` makes. tensors: a vector of what tensor() makes, or a pointer and a
+ * count; copied, the arrays they point to are not and must outlive the optimizer. */
+template <typename Options, typename COptions, detail::create_optimizer<COptions> create>
+class optimizer_of : public optimizer {
 public:
   optimizer_of() noexcept = default;
   optimizer_of(const communicator &comm, const onebit_tensor_t *tensors, std::size_t count,
-               const c_options &options = Options())
-      : optimizer(detail::kind<Options>::create, comm, tensors, count, options) {}
+               const COptions &options = Options())
+      : optimizer(create, comm, tensors, count, options) {}
   optimizer_of(const communicator &comm, const std::vector<onebit_tensor_t> &tensors,
-               const c_options &options = Options())
+               const COptions &options = Options())
       : optimizer_of(comm, tensors.data(), tensors.size(), options) {}
 };
 /* Efficient-Adam, the one to begin with: onebit/efficient_adam.h */
-using efficient_adam = optimizer_of<efficient_adam_options>;
-using adam = optimizer_of<adam_options>;                   /* 1-bit Adam: onebit/adam.h */
-using lamb = optimizer_of<lamb_options>;                   /* 1-bit LAMB: onebit/lamb.h */
-using zero_one_adam = optimizer_of<zero_one_adam_options>; /* 0/1 Adam: onebit/zero_one_adam.h */
-using momentum = optimizer_of<momentum_options>; /* 1-bit momentum SGD: onebit/momentum.h */
-using lion = optimizer_of<lion_options>;         /* Lion in one bit: onebit/lion.h */
+using efficient_adam = optimizer_of<efficient_adam_options, onebit_efficient_adam_options_t,
+                                    onebit_efficient_adam_create>;
+/* 1-bit Adam: onebit/adam.h */
+using adam = optimizer_of<adam_options, onebit_adam_options_t, onebit_adam_create>;
+/* 1-bit LAMB: onebit/lamb.h */
+using lamb = optimizer_of<lamb_options, onebit_lamb_options_t, onebit_lamb_create>;
+/* 0/1 Adam: onebit/zero_one_adam.h */
+using zero_one_adam = optimizer_of<zero_one_adam_options, onebit_zero_one_adam_options_t,
+                                   onebit_zero_one_adam_create>;
+/* 1-bit momentum SGD: onebit/momentum.h */
+using momentum = optimizer_of<momentum_options, onebit_momentum_options_t, onebit_momentum_create>;
+/* Lion in one bit: onebit/lion.h */
+using lion = optimizer_of<lion_options, onebit_lion_options_t, onebit_lion_create>;
 
 } // namespace onebit
 

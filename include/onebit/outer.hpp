@@ -51,29 +51,13 @@ public:
   void consensus(std::size_t tensor, float *values) const {
     check(onebit_outer_get_consensus(get(), tensor, values));
   }
-  onebit_outer_info_t info() const {
-    onebit_outer_info_t info = {};
-    info.size = sizeof info;
-    check(onebit_outer_get_info(get(), &info));
-    return info;
-  }
-  onebit_sites_info_t sites() const {
-    onebit_sites_info_t info = {};
-    info.size = sizeof info;
-    check(onebit_outer_get_sites(get(), &info));
-    return info;
-  }
+  onebit_outer_info_t info() const { return detail::read_info(onebit_outer_get_info, get()); }
+  onebit_sites_info_t sites() const { return detail::read_info(onebit_outer_get_sites, get()); }
   /* ONEBIT_OK; or ONEBIT_WARNING, with a message in onebit_last_error. */
   onebit_status_t check_errors() const { return check(onebit_outer_check(get())); }
 
   /* This rank's part of a checkpoint; allocates it. */
-  std::vector<unsigned char> save() const {
-    std::size_t bytes = 0;
-    check(onebit_outer_save(get(), nullptr, 0, &bytes));
-    std::vector<unsigned char> part(bytes);
-    check(onebit_outer_save(get(), part.data(), part.size(), &bytes));
-    return part;
-  }
+  std::vector<unsigned char> save() const { return detail::save_part(onebit_outer_save, get()); }
   /* Loads the parts of all ranks that saved, by rank. Collective. */
   void load(const void *const *parts, const std::size_t *bytes, int count) {
     check(onebit_outer_load(get(), parts, bytes, count));
