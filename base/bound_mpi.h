@@ -31,10 +31,7 @@
 
 /* Every MPI library since MPI 3 has these functions: a library that lacks one is not used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
-  X(MPI_Abort)                                                                                     \
-  X(MPI_Bcast)                                                                                     \
   X(MPI_Cancel)                                                                                    \
-  X(MPI_Comm_dup)                                                                                  \
   X(MPI_Comm_free)                                                                                 \
   X(MPI_Comm_get_attr)                                                                             \
   X(MPI_Comm_group)                                                                                \
@@ -44,14 +41,10 @@
   X(MPI_Comm_split)                                                                                \
   X(MPI_Comm_split_type)                                                                           \
   X(MPI_Comm_test_inter)                                                                           \
-  X(MPI_Error_class)                                                                               \
   X(MPI_Error_string)                                                                              \
   X(MPI_Finalized)                                                                                 \
   X(MPI_Get_count)                                                                                 \
-  X(MPI_Group_excl)                                                                                \
   X(MPI_Group_free)                                                                                \
-  X(MPI_Group_incl)                                                                                \
-  X(MPI_Group_rank)                                                                                \
   X(MPI_Group_size)                                                                                \
   X(MPI_Group_translate_ranks)                                                                     \
   X(MPI_Iallgather)                                                                                \
@@ -66,10 +59,7 @@
   X(MPI_Recv)                                                                                      \
   X(MPI_Request_get_status)                                                                        \
   X(MPI_Test)                                                                                      \
-  X(MPI_Test_cancelled)                                                                            \
   X(MPI_Testall)                                                                                   \
-  X(MPI_Wait)                                                                                      \
-  X(MPI_Waitall)                                                                                   \
   X(PMPI_Abort)                                                                                    \
   X(PMPI_Allgather)                                                                                \
   X(PMPI_Allreduce)                                                                                \
@@ -156,12 +146,9 @@
   X(MPIX_Query_cuda_support, (void))                                                               \
   X(MPIX_GPU_query_support, (int, int *))                                                          \
   X(MPIX_Comm_revoke, (MPI_Comm))                                                                  \
-  X(MPIX_Comm_is_revoked, (MPI_Comm, int *))                                                       \
   X(MPIX_Comm_shrink, (MPI_Comm, MPI_Comm *))                                                      \
-  X(MPIX_Comm_agree, (MPI_Comm, int *))                                                            \
   X(MPIX_Comm_failure_ack, (MPI_Comm))                                                             \
-  X(MPIX_Comm_failure_get_acked, (MPI_Comm, MPI_Group *))                                          \
-  X(MPIX_Comm_get_failed, (MPI_Comm, MPI_Group *))
+  X(MPIX_Comm_failure_get_acked, (MPI_Comm, MPI_Group *))
 
 /* Open MPI's constants are addresses of variables; some calls are macros in MPICH's mpi.h. */
 #ifdef OPEN_MPI
@@ -182,11 +169,8 @@
   X(ompi_mpi_datatype_null)                                                                        \
   X(ompi_mpi_dblprec)                                                                              \
   X(ompi_mpi_double)                                                                               \
-  X(ompi_mpi_errors_are_fatal)                                                                     \
   X(ompi_mpi_errors_return)                                                                        \
   X(ompi_mpi_float)                                                                                \
-  X(ompi_mpi_group_empty)                                                                          \
-  X(ompi_mpi_group_null)                                                                           \
   X(ompi_mpi_info_null)                                                                            \
   X(ompi_mpi_int)                                                                                  \
   X(ompi_mpi_int64_t)                                                                              \
@@ -197,9 +181,7 @@
   X(ompi_mpi_real)                                                                                 \
   X(ompi_mpi_real4)                                                                                \
   X(ompi_mpi_real8)                                                                                \
-  X(ompi_mpi_uint32_t)                                                                             \
   X(ompi_mpi_uint64_t)                                                                             \
-  X(ompi_mpi_unsigned_long_long)                                                                   \
   X(ompi_request_null)
 #else
 #define OB_MPI_REQUIRED_HERE(X)
@@ -252,10 +234,7 @@ bool ob_launch_is_foreign(char *text, size_t bytes);
  * error, once. A rank that MPI_Comm_spawn started, or a call on MPI_COMM_SELF, is not checked. */
 onebit_status_t ob_launch_check(MPI_Comm comm);
 
-#define MPI_Abort                    (ob_mpi()->MPI_Abort)
-#define MPI_Bcast                    (ob_mpi()->MPI_Bcast)
 #define MPI_Cancel                   (ob_mpi()->MPI_Cancel)
-#define MPI_Comm_dup                 (ob_mpi()->MPI_Comm_dup)
 #define MPI_Comm_free                (ob_mpi()->MPI_Comm_free)
 #define MPI_Comm_get_attr            (ob_mpi()->MPI_Comm_get_attr)
 #define MPI_Comm_group               (ob_mpi()->MPI_Comm_group)
@@ -265,14 +244,10 @@ onebit_status_t ob_launch_check(MPI_Comm comm);
 #define MPI_Comm_split               (ob_mpi()->MPI_Comm_split)
 #define MPI_Comm_split_type          (ob_mpi()->MPI_Comm_split_type)
 #define MPI_Comm_test_inter          (ob_mpi()->MPI_Comm_test_inter)
-#define MPI_Error_class              (ob_mpi()->MPI_Error_class)
 #define MPI_Error_string             (ob_mpi()->MPI_Error_string)
 #define MPI_Finalized                (ob_mpi()->MPI_Finalized)
 #define MPI_Get_count                (ob_mpi()->MPI_Get_count)
-#define MPI_Group_excl               (ob_mpi()->MPI_Group_excl)
 #define MPI_Group_free               (ob_mpi()->MPI_Group_free)
-#define MPI_Group_incl               (ob_mpi()->MPI_Group_incl)
-#define MPI_Group_rank               (ob_mpi()->MPI_Group_rank)
 #define MPI_Group_size               (ob_mpi()->MPI_Group_size)
 #define MPI_Group_translate_ranks    (ob_mpi()->MPI_Group_translate_ranks)
 #define MPI_Iallgather               (ob_mpi()->MPI_Iallgather)
@@ -287,10 +262,7 @@ onebit_status_t ob_launch_check(MPI_Comm comm);
 #define MPI_Recv                     (ob_mpi()->MPI_Recv)
 #define MPI_Request_get_status       (ob_mpi()->MPI_Request_get_status)
 #define MPI_Test                     (ob_mpi()->MPI_Test)
-#define MPI_Test_cancelled           (ob_mpi()->MPI_Test_cancelled)
 #define MPI_Testall                  (ob_mpi()->MPI_Testall)
-#define MPI_Wait                     (ob_mpi()->MPI_Wait)
-#define MPI_Waitall                  (ob_mpi()->MPI_Waitall)
 #define PMPI_Abort                   (ob_mpi()->PMPI_Abort)
 #define PMPI_Allgather               (ob_mpi()->PMPI_Allgather)
 #define PMPI_Allreduce               (ob_mpi()->PMPI_Allreduce)
@@ -365,12 +337,9 @@ onebit_status_t ob_launch_check(MPI_Comm comm);
 #define MPIX_Query_cuda_support      (ob_mpi()->MPIX_Query_cuda_support)
 #define MPIX_GPU_query_support       (ob_mpi()->MPIX_GPU_query_support)
 #define MPIX_Comm_revoke             (ob_mpi()->MPIX_Comm_revoke)
-#define MPIX_Comm_is_revoked         (ob_mpi()->MPIX_Comm_is_revoked)
 #define MPIX_Comm_shrink             (ob_mpi()->MPIX_Comm_shrink)
-#define MPIX_Comm_agree              (ob_mpi()->MPIX_Comm_agree)
 #define MPIX_Comm_failure_ack        (ob_mpi()->MPIX_Comm_failure_ack)
 #define MPIX_Comm_failure_get_acked  (ob_mpi()->MPIX_Comm_failure_get_acked)
-#define MPIX_Comm_get_failed         (ob_mpi()->MPIX_Comm_get_failed)
 #ifdef OPEN_MPI
 #define OMPI_C_MPI_COMM_NULL_COPY_FN   (ob_mpi()->OMPI_C_MPI_COMM_NULL_COPY_FN)
 #define OMPI_C_MPI_COMM_NULL_DELETE_FN (ob_mpi()->OMPI_C_MPI_COMM_NULL_DELETE_FN)
