@@ -1,9 +1,11 @@
 /* Prints rows of the collectives, OSU's columns first, then ours; and computes lower bounds of
  * a call's time. */
+#define _POSIX_C_SOURCE 200809L
 #include <math.h>
+#include <time.h>
 
 #include "bench/bench_collective.h"
-#include "collectives/steps.h"
+#include "collectives/plan.h"
 
 double bench_algbw(const struct bench_case *test, double seconds) {
   size_t larger = test->send_count > test->receive_count ? test->send_count : test->receive_count;
@@ -22,44 +24,35 @@ double bench_busbw(const struct bench_case *test, double seconds) {
 /* The number of measured calls; the one with the least arithmetic counts. */
 #define CALLS 5
 
-static double sum_computing(const struct ob_moment *moments, size_t count) {
-  double seconds = 0;
-  for (size_t i = 0; i < count; i++)
-    if (ob_step_computes(moments[i].kind))
-      seconds += moments[i].processor;
-  return seconds;
+/* Returns the processor time of this thread. */
+static double processor_seconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
 /* Measures the processor seconds of all ranks, divided by the number of cores. */
-static int measure_plan_limit(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
+static int measure_plan_limit(struct bench_way *way) {
   const struct bench_case *test = way->test;
   double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;
+  ob_plan_start_timing(way->plan, processor_seconds);
   for (int k = 0; k < CALLS; k++) {
-    ob_plan_trace(way->plan, moments, capacity);
     test->team->kind->barrier(test->team);
     onebit_status_t status = test->collective->call(test->send, test->receive, way->plan);
-    double seconds = sum_computing(moments, ob_plan_trace_length(way->plan));
-    ob_plan_trace(way->plan, NULL, 0);
+    const struct ob_spent spent = ob_plan_read_spent(way->plan);
     BENCH_TRY(bench_check_status(status, test->collective->name));
-    least = seconds < least ? seconds : least;
+    least = fmin(least, spent.compress + spent.apply);
   }
+  ob_plan_start_timing(way->plan, NULL);
   test->team->kind->combine(test->team, &least, 1, true);
   way->computing = least / cores;
   return BENCH_OK;
 }
 
 int bench_measure_limits(struct bench_case *test) {
-  for (size_t k = 0; k < test->plan_count; k++) {
-    struct bench_way *way = &test->ways[k];
-    if (!way->plan)
-      continue; /* the plan was refused, on all ranks */
-    size_t capacity = 16 * bench_plan_info(way->plan).chunks + 64;
-    struct ob_moment *moments = ob_allocate(capacity, sizeof *moments);
-    bool have = bench_team_agree(test->team, moments != NULL);
-    int status = have ? measure_plan_limit(way, moments, capacity) : BENCH_FAILED;
-    ob_release(moments);
-    BENCH_TRY(status);
-  }
+  for (size_t k = 0; k < test->plan_count; k++)
+    if (test->ways[k].plan) /* else the plan was refused, on all ranks */
+      BENCH_TRY(measure_plan_limit(&test->ways[k]));
   return BENCH_OK;
 }
 

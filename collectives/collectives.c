@@ -43,8 +43,6 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   OB_TRY(ob_comm_check(plan->comm));
   flight_init(plan, call);
   state->sequence++;
-  state->trace.count = 0;
-  state->trace.open = false;
   if (ob_ladder_is_used(&state->ladder))
     ob_ladder_begin(plan);
   atomic_store_explicit(&state->work.not_finite, false, memory_order_relaxed);

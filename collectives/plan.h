@@ -69,10 +69,9 @@ struct ob_call {
   bool hold;
 };
 
-/* The host's time in calls since the last reading: codecs' work on messages, and applying
- * results. */
+/* The seconds in calls since the last reading: codecs' work on messages, and applying results. */
 struct ob_spent {
-  double compress, apply; /* seconds */
+  double compress, apply;
 };
 
 /* Collective; `status` is the caller's status so far, so that a rank with a wrong argument makes
@@ -165,9 +164,8 @@ const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan);
 struct ob_work *ob_plan_work(const struct onebit_plan *plan);
 struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server);
 
-/* Begin to measure the time of calls with the host's clock; return the time since the last
- * reading. */
-void ob_plan_start_timing(onebit_plan_t plan);
+/* Begin to measure the time of calls with a clock; return the time since the last reading. */
+void ob_plan_start_timing(onebit_plan_t plan, double (*now)(void));
 struct ob_spent ob_plan_read_spent(onebit_plan_t plan);
 
 /* Returns a call on one send and one receive buffer, to which the caller may add more. */

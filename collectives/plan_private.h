@@ -11,12 +11,6 @@
 #include "collectives/steps.h"
 #include "collectives/watch.h"
 
-struct ob_trace {
-  struct ob_moment *moments;
-  size_t capacity, count;
-  bool open; /* moments[count] has begun */
-};
-
 /* The call in flight: ob_plan_start fills it in, the steps read and update it. */
 struct ob_flight {
   struct ob_call call;
@@ -43,10 +37,9 @@ struct ob_plan_state {
   unsigned last_width; /* bits an element of that one */
   struct ob_ladder ladder;
   struct ob_work work;
-  uint32_t sequence; /* of the latest call */
-  uint64_t calls;    /* the number of hierarchical calls */
-  struct ob_trace trace;
-  bool clocked; /* `spent` is wanted */
+  uint32_t sequence;   /* of the latest call */
+  uint64_t calls;      /* the number of hierarchical calls */
+  double (*now)(void); /* NULL: steps are not timed */
   struct ob_spent spent;
   struct ob_outcome outcome; /* of calls on streams, until ob_plan_settle */
   bool in_flight, broken;    /* broken: the transport failed, nothing can follow */

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -17,23 +16,17 @@
 #include "collectives/messages.h"
 #include "collectives/plan_private.h"
 
-/* --- Trace -------------------------------------------------------------------------------------*/
-
-static double processor_seconds(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
+/* --- The time of steps -------------------------------------------------------------------------*/
 
 /* The time of the plan to which a step is added. */
 enum time { NONE, COMPRESS, APPLY };
 
-struct about {
+struct step_row {
   const char *name;
   enum time time;
 };
 
-static const struct about abouts[OB_STEP_KINDS] = {
+static const struct step_row step_rows[OB_STEP_KINDS] = {
     [OB_STEP_HOST_PUT] = {"host put", COMPRESS},
     [OB_STEP_HOST_BARRIER] = {"host barrier", NONE},
     [OB_STEP_HOST_COMPRESS] = {"host compress", COMPRESS},
@@ -65,37 +58,7 @@ static const struct about abouts[OB_STEP_KINDS] = {
     [OB_STEP_COMMIT] = {"commit", APPLY},
 };
 
-/* Returns the name of a kind of step; NULL past the last. */
-static const char *step_name(unsigned kind) {
-  return kind < OB_STEP_KINDS ? abouts[kind].name : NULL;
-}
-
-bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
-
-void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
-  plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
-}
-
-size_t ob_plan_trace_length(onebit_plan_t plan) { return plan->state->trace.count; }
-
-static void begin_moment(struct ob_trace *trace, const struct ob_step *step, double now) {
-  if (trace->count == trace->capacity || trace->open)
-    return;
-  trace->open = true;
-  trace->moments[trace->count] = (struct ob_moment){
-      .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
-}
-
-static void end_moment(struct ob_trace *trace, double now) {
-  if (!trace->open)
-    return;
-  struct ob_moment *moment = &trace->moments[trace->count++];
-  moment->end = now;
-  moment->processor = processor_seconds() - moment->processor;
-  trace->open = false;
-}
-
-void ob_plan_start_timing(onebit_plan_t plan) { plan->state->clocked = true; }
+void ob_plan_start_timing(onebit_plan_t plan, double (*now)(void)) { plan->state->now = now; }
 
 struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   const struct ob_spent spent = plan->state->spent;
@@ -103,24 +66,16 @@ struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   return spent;
 }
 
-static void add_spent_time(const struct onebit_plan *plan, const struct ob_step *step,
-                           double seconds) {
-  enum time time = abouts[step->kind].time;
+/* Runs a step of a plan that counts what it spends. */
+static bool run_timed_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  const enum time time = step_rows[step->kind].time;
+  const double before = plan->state->now();
+  const bool done = step->run(plan, step->chunk, wait);
+  const double seconds = plan->state->now() - before;
   if (time == COMPRESS)
     plan->state->spent.compress += seconds;
   else if (time == APPLY)
     plan->state->spent.apply += seconds;
-}
-
-/* Runs a step of a plan that is traced, or that counts what it spends. */
-static bool run_traced_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
-  double before = ob_seconds();
-  begin_moment(&plan->state->trace, step, before);
-  bool done = step->run(plan, step->chunk, wait);
-  double after = ob_seconds();
-  add_spent_time(plan, step, after - before);
-  if (done)
-    end_moment(&plan->state->trace, after);
   return done;
 }
 
@@ -180,7 +135,7 @@ static void describe_step_wait(const void *waiter, struct ob_wait *wait) {
     return; /* the remaining steps are on a stream */
   const struct ob_step *step = &plan->steps[plan->flight->step];
   wait->peer = awaited_rank(plan);
-  snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", step_name(step->kind),
+  snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", step_rows[step->kind].name,
            step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
 }
 
@@ -197,12 +152,12 @@ onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
   const struct ob_executor *executor = plan->executor;
   struct ob_flight *flight = plan->flight;
-  const bool traced = plan->state->trace.capacity || plan->state->clocked;
   int before = executor->enter ? executor->enter(plan) : 0;
   bool moved = false;
   while (flight->step < flight->stop) {
     const struct ob_step *step = &plan->steps[flight->step++];
-    if (!(traced ? run_traced_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
+    if (!(plan->state->now ? run_timed_step(plan, step, wait)
+                           : step->run(plan, step->chunk, wait))) {
       flight->step--;
       break;
     }

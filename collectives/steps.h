@@ -161,25 +161,4 @@ onebit_status_t ob_progress_wanted(bool *wanted);
 onebit_status_t ob_progress_begin(struct ob_engine *engine);
 void ob_progress_end(struct ob_engine *engine);
 
-/* --- A trace of one call: when each step began and ended, and what it took of the processor ----*/
-
-struct ob_moment {
-  unsigned kind; /* enum ob_step_kind */
-  uint32_t chunk;
-  double begin,
-      end; /* seconds of CLOCK_MONOTONIC; a step that waits begins when it is first tried */
-  double processor; /* seconds of this thread's processor time between the two */
-};
-
-/* True if such a step computes, and does not wait or send. */
-bool ob_step_computes(unsigned kind);
-
-/* Makes the plan note its steps in moments[0 .. capacity - 1] from its next call on, each call from
- * the start of the array; `moments` NULL: it stops. The array must outlive the plan, or the next
- * ob_plan_trace. */
-void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);
-
-/* Steps noted of the latest call. */
-size_t ob_plan_trace_length(onebit_plan_t plan);
-
 #endif

@@ -2,6 +2,7 @@
  * pieces. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "optimizers/optimizer.h"
 
 /* Returns true if each tensor is compressed separately: in profile deepspeed, unless all tensors
@@ -277,8 +278,8 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &bucket->bits));
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &bucket->dense));
   }
-  ob_plan_start_timing(bucket->bits);
-  ob_plan_start_timing(bucket->dense);
+  ob_plan_start_timing(bucket->bits, ob_seconds);
+  ob_plan_start_timing(bucket->dense, ob_seconds);
   return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 

@@ -119,9 +119,9 @@ static onebit_status_t adam_create_plans(struct onebit_optimizer *optimizer,
   if (bucket_sends_steps(optimizer, bucket))
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &bucket->steps_back));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &bucket->parameters_back));
-  ob_plan_start_timing(bucket->parameters_back);
+  ob_plan_start_timing(bucket->parameters_back, ob_seconds);
   if (bucket->steps_back)
-    ob_plan_start_timing(bucket->steps_back);
+    ob_plan_start_timing(bucket->steps_back, ob_seconds);
   return ONEBIT_OK;
 }
 
