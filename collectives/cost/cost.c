@@ -74,9 +74,6 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
 
 /* --- The candidates, and the text that says why one was chosen ---------------------------------*/
 
-/* The capacity for a schedule's description of itself. */
-#define LINE 128
-
 /* The elements that a message of one bit may have; the first number is preferred, and messages of
  * more bits have fewer. The smallest is 64 Ki (8 kB): below that the cost of each message is larger
  * than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as long from 1 MiB on, 2 and
@@ -103,10 +100,15 @@ const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
   return (unsigned)schedule < sizeof names / sizeof names[0] ? names[schedule] : "unknown";
 }
 
+static const char *find_refusal(const struct ob_cost_task *task, onebit_schedule_t schedule,
+                                onebit_wire_t wire) {
+  const struct ob_schedule *row = ob_schedule_find(schedule);
+  return row->refuse ? row->refuse(task, wire) : NULL;
+}
+
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire) {
-  char line[LINE];
-  return ob_schedule_find(schedule)->describe(task, wire, 1, line, sizeof line);
+  return !find_refusal(task, schedule, wire);
 }
 
 static bool is_candidate_allowed(const struct ob_cost_task *task,
@@ -155,16 +157,17 @@ static void append_line(struct ob_cost_choice *choice, const char *line) {
 static bool append_candidate_line(struct ob_cost_choice *choice, const struct ob_cost_task *task,
                                   const struct ob_cost_candidate *row,
                                   const struct estimate *estimate) {
-  char about[LINE] = "", line[LINE + 64];
-  bool possible = ob_schedule_find(row->schedule)
-                      ->describe(task, row->wire, estimate->chunk, about, sizeof about);
-  if (possible)
-    snprintf(line, sizeof line, "%s: %.0f us, %s\n", about, 1e6 * estimate->seconds,
+  const char *refusal = find_refusal(task, row->schedule, row->wire);
+  char line[192];
+  if (!refusal)
+    snprintf(line, sizeof line, "%s, %s, messages of %zu elements: %.0f us, %s\n",
+             ob_cost_schedule_name(row->schedule), ob_wire_name(row->wire, task->bits),
+             estimate->chunk, 1e6 * estimate->seconds,
              estimate->measured ? "as measured" : "by the model");
   else
-    snprintf(line, sizeof line, "%s%s", about, about[0] ? "\n" : "");
+    snprintf(line, sizeof line, "%s%s", refusal, refusal[0] ? "\n" : "");
   append_line(choice, line);
-  return possible;
+  return !refusal;
 }
 
 static void append_chosen_line(struct ob_cost_choice *choice, const struct ob_costs *costs,

@@ -54,10 +54,9 @@ static void allgather_sizes(const struct onebit_plan *plan, struct ob_schedule_s
     ob_plan_segment(plan, &sizes->compressed_first, &sizes->compressed_end);
 }
 
-static bool allgather_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
-                               char *line, size_t capacity) {
-  return task->operation == ONEBIT_ALLREDUCE &&
-         ob_schedule_describe("allgather", task, wire, chunk, line, capacity);
+static const char *allgather_refuse(const struct ob_cost_task *task, onebit_wire_t wire) {
+  (void)wire;
+  return task->operation == ONEBIT_ALLREDUCE ? NULL : "";
 }
 
 static double allgather_bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
@@ -102,5 +101,5 @@ const struct ob_schedule ob_schedule_allgather = {.whole = true,
                                                   .applicable = allgather_applicable,
                                                   .build = allgather_build,
                                                   .sizes = allgather_sizes,
-                                                  .describe = allgather_describe,
+                                                  .refuse = allgather_refuse,
                                                   .cost = allgather_cost};

@@ -64,12 +64,6 @@ static void exchange_sizes(const struct onebit_plan *plan, struct ob_schedule_si
   };
 }
 
-static bool exchange_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
-                              char *line, size_t capacity) {
-  (void)task;
-  return ob_schedule_describe("exchange", task, wire, chunk, line, capacity);
-}
-
 static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
   const struct ob_costs *costs = model->costs;
   double segment = (double)model->task->elements;
@@ -96,7 +90,5 @@ static double exchange_cost(const struct ob_cost_model *model, onebit_wire_t wir
   return ob_cost_of_exchange(model, &phase, n, model->ranks, 0, n * model->costs->apply);
 }
 
-const struct ob_schedule ob_schedule_exchange = {.build = exchange_build,
-                                                 .sizes = exchange_sizes,
-                                                 .describe = exchange_describe,
-                                                 .cost = exchange_cost};
+const struct ob_schedule ob_schedule_exchange = {
+    .build = exchange_build, .sizes = exchange_sizes, .cost = exchange_cost};

@@ -18,8 +18,6 @@
  * Limits: all hosts have the same number of ranks; each block has a scale, since a rank compresses
  * only a part of the buffer.
  */
-#include <stdio.h>
-
 #include "base/error.h"
 #include "collectives/plan_private.h"
 
@@ -102,17 +100,14 @@ static void hierarchical_sizes(const struct onebit_plan *plan, struct ob_schedul
   };
 }
 
-static bool hierarchical_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
-                                  char *line, size_t capacity) {
+static const char *hierarchical_refuse(const struct ob_cost_task *task, onebit_wire_t wire) {
   if (task->operation != ONEBIT_ALLREDUCE || wire == ONEBIT_WIRE_DENSE)
-    return false;
+    return "";
   if (task->hosts > 1 && task->ranks_per_host > 1)
-    return ob_schedule_describe("hierarchical", task, wire, chunk, line, capacity);
-  snprintf(line, capacity, "hierarchical: %s",
-           task->hosts < 2             ? "not with one host"
-           : task->ranks_per_host == 0 ? "hosts have different numbers of ranks"
-                                       : "is exchange with one rank a host");
-  return false;
+    return NULL;
+  return task->hosts < 2             ? "hierarchical: not with one host"
+         : task->ranks_per_host == 0 ? "hierarchical: hosts have different numbers of ranks"
+                                     : "hierarchical: is exchange with one rank a host";
 }
 
 /* Returns the seconds of a call. Every rank copies its input to shared memory, and adds the
@@ -131,5 +126,5 @@ static double hierarchical_cost(const struct ob_cost_model *model, onebit_wire_t
 const struct ob_schedule ob_schedule_hierarchical = {.applicable = hierarchical_applicable,
                                                      .build = hierarchical_build,
                                                      .sizes = hierarchical_sizes,
-                                                     .describe = hierarchical_describe,
+                                                     .refuse = hierarchical_refuse,
                                                      .cost = hierarchical_cost};

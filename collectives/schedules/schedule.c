@@ -245,10 +245,3 @@ const char *ob_wire_name(onebit_wire_t wire, int bits) {
     return "float32";
   return bits == 8 ? "8 bits" : bits == 4 ? "4 bits" : bits == 2 ? "2 bits" : "one bit";
 }
-
-bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, onebit_wire_t wire,
-                          size_t chunk, char *line, size_t capacity) {
-  snprintf(line, capacity, "%s, %s, messages of %zu elements", name, ob_wire_name(wire, task->bits),
-           chunk);
-  return true;
-}

@@ -48,11 +48,9 @@ struct ob_schedule {
   /* Computes the memory that this rank needs. Called once the plan is cut into messages. */
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
-  /* Writes a line about the task's messages. False: the model cannot estimate this schedule, and
-   * the line says why, or is empty. NULL: it has no public name, and the model does not choose
-   * it. */
-  bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                   size_t capacity);
+  /* Returns NULL if the model can estimate the task in this schedule, else the reason why not, or
+   * "". NULL: it can estimate every task. */
+  const char *(*refuse)(const struct ob_cost_task *task, onebit_wire_t wire);
 
   /* Returns the modelled seconds of a call, without those that a call of any size takes. NULL: the
    * model uses another row's function. */
@@ -106,10 +104,6 @@ uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
 /* A wire's name for people: "one bit", "8 bits", "float32". */
 const char *ob_wire_name(onebit_wire_t wire, int bits);
-
-/* Implements describe() for schedules that can do the task. */
-bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, onebit_wire_t wire,
-                          size_t chunk, char *line, size_t capacity);
 
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
 
