@@ -102,6 +102,16 @@ struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, siz
   return shape;
 }
 
+size_t ob_plan_message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  return ob_message_bytes(&shape);
+}
+
+size_t ob_plan_result_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
+  return ob_message_bytes(&shape);
+}
+
 size_t ob_plan_longest_message(const struct onebit_plan *plan) {
   size_t words = 0;
   for (size_t segment = 0; segment < plan->geometry.segments; segment++)
@@ -166,29 +176,17 @@ static void add_message_endpoints(const struct onebit_plan *plan, struct ob_batc
   batch->receive[batch->receives++] = (struct ob_endpoint){in, in_bytes, rank};
 }
 
-static size_t member_message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
-  struct ob_message_shape shape =
-      ob_plan_message(plan, ob_segment_of(&plan->geometry, member), chunk);
-  return ob_message_bytes(&shape);
-}
-
-static size_t member_result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
-  struct ob_message_shape shape =
-      ob_plan_result_message(plan, ob_segment_of(&plan->geometry, member), chunk);
-  return ob_message_bytes(&shape);
-}
-
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
   size_t mine = ob_ladder_max_bytes(&plan->state->ladder, 1,
-                                    member_message_bytes(plan, geometry->member, chunk));
+                                    ob_plan_message_bytes(plan, ob_own_segment(plan), chunk));
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
     add_message_endpoints(plan, batch, member,
                           ob_message_at(geometry, geometry->outgoing, member, chunk),
-                          member_message_bytes(plan, member, chunk),
+                          ob_plan_message_bytes(plan, ob_segment_of(geometry, member), chunk),
                           ob_message_at(geometry, geometry->incoming, member, chunk), mine);
   }
   return batch;
@@ -197,14 +195,14 @@ struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk)
 struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->gather[chunk % geometry->slots];
-  size_t mine = member_result_bytes(plan, geometry->member, chunk);
+  size_t mine = ob_plan_result_bytes(plan, ob_own_segment(plan), chunk);
   unsigned char *out = ob_result_of(plan, geometry->member, chunk);
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
-    add_message_endpoints(
-        plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-        ob_ladder_max_bytes(&plan->state->ladder, 1, member_result_bytes(plan, member, chunk)));
+    size_t theirs = ob_plan_result_bytes(plan, ob_segment_of(geometry, member), chunk);
+    add_message_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
+                          ob_ladder_max_bytes(&plan->state->ladder, 1, theirs));
   }
   return batch;
 }

@@ -204,6 +204,10 @@ struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, s
 struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
                                              size_t chunk);
 
+/* Return the bytes of such messages from ranks to servers, and from servers. */
+size_t ob_plan_message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk);
+size_t ob_plan_result_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk);
+
 /* Returns the elements of the longest message, with those that pad its last word. */
 size_t ob_plan_longest_message(const struct onebit_plan *plan);
 

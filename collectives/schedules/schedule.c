@@ -107,24 +107,13 @@ static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan
   return ONEBIT_OK;
 }
 
-static size_t schedule_message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk) {
-  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
-  return ob_message_bytes(&shape);
-}
-
-static size_t segment_bytes(const struct onebit_plan *plan, size_t segment) {
-  size_t bytes = 0;
+/* Returns the bytes of a segment's messages of one kind. */
+static uint64_t count_segment_bytes(const struct onebit_plan *plan, size_t segment,
+                                    size_t (*bytes_of)(const struct onebit_plan *plan,
+                                                       size_t segment, size_t chunk)) {
+  uint64_t bytes = 0;
   for (size_t i = 0; i < plan->geometry.chunks; i++)
-    bytes += schedule_message_bytes(plan, segment, i);
-  return bytes;
-}
-
-static size_t schedule_result_bytes(const struct onebit_plan *plan, size_t segment) {
-  size_t bytes = 0;
-  for (size_t i = 0; i < plan->geometry.chunks; i++) {
-    struct ob_message_shape shape = ob_plan_result_message(plan, segment, i);
-    bytes += ob_message_bytes(&shape);
-  }
+    bytes += bytes_of(plan, segment, i);
   return bytes;
 }
 
@@ -132,14 +121,15 @@ uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan) {
   uint64_t bytes = 0;
   for (size_t distance = 1; distance < plan->geometry.members; distance++) {
     size_t member = ob_neighbour(&plan->geometry, distance);
-    bytes += segment_bytes(plan, ob_segment_of(&plan->geometry, member));
+    size_t segment = ob_segment_of(&plan->geometry, member);
+    bytes += count_segment_bytes(plan, segment, ob_plan_message_bytes);
   }
   return bytes;
 }
 
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   size_t own = ob_segment_of(&plan->geometry, plan->geometry.member);
-  return (plan->geometry.members - 1) * (uint64_t)schedule_result_bytes(plan, own);
+  return (plan->geometry.members - 1) * count_segment_bytes(plan, own, ob_plan_result_bytes);
 }
 
 static size_t message_stride(size_t bytes) {
@@ -152,7 +142,7 @@ static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *
   geometry->width = (unsigned)plan->options.max_bits;
   for (size_t segment = 0; segment < geometry->segments; segment++)
     for (size_t i = 0; i < geometry->chunks; i++) {
-      size_t bytes = schedule_message_bytes(plan, segment, i);
+      size_t bytes = ob_plan_message_bytes(plan, segment, i);
       geometry->stride = bytes > geometry->stride ? bytes : geometry->stride;
     }
   geometry->stride = message_stride(geometry->stride);
@@ -182,7 +172,7 @@ void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
   geometry->width = width;
   geometry->result_width = ob_serve_width(plan->state->server.serving.rule, width);
   if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
-    geometry->stride = geometry->peer_stride = message_stride(schedule_message_bytes(plan, 0, 0));
+    geometry->stride = geometry->peer_stride = message_stride(ob_plan_message_bytes(plan, 0, 0));
   update_sizes(plan);
 }
 
