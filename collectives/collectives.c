@@ -35,8 +35,7 @@ static void flight_init(const struct onebit_plan *plan, const struct ob_call *ca
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
                               const struct ob_call *call) {
   struct ob_plan_state *state = plan->state;
-  if (state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   if (state->broken)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call: %s",
                     plan->flight->outcome.error);
@@ -293,8 +292,7 @@ static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_pla
                                   onebit_operation_t operation, onebit_request_t *request,
                                   bool on_stream, void *stream) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, on_stream);
   if (status == ONEBIT_OK)
     set_buffers(plan, sendbuf, recvbuf);

@@ -235,8 +235,7 @@ void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *s
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
   OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   const struct ob_ladder *ladder = &plan->state->ladder;
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   if (!ob_width_is_known(bits) || (unsigned)bits < ladder->min || (unsigned)bits > ladder->max)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, not a width of the plan, %u to %u", bits,
                     ladder->min, ladder->max);

@@ -229,8 +229,7 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
   if (!plan)
     return ONEBIT_OK;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   ob_plan_release(plan);
   return ONEBIT_OK;
 }
@@ -276,8 +275,7 @@ const char *onebit_plan_explain(onebit_plan_t plan) {
 /* Fails unless the plan is idle, so that its residual can be read. Waits for work on a stream. */
 static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   ob_steps_are_settled(plan, true);
   return ONEBIT_OK;
 }

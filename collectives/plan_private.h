@@ -5,6 +5,7 @@
 #ifndef OB_COLLECTIVES_PLAN_PRIVATE_H
 #define OB_COLLECTIVES_PLAN_PRIVATE_H
 
+#include "base/error.h"
 #include "collectives/plan.h"
 #include "collectives/schedules/host.h"
 #include "collectives/schedules/schedule.h"
@@ -84,8 +85,14 @@ struct onebit_plan {
 onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 void ob_plan_release(struct onebit_plan *plan);
 
-/* "allreduce call 3 of plan 1 (16 MiB)", for error messages; and what a wait without a rank is for.
- */
+/* Fails while a request is in flight on the plan. */
+static inline onebit_status_t ob_plan_check_idle(const struct onebit_plan *plan) {
+  return plan->state->in_flight ? ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight")
+                                : ONEBIT_OK;
+}
+
+/* Writes "allreduce call 3 of plan 1 (16 MiB)", for error messages, and what a wait without a rank
+ * is for. */
 const char *ob_operation_name(onebit_operation_t operation);
 void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait);
 

@@ -31,8 +31,7 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
 
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   return ob_plan_settle(plan);
 }
 
@@ -62,8 +61,7 @@ static size_t result_count(const struct onebit_plan *plan) {
 
 static onebit_status_t check_plan(const struct onebit_plan *plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->state->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  OB_TRY(ob_plan_check_idle(plan));
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
