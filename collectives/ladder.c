@@ -88,13 +88,6 @@ static void change_ladder_width(const struct onebit_plan *plan, unsigned width) 
   ladder->width = width;
 }
 
-/* Sets the width from the next call on; the ladder chooses no other one. */
-static void fix_ladder_width(const struct onebit_plan *plan, unsigned width) {
-  plan->state->ladder.fixed = true;
-  if (width != plan->geometry.width)
-    change_ladder_width(plan, width);
-}
-
 /* Decides the width from the flags of all ranks and from the earlier changes of width, which are
  * the same on all ranks. */
 static void decide_ladder_width(const struct onebit_plan *plan) {
@@ -310,16 +303,14 @@ static onebit_status_t check_budget(const onebit_plan_t *plans, size_t count, do
   return ONEBIT_OK;
 }
 
-static void begin_fitted_widths(const onebit_plan_t *plans, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    plans[i]->state->ladder.fitted = plans[i]->state->ladder.min;
-}
-
+/* Sets the widths from the next calls on; the ladders choose no other ones. */
 static void apply_fitted_widths(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ob_ladder_is_used(ladder)) {
-      fix_ladder_width(plans[i], ladder->fitted);
+      ladder->fixed = true;
+      if (ladder->fitted != plans[i]->geometry.width)
+        change_ladder_width(plans[i], ladder->fitted);
       ob_ladder_apply_width(plans[i]);
     }
     ladder->fitted = 0;
@@ -330,9 +321,10 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
   OB_CALL_SCOPE;
   OB_TRY(check_budget(plans, count, budget));
   double dense = 0;
-  for (size_t i = 0; i < count; i++)
+  for (size_t i = 0; i < count; i++) {
     dense += (double)plans[i]->geometry.layout.elements * sizeof(float);
-  begin_fitted_widths(plans, count);
+    plans[i]->state->ladder.fitted = plans[i]->state->ladder.min;
+  }
   const double fewest = sum_message_bytes(plans, count);
   onebit_status_t status = ONEBIT_OK;
   if (fewest > budget * dense)
