@@ -31,6 +31,11 @@ struct ob_batch {
   void *messages; /* memory of the transport's: message_bytes for each send with a receive */
 };
 
+/* Returns the peer of message i of a batch: the receives come first, then the sends. */
+static inline int ob_batch_peer(const struct ob_batch *batch, size_t i) {
+  return i < batch->receives ? batch->receive[i].peer : batch->send[i - batch->receives].peer;
+}
+
 /* Memory of a device that the transport has registered for messages; a transport's own window
  * begins with it. */
 struct ob_window {

@@ -126,17 +126,14 @@ static onebit_status_t set_received_size(struct custom_batch *batch, size_t numb
 }
 
 static onebit_status_t test_operation(struct custom_batch *batch, size_t number, double seconds) {
-  const struct ob_batch *base = &batch->base;
-  const struct custom *custom = base->comm->state;
-  bool receives = number < base->receives;
+  const struct custom *custom = batch->base.comm->state;
   size_t bytes = 0;
   int code = custom->call.test(custom->call.context, batch->operations[number], seconds, &bytes);
   if (code == ONEBIT_IN_PROGRESS)
     return ONEBIT_IN_PROGRESS;
   if (code)
-    return fail_operation(
-        batch, receives ? "message from" : "message to",
-        receives ? base->receive[number].peer : base->send[number - base->receives].peer, code);
+    return fail_operation(batch, number < batch->base.receives ? "message from" : "message to",
+                          ob_batch_peer(&batch->base, number), code);
   batch->operations[number] = NULL;
   return set_received_size(batch, number, bytes);
 }
@@ -169,7 +166,7 @@ static int custom_peer_awaited(struct ob_batch *base) {
   const struct custom_batch *batch = (struct custom_batch *)base;
   for (size_t i = 0; i < custom_message_count(base); i++)
     if (batch->operations[i])
-      return i < base->receives ? base->receive[i].peer : base->send[i - base->receives].peer;
+      return ob_batch_peer(base, i);
   return -1;
 }
 

@@ -230,13 +230,6 @@ static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* Returns the peer of a request; requests are in the order of `begin`. */
-static int request_peer(const struct mpi_batch *batch, size_t request) {
-  const struct ob_batch *base = &batch->base;
-  return request < base->receives ? base->receive[request].peer
-                                  : base->send[request - base->receives].peer;
-}
-
 /* Returns the peer of the failed request, -1: none. Sets its code, which MPI_Testall returns or,
  * with "error in status", is in its status. */
 static int find_failed_request(const struct mpi_batch *batch, int *code) {
@@ -246,7 +239,7 @@ static int find_failed_request(const struct mpi_batch *batch, int *code) {
         (*code != MPI_ERR_IN_STATUS && *code != own))
       continue;
     *code = own;
-    return request_peer(batch, (size_t)i);
+    return ob_batch_peer(&batch->base, (size_t)i);
   }
   return -1;
 }
@@ -305,11 +298,11 @@ static onebit_status_t mpi_test(struct ob_batch *base, double seconds) {
 static int mpi_peer_awaited(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   for (int i = 0; i < batch->started; i++) {
-    int done = 1, receives = (int)base->receives;
+    int done = 1;
     if (batch->requests[i] != MPI_REQUEST_NULL)
       MPI_Request_get_status(batch->requests[i], &done, MPI_STATUS_IGNORE);
     if (!done)
-      return i < receives ? base->receive[i].peer : base->send[i - receives].peer;
+      return ob_batch_peer(base, (size_t)i);
   }
   return -1;
 }
