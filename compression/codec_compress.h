@@ -146,14 +146,8 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
 
 FIXED float compress_with_dtype(const struct ob_compress_run *run, onebit_scale_t rule,
                                 enum momentum momentum, bool moments) {
-  switch (run->dtype) {
-  case ONEBIT_BFLOAT16:
-    return compress_run(run, ONEBIT_BFLOAT16, rule, momentum, moments);
-  case ONEBIT_FLOAT16:
-    return compress_run(run, ONEBIT_FLOAT16, rule, momentum, moments);
-  default:
-    return compress_run(run, ONEBIT_FLOAT32, rule, momentum, moments);
-  }
+#define COMPRESS(dtype) compress_run(run, dtype, rule, momentum, moments)
+  return FOR_DTYPE(run->dtype, COMPRESS);
 }
 
 FIXED float compress_with_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
@@ -263,12 +257,10 @@ static float reduce_lion(const struct ob_reduce_run *run) {
 static float codec_reduce(const struct ob_reduce_run *run) {
   if (run->serving.rule == OB_SERVE_LION)
     return reduce_lion(run);
-  if (run->width > 1)
-    return run->width == 2   ? reduce_run(run, ONEBIT_SCALE_RMS, 2)
-           : run->width == 4 ? reduce_run(run, ONEBIT_SCALE_RMS, 4)
-                             : reduce_run(run, ONEBIT_SCALE_RMS, 8);
-  return run->rule == ONEBIT_SCALE_RMS ? reduce_run(run, ONEBIT_SCALE_RMS, 1)
-                                       : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE, 1);
+  if (run->width == 1 && run->rule != ONEBIT_SCALE_RMS)
+    return reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE, 1);
+#define REDUCE(width) reduce_run(run, ONEBIT_SCALE_RMS, width)
+  return FOR_WIDTH(run->width, REDUCE);
 }
 
 /* --- Checksums ---------------------------------------------------------------------------------*/

@@ -252,12 +252,8 @@ static void pass_squares(struct ob_pass_run *run) {
   memset(run->sums, 0, sizeof run->sums);
   if (!run->gradient)
     return;
-  if (run->gradient_dtype == ONEBIT_FLOAT32)
-    pass_squares_dtype(run, ONEBIT_FLOAT32);
-  else if (run->gradient_dtype == ONEBIT_BFLOAT16)
-    pass_squares_dtype(run, ONEBIT_BFLOAT16);
-  else
-    pass_squares_dtype(run, ONEBIT_FLOAT16);
+#define SQUARES(dtype) pass_squares_dtype(run, dtype)
+  FOR_DTYPE(run->gradient_dtype, SQUARES);
 }
 
 /* Returns true if all messages that the pass reads are signs, as nearly always. For these a pass

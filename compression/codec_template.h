@@ -46,6 +46,14 @@
 #define OB_UNROLLED    _Pragma("GCC unroll 16")
 #endif
 
+/* Run the body with the width, or the type, as a constant. */
+#define FOR_WIDTH(width, body)                                                                     \
+  ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
+#define FOR_DTYPE(dtype, body)                                                                     \
+  ((dtype) == ONEBIT_FLOAT32    ? body(ONEBIT_FLOAT32)                                             \
+   : (dtype) == ONEBIT_BFLOAT16 ? body(ONEBIT_BFLOAT16)                                            \
+                                : body(ONEBIT_FLOAT16))
+
 /* --- Prefetching
  *
  * A processor's own prefetching stops at the end of a page, so that a pass waits at the beginning
@@ -244,17 +252,9 @@ FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype, unsigned 
 }
 
 FIXED void sum_with_width(const struct ob_sum_run *run, unsigned width) {
-  if (run->dtype == ONEBIT_FLOAT32)
-    sum_run(run, ONEBIT_FLOAT32, width);
-  else if (run->dtype == ONEBIT_BFLOAT16)
-    sum_run(run, ONEBIT_BFLOAT16, width);
-  else
-    sum_run(run, ONEBIT_FLOAT16, width);
+#define SUM_AS(dtype) sum_run(run, dtype, width)
+  FOR_DTYPE(run->dtype, SUM_AS);
 }
-
-/* Runs the body with the width as a constant. */
-#define FOR_WIDTH(width, body)                                                                     \
-  ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
 
 static void codec_sum(const struct ob_sum_run *run) {
 #define SUM(width) sum_with_width(run, width)
@@ -292,15 +292,12 @@ FIXED void store_streaming(const struct ob_store_run *run, unsigned width) {
 }
 
 FIXED void store_with_width(const struct ob_store_run *run, unsigned width) {
+#define STORE_AS(dtype) store_run(run, dtype, width)
   if (run->stream && run->dtype == ONEBIT_FLOAT32 && run->count % OB_LANES == 0 &&
       (uintptr_t)run->output % sizeof(V) == 0)
     store_streaming(run, width);
-  else if (run->dtype == ONEBIT_FLOAT32)
-    store_run(run, ONEBIT_FLOAT32, width);
-  else if (run->dtype == ONEBIT_BFLOAT16)
-    store_run(run, ONEBIT_BFLOAT16, width);
   else
-    store_run(run, ONEBIT_FLOAT16, width);
+    FOR_DTYPE(run->dtype, STORE_AS);
 }
 
 static void codec_store(const struct ob_store_run *run) {
@@ -338,10 +335,8 @@ FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_
 
 static bool codec_load(const void *input, onebit_dtype_t dtype, float factor, size_t count,
                        float *output) {
-  if (dtype == ONEBIT_FLOAT32)
-    return load_run(input, ONEBIT_FLOAT32, factor, count, output);
-  return dtype == ONEBIT_BFLOAT16 ? load_run(input, ONEBIT_BFLOAT16, factor, count, output)
-                                  : load_run(input, ONEBIT_FLOAT16, factor, count, output);
+#define LOAD(dtype) load_run(input, dtype, factor, count, output)
+  return FOR_DTYPE(dtype, LOAD);
 }
 
 FIXED void average_group(V total[GROUP], const float *const *inputs, size_t streams, float factor,
@@ -396,12 +391,8 @@ FIXED void convert_run(const float *input, size_t count, void *output, onebit_dt
 }
 
 static void codec_convert(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
-  if (dtype == ONEBIT_FLOAT32)
-    convert_run(input, count, output, ONEBIT_FLOAT32);
-  else if (dtype == ONEBIT_BFLOAT16)
-    convert_run(input, count, output, ONEBIT_BFLOAT16);
-  else
-    convert_run(input, count, output, ONEBIT_FLOAT16);
+#define CONVERT(dtype) convert_run(input, count, output, dtype)
+  FOR_DTYPE(dtype, CONVERT);
 }
 
 const struct ob_codec CODEC = {
