@@ -38,15 +38,20 @@ OB_INLINE float ob_level_reach(unsigned width) {
   return width == 2 ? 1.5f : width == 4 ? 3.0f : ob_float_of(0x7f800000u);
 }
 
+/* Returns the scale with which the largest level stands for this magnitude. If the reciprocal of
+ * the scale would not be finite, the scale is 0: then all of the block stays in the residual. */
+OB_INLINE float ob_scale_to_level(float magnitude, unsigned width) {
+  const float scale = magnitude / ob_largest_level(width);
+  return scale < 0x1p-126f ? 0 : scale;
+}
+
 /* Returns the scale of a block of `count` > 0 elements, from the sum of their squares, which is
- * finite, and the largest magnitude. If the reciprocal of the scale would not be finite, the scale
- * is 0: then all of the block stays in the residual. */
+ * finite, and the largest magnitude. */
 OB_INLINE float ob_level_scale(float sum, size_t count, float largest, onebit_scale_t rule,
                                unsigned width) {
   const float reach = ob_level_reach(width) * ob_scale((double)sum, count, ONEBIT_SCALE_RMS);
   const float limit = rule == ONEBIT_SCALE_RMS && reach < largest ? reach : largest;
-  const float scale = limit / ob_largest_level(width);
-  return scale < 0x1p-126f ? 0 : scale;
+  return ob_scale_to_level(limit, width);
 }
 
 OB_INLINE float ob_inverse_scale(float scale) { return scale > 0 ? 1 / scale : 0; }

@@ -39,9 +39,8 @@ static onebit_status_t residual_memory_error(const struct ob_residual *residual)
                   residual->words * OB_LANES);
 }
 
-static bool allocate_scales(struct ob_residual *residual, int copy) {
-  size_t count = residual->one_scale ? 1 : residual->blocks;
-  return (residual->scales[copy] = residual->memory->allocate(count, sizeof(float)));
+static size_t scale_count(const struct ob_residual *residual) {
+  return residual->one_scale ? 1 : residual->blocks;
 }
 
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
@@ -50,11 +49,10 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
   residual_describe(residual, layout, first, end, one_scale, memory);
   for (int copy = 0; copy < 2; copy++) {
     residual->values[copy] = copy < copies ? allocate_values(residual, copy) : residual->values[0];
-    if (!residual->values[copy] || !allocate_scales(residual, copy))
-      return residual_memory_error(residual);
+    residual->scales[copy] = memory->allocate(scale_count(residual), sizeof(float));
     if (moments)
       residual->moments[copy] = memory->allocate(residual->words, OB_LANES * sizeof(uint16_t));
-    if (moments && !residual->moments[copy])
+    if (!residual->values[copy] || !residual->scales[copy] || (moments && !residual->moments[copy]))
       return residual_memory_error(residual);
   }
   if (copies == 1)
@@ -80,7 +78,7 @@ static size_t value_bytes(const struct ob_residual *residual) {
 }
 
 static size_t scale_bytes(const struct ob_residual *residual) {
-  return (residual->one_scale ? 1 : residual->blocks) * sizeof(float);
+  return scale_count(residual) * sizeof(float);
 }
 
 onebit_status_t ob_residual_reset(struct ob_residual *residual) {
@@ -123,8 +121,7 @@ static onebit_status_t residual_open_view(const struct ob_residual *residual, fl
   *values = ob_allocate(1, value_bytes(residual));
   *scales = ob_allocate(1, scale_bytes(residual));
   if (!*values || !*scales)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
-                    residual->words * OB_LANES);
+    return residual_memory_error(residual);
   OB_TRY(residual->memory->copy(*values, residual->values[residual->now], value_bytes(residual)));
   return residual->memory->copy(*scales, residual->scales[residual->now], scale_bytes(residual));
 }
@@ -190,14 +187,12 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
 /* Sets the scales to 0, since the values are now plain errors. Undoing a block cannot do this,
  * because blocks may share one scale. */
 void ob_residual_end_undo(struct ob_residual *residual) {
-  const size_t scales = residual->one_scale ? 1 : residual->blocks;
-  memset(residual->scales[residual->now], 0, scales * sizeof(float));
+  memset(residual->scales[residual->now], 0, scale_bytes(residual));
   memset(residual->changed, 0, residual->blocks);
 }
 
 bool ob_residual_has_large_scale(const struct ob_residual *residual) {
-  size_t scales = residual->one_scale ? 1 : residual->blocks;
-  for (size_t b = 0; b < scales; b++)
+  for (size_t b = 0; b < scale_count(residual); b++)
     if (residual->scales[residual->now][b] >= OB_LARGE_SCALE)
       return true;
   return false;

@@ -61,11 +61,6 @@ static size_t count_known_elements(const struct ob_loading *loading, const struc
   return run->offset < real ? real - run->offset : 0;
 }
 
-static float compute_level_scale(float largest, unsigned width) {
-  const float scale = largest / ob_largest_level(width);
-  return scale < 0x1p-126f ? 0 : scale; /* as ob_level_scale has it */
-}
-
 /* Returns the code of a value in a message; in one bit, its sign. */
 static uint32_t encode_value(float value, float scale, unsigned width) {
   if (width == 1)
@@ -106,7 +101,7 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
       measure->sum += squares ? (double)size * (double)size : (double)size;
     }
     measure->count += end - i;
-    loading->scales[scale] = width > 1 ? compute_level_scale(measure->max, width)
+    loading->scales[scale] = width > 1 ? ob_scale_to_level(measure->max, width)
                              : measure->min == measure->max
                                  ? measure->max
                                  : ob_scale(measure->sum, measure->count, ob_plan_work(plan)->rule);
