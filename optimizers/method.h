@@ -86,6 +86,8 @@ onebit_status_t ob_check_fraction(const char *name, double value);
 onebit_status_t ob_check_positive(const char *name, double value);
 /* Fails unless 0 < min <= max. */
 onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
+/* Fails unless a list of `count` tensors has this place. */
+onebit_status_t ob_check_tensor(size_t tensor, size_t count);
 /* Returns the value, or the default if the value is 0. */
 double ob_value_or_default(double value, double fallback);
 

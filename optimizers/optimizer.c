@@ -341,9 +341,7 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
                                               const void *gradient) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_check_idle(optimizer));
-  if (tensor >= optimizer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    optimizer->tensor_count);
+  OB_TRY(ob_check_tensor(tensor, optimizer->tensor_count));
   if (gradient)
     OB_TRY(ob_check_array(optimizer->executor, "gradient", tensor, gradient,
                           optimizer->options.gradient_dtype));

@@ -28,6 +28,12 @@ onebit_status_t ob_check_order(const char *min_name, double min, const char *max
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_check_tensor(size_t tensor, size_t count) {
+  if (tensor >= count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor, count);
+  return ONEBIT_OK;
+}
+
 double ob_value_or_default(double value, double fallback) { return value == 0 ? fallback : value; }
 
 static onebit_status_t put_double(const struct ob_option *row, double value, char *to) {

@@ -299,9 +299,7 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_check_idle(optimizer));
   OB_TRY(ob_size_check("statistics", statistics, sizeof *statistics));
-  if (tensor >= optimizer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    optimizer->tensor_count);
+  OB_TRY(ob_check_tensor(tensor, optimizer->tensor_count));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
   onebit_tensor_statistics_t found = {.size = sizeof found,

@@ -383,9 +383,7 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
 }
 
 static onebit_status_t ready_check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
-  if (tensor >= optimizer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    optimizer->tensor_count);
+  OB_TRY(ob_check_tensor(tensor, optimizer->tensor_count));
   if (optimizer->tensors[tensor].ready)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor %zu is ready a second time in one step", tensor);
   return ONEBIT_OK;

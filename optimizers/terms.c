@@ -76,9 +76,7 @@ static uint32_t number_fingerprint(const void *number) {
 static onebit_status_t check_constant(onebit_optimizer_t optimizer, size_t tensor, const char *name,
                                       float value) {
   OB_TRY(ob_optimizer_reach_idle(optimizer));
-  if (tensor >= optimizer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    optimizer->tensor_count);
+  OB_TRY(ob_check_tensor(tensor, optimizer->tensor_count));
   if (!(value >= 0) || !ob_is_finite(value))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not a finite number from 0 on", name,
                     (double)value);

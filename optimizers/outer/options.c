@@ -112,9 +112,7 @@ onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
 
 onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values) {
   OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
-  if (tensor >= outer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    outer->tensor_count);
+  OB_TRY(ob_check_tensor(tensor, outer->tensor_count));
   if (!values && outer->tensors[tensor].count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "values is NULL");
   const struct ob_outer_tensor *of = &outer->tensors[tensor];
