@@ -1,11 +1,13 @@
 /* Options of the outer step, and the functions that return its state. */
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "compression/levels.h"
 #include "onebit/statistics.h"
 #include "optimizers/outer/outer.h"
 
@@ -20,11 +22,31 @@ static int min_bits_for_rule(onebit_outer_rule_t rule, double momentum) {
   return rule == ONEBIT_OUTER_MOMENTUM && momentum <= MOMENTUM_OF_TWO_BITS ? 2 : 4;
 }
 
+/* The options on which all ranks must agree, and the device. */
+/* clang-format off */
+#define ROW(field, term, kind, fallback, max, type) \
+  {#field, term, kind, offsetof(onebit_outer_options_t, field), \
+   offsetof(onebit_outer_options_t, field), fallback, max, type}
+#define COUNT(field, fallback)   ROW(field, #field, OB_OPTION_COUNT, fallback, 0, NULL)
+#define REAL(field)              ROW(field, #field " (as bits)", OB_OPTION_REAL, 0, 0, NULL)
+#define CHOICE(field, max, type) ROW(field, #field, OB_OPTION_CHOICE, 0, max, type)
+const struct ob_option ob_outer_options[OB_OUTER_OPTIONS] = {
+    CHOICE(rule, ONEBIT_OUTER_NESTEROV, "onebit_outer_rule_t"),
+    REAL(learning_rate),
+    REAL(momentum),
+    CHOICE(bits, 0, NULL),
+    COUNT(fragments, 1),
+    ROW(weighted, "weighted", OB_OPTION_FLAG, 0, 0, NULL),
+    COUNT(local_steps, 30),
+    COUNT(delay, 0),
+    REAL(mixing),
+    CHOICE(parameter_dtype, ONEBIT_FLOAT16, "onebit_dtype_t"),
+    CHOICE(device, ONEBIT_DEVICE_CUDA, "onebit_device_t"),
+};
+/* clang-format on */
+
 static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
   bool nesterov = options->rule == ONEBIT_OUTER_NESTEROV;
-  if ((int)options->rule < 0 || options->rule > ONEBIT_OUTER_NESTEROV)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "rule is %d, which is no onebit_outer_rule_t",
-                    (int)options->rule);
   if (options->rule == ONEBIT_OUTER_MEAN && options->momentum != 0)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "momentum is %g, and rule is ONEBIT_OUTER_MEAN, which has none",
@@ -39,8 +61,7 @@ static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
 
 static onebit_status_t resolve_bits(onebit_outer_options_t *options) {
   int bits = options->bits ? options->bits : min_bits_for_rule(options->rule, options->momentum);
-  if (bits != 1 && bits != 2 && bits != 4 && bits != 8 && bits != ONEBIT_OUTER_DENSE &&
-      bits != ONEBIT_OUTER_SPARSE)
+  if (!ob_width_is_known(bits) && bits != ONEBIT_OUTER_DENSE && bits != ONEBIT_OUTER_SPARSE)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "bits is %d, not 1, 2, 4, 8, ONEBIT_OUTER_DENSE, which is %d, or "
                     "ONEBIT_OUTER_SPARSE, which is %d",
@@ -50,10 +71,6 @@ static onebit_status_t resolve_bits(onebit_outer_options_t *options) {
 }
 
 static onebit_status_t resolve_times(onebit_outer_options_t *options) {
-  if (!options->local_steps)
-    options->local_steps = 30;
-  if (!options->fragments)
-    options->fragments = 1;
   if (options->fragments > options->local_steps)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "fragments is %zu, and local_steps only %zu",
                     options->fragments, options->local_steps);
@@ -74,16 +91,10 @@ onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given,
     OB_TRY(ob_size_check("options", given, sizeof *given));
   if (given)
     *options = *given;
+  OB_TRY(ob_options_read(ob_outer_options, OB_OUTER_OPTIONS, options, options));
   OB_TRY(resolve_rule(options));
   OB_TRY(resolve_bits(options));
   OB_TRY(resolve_times(options));
-  options->weighted = options->weighted != 0;
-  if ((int)options->parameter_dtype < 0 || options->parameter_dtype > ONEBIT_FLOAT16)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "parameter_dtype is %d, which is no onebit_dtype_t",
-                    (int)options->parameter_dtype);
-  if ((int)options->device < 0 || options->device > ONEBIT_DEVICE_CUDA)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "device is %d, which is no onebit_device_t",
-                    (int)options->device);
   if (options->device != ONEBIT_DEVICE_HOST && options->bits == ONEBIT_OUTER_SPARSE)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "bits is ONEBIT_OUTER_SPARSE, and device is not ONEBIT_DEVICE_HOST: sparse "

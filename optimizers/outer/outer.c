@@ -3,7 +3,6 @@
 
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
@@ -116,12 +115,6 @@ static onebit_status_t outer_prepare(struct onebit_outer *outer, const onebit_te
   return status == ONEBIT_OK ? sent : status;
 }
 
-static uint64_t double_bits(double value) {
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
 static uint64_t outer_hash_parameters(const struct onebit_outer *outer, onebit_status_t status) {
   uint64_t hash = OB_HASH_START;
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
@@ -144,24 +137,20 @@ static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *oute
                                    onebit_comm_t between, bool parameters, onebit_status_t status) {
   static const struct onebit_outer none;
   const struct onebit_outer *of = status == ONEBIT_OK ? outer : &none;
-  const onebit_outer_options_t *options = &of->options;
-  const bool weighted = options->weighted;
-  const struct ob_term terms[] = {
+  onebit_outer_options_t options = of->options;
+  struct ob_term terms[OB_OUTER_OPTIONS + 2] = {
       {"the kind of object (an outer step)", ob_hash(OB_HASH_START, "outer", 5)},
       {"the list of tensors (its fingerprint)", outer_hash_tensors(of, status)},
-      {"rule", (uint64_t)options->rule},
-      {"learning_rate (as bits)", double_bits(options->learning_rate)},
-      {"momentum (as bits)", double_bits(options->momentum)},
-      {"bits", (uint64_t)options->bits},
-      {"fragments", of->groups},
-      {"weighted", weighted},
-      {"local_steps", weighted ? 0 : options->local_steps},
-      {"delay", weighted ? 0 : options->delay},
-      {"mixing (as bits)", double_bits(options->mixing)},
-      {"parameter_dtype", (uint64_t)options->parameter_dtype},
-      {"the parameters of all tensors (their fingerprint)", outer_hash_parameters(of, status)},
   };
-  const size_t count = sizeof terms / sizeof terms[0] - !parameters;
+  size_t count = OB_OUTER_OPTIONS - 1;
+  options.fragments = of->groups;
+  if (options.weighted)
+    options.local_steps = options.delay = 0; /* ranks may differ */
+  ob_options_list_terms(ob_outer_options, count, &options, terms + 2);
+  count += 2;
+  if (parameters)
+    terms[count++] = (struct ob_term){"the parameters of all tensors (their fingerprint)",
+                                      outer_hash_parameters(of, status)};
   if (sites)
     return ob_sites_agree(comm, between, status, terms, count);
   return ob_agree(comm, status, terms, count);

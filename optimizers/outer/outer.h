@@ -188,6 +188,9 @@ struct onebit_outer {
   struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
 
+/* The rows of options; the last one, the device, may differ between ranks. */
+enum { OB_OUTER_OPTIONS = 11 };
+extern const struct ob_option ob_outer_options[OB_OUTER_OPTIONS];
 /* Checks the options, and fills in the defaults. */
 onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given, onebit_outer_options_t *out);
 /* Returns the arguments of a fragment's plan, without the pieces. */
