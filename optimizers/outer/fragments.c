@@ -13,7 +13,7 @@ void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size) {
   return ob_allocate(count, size);
 }
 
-static onebit_status_t fragments_no_memory(const struct onebit_outer *outer) {
+onebit_status_t ob_outer_no_memory(const struct onebit_outer *outer) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
                   outer->count);
 }
@@ -72,7 +72,7 @@ static onebit_status_t fragments_allocate_arrays(struct onebit_outer *outer) {
       continue;
     outer->array[k] = outer->executor->memory->allocate(outer->count, sizeof(float));
     if (!outer->array[k])
-      return fragments_no_memory(outer);
+      return ob_outer_no_memory(outer);
     outer->own_bytes += outer->count * sizeof(float);
   }
   return ONEBIT_OK;
@@ -97,7 +97,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   if (!outer->fragments || !outer->pieces)
-    return fragments_no_memory(outer);
+    return ob_outer_no_memory(outer);
   cut_fragments(outer);
   for (size_t f = 0; f < parts; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
@@ -108,7 +108,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   }
   outer->sums = ob_outer_allocate(outer, outer->longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
   outer->fragment_bytes = outer->own_bytes - before;
-  return outer->sums ? ONEBIT_OK : fragments_no_memory(outer);
+  return outer->sums ? ONEBIT_OK : ob_outer_no_memory(outer);
 }
 
 static void destroy_lists(struct onebit_outer *outer) {

@@ -203,6 +203,13 @@ void ob_fragments_destroy(struct onebit_outer *outer);
 /* Sets the fragments' pointers after the outer step's arrays have changed. */
 void ob_fragments_set_arrays(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
+/* Returns ONEBIT_ERROR_MEMORY, with a message. */
+onebit_status_t ob_outer_no_memory(const struct onebit_outer *outer);
+/* Returns true if the piece is exchanged in float32. */
+static inline bool ob_outer_is_dense(const struct onebit_outer *outer,
+                                     const struct ob_outer_piece *piece) {
+  return outer->options.bits == ONEBIT_OUTER_DENSE || piece->uncompressed;
+}
 /* Returns the step of a round, from 1 to local_steps, in which the exchange of that group
  * begins. */
 static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {

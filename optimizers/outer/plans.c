@@ -31,11 +31,6 @@ struct plans {
 
 static struct plans *fragment_plans(const struct ob_fragment *fragment) { return fragment->state; }
 
-static int choose_part(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
-  const bool all = fragment->outer->options.bits == ONEBIT_OUTER_DENSE;
-  return all || piece->uncompressed ? DENSE : COMPRESSED;
-}
-
 static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   struct plans *plans = ob_outer_allocate(outer, 1, sizeof *plans);
@@ -48,11 +43,10 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
       plans = NULL;
   }
   if (!plans)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
-                    outer->count);
+    return ob_outer_no_memory(outer);
   for (size_t k = 0; k < fragment->pieces; k++) {
     struct ob_outer_piece *piece = &fragment->piece[k];
-    struct part *part = &plans->part[choose_part(fragment, piece)];
+    struct part *part = &plans->part[ob_outer_is_dense(outer, piece) ? DENSE : COMPRESSED];
     piece->in_plan = part->pieces;
     part->counts[part->pieces] = piece->count;
     part->values[part->pieces++] = fragment->drift + piece->at;
@@ -273,7 +267,7 @@ static bool plans_has_residual(const struct ob_fragment *fragment) {
 static struct ob_run plans_extent(const struct ob_fragment *fragment, enum ob_saved what,
                                   size_t k) {
   const struct ob_outer_piece *piece = &fragment->piece[k];
-  if (!plans_has_residual(fragment) || choose_part(fragment, piece) == DENSE)
+  if (!plans_has_residual(fragment) || ob_outer_is_dense(fragment->outer, piece))
     return (struct ob_run){0};
   const struct ob_residual *residual = plans_residual(fragment, what);
   const struct ob_layout *layout = ob_plan_layout(fragment_plans(fragment)->part[COMPRESSED].plan);

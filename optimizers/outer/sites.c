@@ -291,8 +291,7 @@ static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, 
 static struct ob_run sites_info_extent(const struct ob_fragment *fragment, enum ob_saved what,
                                        size_t k) {
   const struct ob_shard *shard = fragment->state;
-  const bool dense =
-      fragment->outer->options.bits == ONEBIT_OUTER_DENSE || fragment->piece[k].uncompressed;
+  const bool dense = ob_outer_is_dense(fragment->outer, &fragment->piece[k]);
   const bool serves = fragment->outer->sites->between && shard && ob_shard_is_own(shard);
   const bool has = !shard || what == OB_SAVED_WORKER || (serves && !dense);
   return (struct ob_run){k, 0, has ? fragment->piece[k].count : 0};

@@ -12,15 +12,6 @@
 
 /* --- A shard -----------------------------------------------------------------------------------*/
 
-static bool is_dense(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
-  return fragment->outer->options.bits == ONEBIT_OUTER_DENSE || piece->uncompressed;
-}
-
-static onebit_status_t message_no_memory(const struct ob_sites *sites) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
-                  sites->outer->count);
-}
-
 static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *sites) {
   const struct ob_fragment *fragment = shard->fragment;
   for (int p = 0; p < OB_SITE_PARTS; p++) {
@@ -30,11 +21,11 @@ static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *site
     part->aheads = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->aheads);
     part->means = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->means);
     if (!part->counts || !part->aheads || !part->means)
-      return message_no_memory(sites);
+      return ob_outer_no_memory(sites->outer);
   }
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    struct ob_site_part *part = &shard->part[is_dense(fragment, piece)];
+    struct ob_site_part *part = &shard->part[ob_outer_is_dense(sites->outer, piece)];
     part->counts[part->pieces] = piece->count;
     part->aheads[part->pieces] = sites->ahead + piece->at;
     part->means[part->pieces++] = sites->mean + piece->at;

@@ -44,7 +44,7 @@ static onebit_status_t outer_sparse_allocate(struct ob_fragment *fragment) {
   struct sparse *sparse = ob_outer_allocate(outer, 1, sizeof *sparse);
   fragment->state = sparse;
   if (!sparse)
-    goto out_of_memory;
+    return ob_outer_no_memory(outer);
   sparse->words = 1;
   for (size_t k = 0; k < fragment->pieces; k++)
     sparse->words += piece_word_count(&fragment->piece[k]);
@@ -56,15 +56,12 @@ static onebit_status_t outer_sparse_allocate(struct ob_fragment *fragment) {
   sparse->outputs = ob_outer_allocate(outer, ranks, sizeof *sparse->outputs);
   if (!sparse->own || !sparse->all || !sparse->residual || !sparse->next || !sparse->inputs ||
       !sparse->outputs)
-    goto out_of_memory;
+    return ob_outer_no_memory(outer);
   for (size_t rank = 0; rank < ranks; rank++) {
     sparse->inputs[rank] = sparse->own;
     sparse->outputs[rank] = sparse->all + rank * sparse->words;
   }
   return ONEBIT_OK;
-out_of_memory:
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
-                  outer->count);
 }
 
 /* Creates the plan of the allgather, with a piece for each rank, all of the same length. */
