@@ -233,7 +233,8 @@ onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
 
 /* --- sites_serve.c */
 
-/* Sends the rounds and pieces of snapshots that are due, without waiting. */
+/* Notes which messages have left, and sends the rounds and pieces of snapshots that are due,
+ * without waiting. */
 onebit_status_t ob_sites_move_sends(struct ob_site_group *group);
 /* True if a round may be closed now: all expected drifts have arrived or, with `late`, a quorum.
  * With `all` it needs the drifts of all sites. */
@@ -241,6 +242,8 @@ bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late);
 onebit_status_t ob_sites_close(struct ob_site_group *group);
 /* Returns the round that was closed and is not applied yet, or NULL. */
 unsigned char *ob_sites_find_closed(const struct ob_site_group *group);
+/* True if the synchronisation of every shard has ended. */
+bool ob_sites_have_ended(const struct ob_sites *sites);
 /* True if every round was sent to all other sites. */
 bool ob_sites_are_flushed(const struct ob_site_group *group);
 /* Waits for a peer's drift, for `seconds` at most. */

@@ -135,16 +135,24 @@ static onebit_status_t send_next(struct ob_site_group *group, int peer) {
   return group->snapshot_of == peer ? send_piece(group, peer) : ONEBIT_OK;
 }
 
+/* Clears *sending if the message has left. */
+static onebit_status_t test_send(struct ob_batch *batch, bool *sending) {
+  bool sent = true;
+  if (*sending)
+    OB_TRY(ob_site_test(batch, 0, &sent));
+  *sending = !sent;
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_sites_move_sends(struct ob_site_group *group) {
-  for (int peer = 0; peer < group->sites->count; peer++) {
-    struct ob_site_peer *of = &group->peers[peer];
-    bool sent = true;
-    if (peer == group->sites->own)
+  for (int s = 0; s < group->sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(group, s);
+    struct ob_site_peer *peer = &group->peers[s];
+    if (s == group->sites->own)
       continue;
-    if (of->sending)
-      OB_TRY(ob_site_test(of->send, 0, &sent));
-    of->sending = !sent;
-    OB_TRY(send_next(group, peer));
+    OB_TRY(test_send(shard->send, &shard->sending));
+    OB_TRY(test_send(peer->send, &peer->sending));
+    OB_TRY(send_next(group, s));
   }
   return ONEBIT_OK;
 }
@@ -327,9 +335,9 @@ onebit_status_t ob_sites_step(struct ob_sites *sites) {
   return report_skipped(sites, skipped);
 }
 
-static bool have_all_ended(const struct onebit_outer *outer) {
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    if (!((const struct ob_shard *)outer->fragments[f].state)->ended)
+bool ob_sites_have_ended(const struct ob_sites *sites) {
+  for (size_t f = 0; f < sites->outer->options.fragments; f++)
+    if (!((const struct ob_shard *)sites->outer->fragments[f].state)->ended)
       return false;
   return true;
 }
@@ -337,7 +345,7 @@ static bool have_all_ended(const struct onebit_outer *outer) {
 onebit_status_t ob_sites_synchronize(struct ob_sites *sites) {
   struct onebit_outer *outer = sites->outer;
   bool skipped = false;
-  while (!have_all_ended(outer)) {
+  while (!ob_sites_have_ended(sites)) {
     for (size_t g = 0; g < outer->groups; g++)
       ob_sites_begin(&sites->groups[g], OB_SITE_FINAL, &skipped);
     OB_TRY(ob_sites_exchange(sites, NULL));

@@ -100,17 +100,6 @@ static onebit_status_t receive_result(struct ob_shard *shard, double seconds) {
                   onebit_last_error());
 }
 
-static onebit_status_t move_sends(struct ob_site_group *group) {
-  for (int s = 0; s < group->sites->count; s++) {
-    struct ob_shard *shard = ob_shard_of(group, s);
-    bool done = true;
-    if (shard->sending)
-      OB_TRY(ob_site_test(shard->send, 0, &done));
-    shard->sending = !done;
-  }
-  return ob_sites_move_sends(group);
-}
-
 /* Moves a group's messages without waiting. With `all`, no message of a site that has ended the
  * synchronisation is tested: it may be gone. */
 static onebit_status_t move_group_messages(struct ob_site_group *group, bool all) {
@@ -125,7 +114,7 @@ static onebit_status_t move_group_messages(struct ob_site_group *group, bool all
     if (!ended && !(group->finals >> s & 1))
       OB_TRY(ob_sites_receive(group, s, 0));
   }
-  return move_sends(group);
+  return ob_sites_move_sends(group);
 }
 
 /* Serves one round, after drifts were sent. */
@@ -219,13 +208,10 @@ static bool wants_drift(const struct ob_sites *sites) {
 static bool is_synchronised(const struct ob_sites *sites) {
   if (wants_drift(sites))
     return true;
-  for (size_t f = 0; f < sites->outer->options.fragments; f++)
-    if (!((const struct ob_shard *)sites->outer->fragments[f].state)->ended)
-      return false;
   for (size_t g = 0; g < sites->outer->groups; g++)
     if (!ob_sites_are_flushed(&sites->groups[g]))
       return false;
-  return true;
+  return ob_sites_have_ended(sites);
 }
 
 static bool must_wait_longer(const struct ob_sites *sites, const struct exchange *exchange) {
@@ -322,7 +308,7 @@ static onebit_status_t move_all_groups(struct ob_sites *sites, const struct exch
     struct ob_site_group *group = &sites->groups[g];
     const bool waited = all || group == only;
     if (!waited && !group->in_flight) {
-      OB_TRY(move_sends(group));
+      OB_TRY(ob_sites_move_sends(group));
       continue;
     }
     OB_TRY(move_group_messages(group, all));
@@ -343,7 +329,7 @@ static onebit_status_t lead_exchange(struct ob_sites *sites, struct ob_site_grou
     OB_TRY(watch_progress(sites, &exchange));
   }
   for (size_t g = 0; g < sites->outer->groups; g++) /* sends the rounds that were just closed */
-    OB_TRY(move_sends(&sites->groups[g]));
+    OB_TRY(ob_sites_move_sends(&sites->groups[g]));
   if (only)
     mark_late_sites(only);
   return ONEBIT_OK;
