@@ -235,7 +235,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-/* Parses a number of bits. 0: the digit is none. */
+/* Returns the bits an element that a digit names; 0: it names none. */
 static int parse_digit(char digit) {
   return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
 }

@@ -1,13 +1,10 @@
 /*
- * The ladder of a plan: between `bits` and `max_bits` it takes twice as many bits an element where
- * the residual outgrows what is fed in, and half as many where those would do.
- *
- * In every OB_LADDER_WINDOW calls each block of this rank's residuals is measured once. The rank
- * then sends the width that it asks for in flags of all its messages of the next call, as it sends
- * whether its values are finite, so every rank receives the flags of every other one. When that
- * call is committed all ranks change to the same width, or none does, and messages have the new
- * width from the call after it on. A call that is skipped or fails measures and changes nothing, on
- * any rank.
+ * The ladder of a plan: between `bits` and `max_bits` it doubles the bits an element where the
+ * residual outgrows the input, and halves them where that suffices (docs/ladder.md). A rank sends
+ * the width that it asks for in flags of all its messages of a call, so every rank receives the
+ * flags of every other one. When that call is committed all ranks change to the same width, or none
+ * does; messages have the new width from the next call on. A call that is skipped or fails measures
+ * and changes nothing, on any rank.
  */
 #ifndef OB_COLLECTIVES_LADDER_H
 #define OB_COLLECTIVES_LADDER_H
@@ -31,7 +28,7 @@ struct onebit_plan;
  * each member is 8 bytes, and ladder_number of optimizers/checkpoint/optimizer.c has their
  * ranges. */
 struct ob_ladder_state {
-  uint64_t width, last_width; /* filled in by ob_ladder_keep: of the next call and of the last */
+  uint64_t width, last_width; /* of the next call and of the last; set by ob_ladder_get_state */
   uint64_t calls, moves;      /* committed; how often the width has changed */
   uint64_t settling;          /* windows until it may move again */
   uint64_t calm;              /* windows in a row in which fewer bits would suffice on all ranks */
@@ -39,7 +36,7 @@ struct ob_ladder_state {
   uint64_t descended;         /* 1: the width has fallen at least once */
   /* voting is 1 in the call after a window; its messages have the flags `wish` of this rank. */
   uint64_t voting, wish;
-  double ratio; /* of this rank's residual to its input, in the window before: the larger one */
+  double ratio; /* residual to input in the window before, of the worker or server: the larger */
   struct ob_norms worker, server; /* sums of this window */
 };
 

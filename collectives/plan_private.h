@@ -33,7 +33,7 @@ struct ob_plan_state {
    * there is one scale. */
   struct ob_residual worker, server;
   double *worker_sums, *server_sums;
-  bool server_large;   /* a scale of it, or a value that was imported, is from OB_LARGE_SCALE on */
+  bool server_large;   /* a scale of it, or an imported value, is at least OB_LARGE_SCALE */
   int result_now;      /* which copy of the results is the last call's */
   unsigned last_width; /* bits an element of that one */
   struct ob_ladder ladder;

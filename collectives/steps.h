@@ -37,7 +37,7 @@ enum ob_step_kind {
   OB_STEP_REDUCE_WHOLE,     /* dense: the mean of everyone's messages */
   OB_STEP_GATHER,           /* begin sending this rank's result to all and receiving theirs */
   OB_STEP_COLLECT,          /* until they are here */
-  OB_STEP_BEGIN_ROUND,      /* doubling: begin round `chunk`, passing on what is here */
+  OB_STEP_BEGIN_ROUND,      /* doubling: begin round `chunk`: forward what has arrived */
   OB_STEP_END_ROUND,        /* until it is over */
   OB_STEP_HOST_PUBLISH,     /* hierarchical: a chunk of the results to the ranks of this host */
   OB_STEP_HOST_WAIT,        /* waits until all of them have published */

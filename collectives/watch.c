@@ -105,7 +105,7 @@ void ob_presence_end(struct ob_presence *presence) {
 /* The time between two looks. A look reads the clock and the communicator's state: a thousand looks
  * a second cost nothing noticeable, and no timeout is shorter. */
 #define LOOK_SECONDS 0.001
-/* The most seconds by which a stopped process is charged when it continues (struct ob_watch). */
+/* The limit of the time that counts as waited while the process was stopped (struct ob_watch). */
 #define LONGEST_GAP 1.0
 
 double ob_watch_notice = 10.0;

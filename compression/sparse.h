@@ -1,21 +1,9 @@
 /*
  * A sparse message has, of every chunk of 4096 elements, the 64 of the largest magnitude, in two
  * bits each, and their positions. SparseLoCo (arXiv 2508.15706) sends such messages. Ranks gather
- * them, since a sum of them is not sparse.
- *
- * A chunk takes 84 bytes, 21 little-endian words, whatever its values; 1/195 of float32:
- *   word 0         two levels, bfloat16, not negative: the lower in bits 0 to 15, and the upper
- *   words 1 to 4   for sent element i, in ascending order of position p, bit i + (p >> 6)
- *   words 5 to 16  p & 63, six bits each, element i from bit 6 i on
- *   words 17 to 20 two bits each: bit 2 i is the sign (1: negative), bit 2 i + 1: the upper level
- * Words 1 to 16 are Elias and Fano's code of an ascending list, 8 bits a position; with 12 bits, as
- * the paper's authors write them, a chunk would take 116 bytes. The last chunk of a message may be
- * short: of c elements min(64, c) are sent, and all other bits are 0.
- *
- * The elements that are sent have the largest magnitudes of the chunk; of equal magnitudes, the
- * first ones are sent. A magnitude that is at least the mean of those sent has the upper level, the
- * others have the lower level. A level is the mean of the magnitudes that have it. Sums are
- * computed in double, in ascending order of position, so that every build computes the same bits.
+ * them, since a sum of them is not sparse. docs/wire-format.md has the format: 21 words a chunk,
+ * whatever its values. Sums are computed in double, in ascending order of position, so that every
+ * build computes the same bits.
  */
 #ifndef OB_COMPRESSION_SPARSE_H
 #define OB_COMPRESSION_SPARSE_H

@@ -11,9 +11,6 @@
  *   residuals next mean gradient        the other copy of c
  *   variance         v                    1 / (sqrt(v^) + epsilon)
  *   momentum         -                    the last message: signs and scales
- *
- * A row of the table of methods has what optimizers do not have in common; the arithmetic is in
- * compression/pass_element.h.
  */
 #ifndef OB_OPTIMIZERS_OPTIMIZER_H
 #define OB_OPTIMIZERS_OPTIMIZER_H

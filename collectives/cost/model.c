@@ -69,7 +69,7 @@ void ob_costs_of_one_machine(struct ob_costs *costs) {
            costs->cores_shared);
 }
 
-/* --- Phases */
+/* --- The model of a task */
 
 #define HEADER_BYTES 40.0 /* of a message */
 

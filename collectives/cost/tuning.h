@@ -3,7 +3,7 @@
  *
  *   onebit tuning 1        the format and its version
  *   # anything             a comment
- *   date 2026-11-21        and the other words: mpi, codec
+ *   date 2026-11-21        likewise the keys mpi and codec
  *   host node17            one line a host
  *   between.latency 5.3e-05
  *   correction exchange bits 262144 1.23     a call of so many bytes of float32 takes 1.23 times as

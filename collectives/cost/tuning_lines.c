@@ -152,8 +152,6 @@ static void tuning_write_points(FILE *file, const struct ob_cost_measured *measu
             measured->chunk.point[i].value);
 }
 
-/* --- Writing -----------------------------------------------------------------------------------*/
-
 bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin) {
   fprintf(file, "onebit tuning %d\n", OB_TUNING_VERSION);

@@ -64,14 +64,12 @@ onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept
   return ONEBIT_OK;
 }
 
-/* --- Rank 0 collects the ranks that join, reads their reports, and answers them ----------------*/
+/* --- Ranks that join ---------------------------------------------------------------------------*/
 
 /* Two jobs without names are only noticed when a second connection claims the same rank. The ranks
  * of a job that no launcher names start within this many seconds of each other. */
 double ob_join_quiet = 2.0;
 double ob_join_last = 2.0;
-
-/* --- Who joins ---------------------------------------------------------------------------------*/
 
 static void refuse_visitor(const struct ob_visitor *visitor, onebit_status_t status, int for_now,
                            const char *text) {

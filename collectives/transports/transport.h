@@ -25,9 +25,8 @@ struct ob_batch {
   onebit_comm_t comm;
   size_t capacity; /* sends, and as many receives */
   size_t sends, receives;
-  struct ob_endpoint *send,
-      *receive;   /* filled in before `begin`, which starts the first `sends` and `receives` of
-                 * them */
+  /* Filled in before `begin`, which starts the first `sends` and `receives` of them. */
+  struct ob_endpoint *send, *receive;
   void *messages; /* memory of the transport's: message_bytes for each send with a receive */
 };
 
@@ -52,7 +51,8 @@ struct ob_transport {
    * cannot. */
   bool (*device_messages)(void);
   bool network; /* messages take time, so plans choose their schedule by the cost model */
-  size_t batch_bytes, message_bytes; /* of its own batch, and of ob_batch.messages */
+  size_t batch_bytes,
+      message_bytes; /* of the transport's struct of a batch; of ob_batch.messages */
   /* Cancels a batch's incomplete messages, if it has begun, before it is destroyed; false: some
    * could not be. NULL: nothing to do. */
   bool (*cancel)(struct ob_batch *batch);

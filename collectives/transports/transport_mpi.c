@@ -1,7 +1,7 @@
 /*
- * Batches over MPI: nonblocking sends and receives on the library's own communicator, and how its
- * ranks hear of its end. User-level failure mitigation is used where the MPI library has it at run
- * time, since one build serves several versions of MPI.
+ * Batches over MPI: nonblocking sends and receives on the library's own communicator, and the
+ * messages that tell ranks of its end. User-level failure mitigation is used where the MPI library
+ * has it at run time, since one build serves several versions of MPI.
  */
 #ifdef ONEBIT_HAVE_MPI
 #define _POSIX_C_SOURCE 200809L

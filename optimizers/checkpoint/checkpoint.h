@@ -2,14 +2,6 @@
  * The code of checkpoints, on top of the list of sections (optimizers/state.h). docs/checkpoints.md
  * describes the format.
  *
- *   part.c                 opens a part, and checks its header and its list of sections
- *   save.c                 finds positions of elements; writes the state of an object to a part
- *   optimizer.c            lists an optimizer's state; the calls that save it
- *   parts.c                reads elements from the parts of all ranks
- *   restore.c, messages.c  restore an optimizer from parts; momentum that was sent
- *   merge.c, merge_pieces.c    merge the state of several ranks, over a communicator, into one part
- *   files.c, directory.c   save and load parts in a directory
- *
  * Positions are numbers of elements, counted through all tensors in the order of their list. The
  * padding of tensors in profile deepspeed is counted apart.
  */

@@ -1,16 +1,7 @@
 /*
- * Checkpoints in files. The manifest names the files of a checkpoint. Changes are made to the
- * directory in an order in which it always names a complete one:
- *
- *   every rank   writes its part under a name that was never used, and syncs it
- *   agree        all parts are on the disk
- *   rank 0       syncs the directory, so the parts' names are there; writes manifest.new, syncs it;
- *                renames it to manifest, syncs the directory
- *   agree
- *   rank 0       removes older parts
- *
- * Before the rename the old manifest names old parts, which are unchanged; after it the new
- * manifest names new parts, which are on the disk.
+ * Checkpoints in files. The manifest names the files of a checkpoint. The directory is changed in
+ * the order that docs/checkpoints.md describes ("Files"), so that the manifest always names a
+ * complete checkpoint.
  */
 #define _DEFAULT_SOURCE /* flock */
 #include <dirent.h>

@@ -10,12 +10,8 @@
  *
  * After the exchange of gradients all ranks know that every gradient is finite, and nothing can
  * fail the step any more: compressed steps are in -1 .. 1, and parameters are sent as they are. So
- * the server changes its state before it sends results back, and never has to undo that.
- *
- * Steps are bounded. An optimizer that is not sharded receives its momentum as bits, so that every
- * element is as large as the scale of its block. Here the server adds exactly, while the gradients
- * of large elements arrive late, as residuals; with a frozen variance this would make steps grow
- * and oscillate. Adam's own steps are hardly larger than 1, which is the bound.
+ * the server changes its state before it sends results back, and never has to undo that. Without
+ * the bound of 1 steps would grow and oscillate (docs/optimizers.md).
  */
 #include <float.h>
 #include <math.h>

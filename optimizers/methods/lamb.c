@@ -134,7 +134,7 @@ onebit_status_t ob_lamb_make_dense_step(struct onebit_optimizer *optimizer,
   return lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* Makes a step with a make_frozen_step variance, on a single rank that does not compress. */
+/* Makes a step with a frozen variance, on a single rank that does not compress. */
 static onebit_status_t make_frozen_step(struct onebit_optimizer *optimizer,
                                         struct ob_bucket *bucket) {
   OB_TRY(lamb_run_pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));

@@ -181,7 +181,6 @@ static onebit_status_t create_weight_plan(struct ob_fragment *fragment) {
                                 outer->options.device, 1, &outer->refused, &fragment->weigh);
 }
 
-/* Called on all ranks. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   if (outer->sites)
     return ob_sites_build(outer);

@@ -1,18 +1,5 @@
-/*
- * The files of the outer step:
- *
- *   options.c     options and their defaults; functions that return the state
- *   outer.c       creation and destruction
- *   fragments.c   which elements are exchanged together, their memory, copies on the host
- *   element.h     the arithmetic of an element, for the host and for devices
- *   plans.c       the exchange of drifts by plans of this library (struct ob_outer_exchange)
- *   sparse.c      the exchange in sparse messages, which every rank gets from all ranks
- *   step.c        when an exchange begins, and when it is applied; the passes on the host
- *   save.c        saves it as a part of a checkpoint (optimizers/checkpoint/checkpoint.h)
- *   load.c        loads it from the parts of all ranks
- *   move.c        moves it to another communicator
- *   sites.h       the differences of an outer step among sites
- */
+/* The state of an outer step (onebit/outer.h), which its files share; sites.h has the differences
+ * of an outer step among sites. */
 #ifndef OB_OPTIMIZERS_OUTER_H
 #define OB_OPTIMIZERS_OUTER_H
 
@@ -135,7 +122,7 @@ struct ob_fragment {
     };
     float *array[OB_OUTER_ARRAYS];
   };
-  bool keeps;
+  bool keeps;        /* between exchanges `drift` has this rank's residual */
   void *state;       /* the exchange's own state */
   size_t begin_step; /* from 1 to local_steps: the step of a round in which it begins */
 

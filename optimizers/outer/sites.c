@@ -147,7 +147,6 @@ static onebit_status_t sites_check_options(const onebit_outer_options_t *options
   return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s does not go with sites", name);
 }
 
-/* Resolves the sites' options, after ob_outer_resolve. */
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
   OB_TRY(sites_resolve(given, outer->sites));
   OB_TRY(sites_check_options(&outer->options));

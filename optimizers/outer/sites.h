@@ -1,12 +1,5 @@
 /*
- * The outer step among sites (onebit/outer.h, onebit_outer_create_sites). Its files:
- *
- *   sites.c           creation, destruction, and functions that return the state
- *   sites_message.c   a shard, and the content of its messages
- *   sites_round.c     the arithmetic of drifts and rounds
- *   sites_serve.c     when drifts are sent and rounds applied; the rounds of the shards that this
- *                     site serves
- *   sites_wait.c      the waits of a site's rank 0, and the messages that its ranks apply
+ * The outer step among sites (onebit/outer.h, onebit_outer_create_sites).
  *
  * Each of the caller's fragments is cut into as many shards as there are sites; they are a group,
  * which is exchanged together. Site s serves shard s of a group: it alone decides which drifts a
