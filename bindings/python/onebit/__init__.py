@@ -1,9 +1,9 @@
 """onebit: compressed collectives with error feedback, and the optimizers that converge with them.
 
-A package over the C library of that name; include/onebit/*.h is the manual of what each call means.
-The library is what the environment variable ONEBIT_LIBRARY names, or the one inside this package, or
-the system's: `python -m onebit.info` says which. numpy, torch and mpi4py are imported by what needs
-them only.
+The package calls the C library of that name; include/onebit/*.h is the manual of each call. The
+library is the one that the environment variable ONEBIT_LIBRARY names, else the one inside this
+package, else the system's: `python -m onebit.info` prints which. numpy, torch and mpi4py are
+imported only where they are needed.
 
     import numpy, onebit
 
@@ -12,9 +12,9 @@ them only.
         mean = numpy.empty(1000, numpy.float32)
         plan.allreduce(numpy.ones(1000, numpy.float32), mean)
 
-Statuses. What goes wrong is raised as `Error`, with the status and the library's words. A call that
-every rank skipped, because some rank's input was not finite, is no error: it returns
-`Status.SKIPPED` in place of `Status.OK`.
+Statuses. An error is raised as `Error`, with the library's status and message. A call that every
+rank skipped, because some rank's input was not finite, returns `Status.SKIPPED` instead of
+`Status.OK`.
 
 Threads. The GIL is released in every call of the library. A plan and an optimizer are used by one
 thread at a time.
@@ -25,33 +25,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onebit._interface import *  # noqa: F403: the optimizers, with their options
 
-from onebit._native import (  # noqa: E402
-    BLOCK_BUFFER,
-    FREEZE_AUTOMATIC,
-    FREEZE_NEVER,
-    NAMES,
-    OUTER_DENSE,
-    OUTER_SPARSE,
-    TABLE,
-    VERSION,
-    WARMUP_NONE,
-    WARMUP_STEPS,
-    AdamExchange,
-    Dtype,
-    Error,
-    OnebitWarning,
-    Operation,
-    OuterRule,
-    Profile,
-    Scale,
-    Schedule,
-    Shards,
-    Stage,
-    Status,
-    Wire,
-    library_path,
-    version,
-)
+from onebit import _native
+from onebit._native import *  # noqa: E402, F403: enums, constants, errors
+from onebit._native import NAMES, VERSION
 from onebit.communicator import Communicator
 from onebit.optimizer import *  # noqa: F403: the optimizers
 from onebit.optimizer import Optimizer, Tensor
@@ -63,37 +39,15 @@ from onebit.transport import Transport
 __version__ = VERSION
 
 __all__ = [
-    "BLOCK_BUFFER",
-    "FREEZE_AUTOMATIC",
-    "FREEZE_NEVER",
-    "OUTER_DENSE",
-    "OUTER_SPARSE",
-    "TABLE",
-    "WARMUP_NONE",
-    "WARMUP_STEPS",
-    "AdamExchange",
     "Communicator",
-    "Dtype",
-    "Error",
-    "OnebitWarning",
-    "Operation",
     "Optimizer",
     "Outer",
-    "OuterRule",
     "OuterSites",
     "Plan",
-    "Profile",
     "Request",
-    "Scale",
-    "Schedule",
-    "Shards",
-    "Stage",
-    "Status",
     "Tensor",
     "Transport",
     "TransportOperation",
-    "Wire",
-    "library_path",
-    "version",
     *NAMES,
 ]
+__all__ += _native.__all__

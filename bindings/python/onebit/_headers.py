@@ -1,14 +1,13 @@
-"""The C interface as Python has it, written from include/onebit/*.h: enums, constants, structures and functions
-for ctypes, and for type checkers the options of each class. The build writes it to onebit/_interface.py; in a
-checkout `onebit._native` makes it from the headers that are there.
-
-It reads C as the headers are written, and raises KeyError for a type that it does not know.
+"""Generates Python's interface to C from include/onebit/*.h: enums, constants, structures and
+functions for ctypes, and the options of each class for type checkers. The build writes it to
+onebit/_interface.py; in a checkout `onebit._native` generates it at each import. Raises KeyError
+for a type that it does not know.
 """
 
 import pathlib
 import re
 
-# Headers whose functions are not in every library; headers that need an mpi.h are left out.
+# The headers whose functions are not in every library. Headers that need an mpi.h are left out.
 _OPTIONAL = "counters", "cuda", "nccl"
 _SCALARS = {"size_t": "c_size_t", "int": "c_int", "double": "c_double", "float": "c_float", "char": "c_char",
             "uint32_t": "c_uint32", "uint64_t": "c_uint64"}  # fmt: skip
@@ -42,7 +41,7 @@ _CLASS = """
 
 
 def _python_name(c_name):
-    """onebit_plan_options_t is PlanOptions."""
+    """Returns the name of a type in Python: PlanOptions for onebit_plan_options_t."""
     return "".join(one.capitalize() for one in re.fullmatch(r"onebit_(\w+?)(?:_t)?", c_name)[1].split("_"))
 
 
@@ -76,7 +75,7 @@ class _Writer:
                 for one in parts]  # fmt: skip
 
     def function_of(self, result, parameters):
-        """Returns the type of a callback in Python. A text in it is an address."""
+        """Returns the type of a callback in Python, in which a string is an address."""
         result = self.type_of(result).replace("c_char_p", "c_void_p")
         return f"CFUNCTYPE({', '.join([result, *self.arguments_of(parameters)])})"
 

@@ -1,4 +1,4 @@
-"""The C library: where it is, its numbers, structures and functions, and what goes wrong, as exceptions."""
+"""The C library: its path, its numbers, structures and functions, and its errors as exceptions."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _make_interface():
-    """onebit._interface of a checkout, which has none of a build: from the headers that are there."""
+    """Makes onebit._interface from the headers in a checkout, where no build has written it."""
     from onebit._headers import generate_module
 
     made = types.ModuleType("onebit._interface")
@@ -32,6 +32,14 @@ from onebit import _interface  # noqa: E402
 from onebit._interface import *  # noqa: E402, F403
 from onebit._interface import VERSION, Status  # noqa: E402
 
+# The names of this module that `onebit` has too.
+__all__ = [
+    "BLOCK_BUFFER", "FREEZE_AUTOMATIC", "FREEZE_NEVER", "OUTER_DENSE", "OUTER_SPARSE", "TABLE",
+    "WARMUP_NONE", "WARMUP_STEPS", "AdamExchange", "Dtype", "Error", "OnebitWarning", "Operation",
+    "OuterRule", "Profile", "Scale", "Schedule", "Shards", "Stage", "Status", "Wire",
+    "library_path", "version",
+]  # fmt: skip
+
 # --- Errors --------------------------------------------------------------------------------------
 
 
@@ -39,7 +47,7 @@ class Error(RuntimeError):
     """The error of a call of the library that failed.
 
     status: the `Status` that it returned
-    message: what the library says of it, with the argument and its value where one is at fault
+    message: the library's text, with the argument and its value if one is wrong
     """
 
     def __init__(self, status: Status, message: str) -> None:
@@ -145,20 +153,24 @@ def candidates():
     return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
 
+def find_nvidia_files(pattern):
+    """Returns the files of NVIDIA's Python packages that match a pattern."""
+    found = importlib.util.find_spec("nvidia")
+    folders = found.submodule_search_locations if found else ()
+    return [one for folder in folders for one in glob.glob(os.path.join(folder, pattern))]
+
+
 def _open_nvidia_libraries(path):
-    """Opens CUDA's runtime and NCCL of torch's packages before a library with kernels is opened.
-    The linker then takes these by their names, here and when torch is imported later: any other NCCL
-    that came first would be torch's too, and may lack what torch calls."""
+    """Opens CUDA's runtime and NCCL of torch's packages before a library with kernels. The linker
+    then uses these, here and when torch is imported later: another NCCL that is opened first may
+    lack functions that torch calls."""
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_of_it:
         needed = set(re.findall(rb"\0(lib(?:cudart|nccl)\.so\.\d+)\0", all_of_it))
-    if needed:
-        found = importlib.util.find_spec("nvidia")
-        for folder in found.submodule_search_locations if found else ():
-            for name in sorted(needed):
-                for one in glob.glob(os.path.join(folder, "*/lib", name.decode())):
-                    ctypes.CDLL(one)
+    for name in sorted(needed):
+        for one in find_nvidia_files(f"*/lib/{name.decode()}"):
+            ctypes.CDLL(one)
 
 
 def _open_library():

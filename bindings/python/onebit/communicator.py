@@ -16,19 +16,54 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _encode_text(words):
-    return None if words is None else str(words).encode()
+def _encode(text):
+    return None if text is None else str(text).encode()
 
 
-class Communicator:
+class Handle:
+    """A handle of the library's. A derived class has `close`, and `_check_process`, which raises
+    `Error` in a forked process."""
+
+    _handle = None  # None: not made yet, or closed
+    _noun = None  # the object's name in messages: "the plan"
+
+    @property
+    def handle(self) -> Any:
+        """Returns the handle of C; raises `Error` after `close`."""
+        if not self._handle:
+            raise argument_error(f"{self._noun} is closed")
+        self._check_process()
+        return self._handle
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Member(Handle):
+    """A handle that is made on a communicator, which closes it."""
+
+    def _begin(self, comm, handle):
+        """Stores the handle that the create function of C has made."""
+        self._handle, self._comm = handle, comm
+        comm._join(self)
+
+    def _check_process(self):
+        self._comm._check_process()
+
+
+class Communicator(Handle):
     """One rank's handle on a group of ranks. Made by the class methods; a context manager.
 
-    Plans and optimizers keep it alive. `close` gives it back, after them; over MPI and
-    gloo that is to be done on all ranks. Of the process that made it: one forked from it can neither
-    use it nor harm it.
+    Plans and optimizers keep it alive. `close` closes them before; over MPI and gloo all ranks call
+    it. A forked process can neither use the communicator nor harm it.
 
-    transport: what messages go over: self, loopback, mpi, sockets, gloo, nccl or custom
+    transport: "self", "loopback", "mpi", "sockets", "gloo", "nccl" or "custom"
     """
+
+    _noun = "the communicator"
 
     def __init__(self, handle, keeps=(), transport="custom"):
         self._handle = handle
@@ -38,8 +73,8 @@ class Communicator:
         self.transport = transport
         self._collective = False
         self._members = weakref.WeakSet()  # objects that are closed first
-        # The ids of the open objects. The garbage collector frees a cycle in any order, after it has
-        # cleared weak references: the last object that is freed then destroys the communicator.
+        # The ids of the open objects. The garbage collector clears weak references first, and then
+        # frees a cycle in any order: the last object that is freed destroys the communicator.
         self._open = set()
         self._abandoned = False
 
@@ -72,7 +107,8 @@ class Communicator:
         host: str | None = None, secret: str | None = None, streams: int = 0,
         timeout: float | None = None,
     ) -> Self:  # fmt: skip
-        """Over TCP connections of the library's own (onebit/sockets.h has more of each). Collective.
+        """Makes a communicator over the library's own TCP connections (onebit/sockets.h).
+        Collective.
 
         rank, size: this rank's number, and how many there are; None: RANK and WORLD_SIZE of the
             environment
@@ -88,7 +124,7 @@ class Communicator:
             raise argument_error(f"timeout is {timeout} seconds")
         options = _native.make_structure(_native.SocketsOptions)
         given = {"rank": rank, "ranks": size, "streams": streams, "timeout": timeout}
-        given.update(rendezvous=_encode_text(address), host=_encode_text(host), secret=_encode_text(secret))
+        given.update(rendezvous=_encode(address), host=_encode(host), secret=_encode(secret))
         for name, value in given.items():
             if value is not None:
                 setattr(options, name, value)
@@ -102,17 +138,16 @@ class Communicator:
         cls, group: Any = None, timeout: float | None = None, transport: str = "automatic",
         streams: int = 0,
     ) -> Self:  # fmt: skip
-        """The ranks of a torch.distributed process group, over any backend: its store is all that
-        is needed. Collective.
+        """Makes a communicator of the ranks of a torch.distributed process group with any backend
+        (docs/python-reference.md#how-messages-travel). Collective.
 
         group: None: all processes
         timeout: seconds that a rank waits for a message before that is an error; None:
-            ONEBIT_TIMEOUT's, or where that is not set the process group's
-        transport: "sockets": the library's own, at the address that gloo would use
-            (ONEBIT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, names an interface); "gloo";
-            "automatic": sockets, and gloo, with a warning, where some two ranks cannot connect.
-            The same on all ranks; `transport` of the communicator says which it is
-        streams: connections of each two ranks; 0: the library's choice
+            ONEBIT_TIMEOUT, or the process group's if it is not set
+        transport: "sockets": the library's own; "gloo"; "automatic": sockets, or gloo, with a
+            warning, if two ranks cannot connect. The same on all ranks; `transport` of the
+            communicator has the choice
+        streams: as in `sockets`
         """
         from onebit.torch.transport import create
 
@@ -120,11 +155,11 @@ class Communicator:
 
     @classmethod
     def nccl(cls, group: Any = None, timeout: float | None = None) -> Self:
-        """Makes a communicator of the ranks of a torch.distributed process group, over any backend, through an
-        NCCL communicator of their own on the CUDA device that is current on each: for plans and optimizers with
-        device="cuda". Collective, and so is `close`. The library must be built with NCCL.
+        """Makes a communicator of the ranks of a torch.distributed process group over a new NCCL
+        communicator on each rank's current CUDA device, for plans and optimizers with
+        device="cuda". The library must be built with NCCL. Collective, and so is `close`.
 
-        timeout: seconds to wait here for a rank that does not come; None: as above
+        timeout: seconds to wait here for a rank that does not come; None: as in `torch`
         """
         from onebit.torch.transport import create_nccl
 
@@ -135,21 +170,13 @@ class Communicator:
         cls, transport: Transport, rank: int, size: int, host: str | None = None,
         largest_tag: int = 0, timeout: float = 0.0,
     ) -> Self:  # fmt: skip
-        """Over a `Transport` of your own. Collective; the rest is as in onebit/custom.h."""
+        """Makes a communicator over your own `Transport`. Collective; the rest is as in onebit/custom.h."""
         callbacks = Callbacks(transport, host, largest_tag, timeout)
         handle = ctypes.c_void_p()
         table = ctypes.byref(callbacks.table)
         create = _native.library().onebit_comm_create_custom
         check(create(table, rank, size, ctypes.byref(handle)))
         return cls(handle, keeps=(callbacks,))
-
-    @property
-    def handle(self) -> Any:
-        """Returns the onebit_comm_t; raises `Error` when the communicator is closed."""
-        if not self._handle:
-            raise argument_error("the communicator is closed")
-        self._check_process()
-        return self._handle
 
     def _is_foreign(self):
         """True if this process was forked from the one that made the communicator."""
@@ -180,7 +207,7 @@ class Communicator:
         return _native.library().onebit_comm_bytes_sent(self.handle)
 
     def progress(self) -> None:
-        """Moves nonblocking calls on without finishing any."""
+        """Advances nonblocking calls without finishing any."""
         check(_native.library().onebit_progress(self.handle))
 
     def abort(self) -> None:
@@ -189,8 +216,8 @@ class Communicator:
         check(_native.library().onebit_comm_abort(self.handle))
 
     def shrink(self) -> Self:
-        """Makes a communicator of the remaining ranks, after this one has failed. Collective over those; raises
-        `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
+        """Makes a communicator of the remaining ranks, after this one has failed. Collective over
+        those. Raises `Error` (ERROR_UNSUPPORTED) if the transport cannot."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_shrink(self.handle, ctypes.byref(handle)))
         made = type(self)(handle, transport=self.transport)
@@ -203,14 +230,14 @@ class Communicator:
         self._open.add(id(member))
 
     def _leave(self, member):
-        """Removes such an object, and closes an abandoned communicator after the last."""
+        """Removes such an object. After the last one an abandoned communicator is closed."""
         self._open.discard(id(member))
         if self._abandoned and not self._open:
             self.close()
 
     def close(self) -> None:
-        """Gives back the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and
-        closes nothing more, where a plan has a request in flight."""
+        """Frees the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and closes
+        nothing more, if a plan has a request in flight."""
         if not self._handle:
             return
         if self._is_foreign():
@@ -224,15 +251,9 @@ class Communicator:
         _native.library().onebit_comm_destroy(handle)
         self._keeps = ()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __del__(self):
         # Over MPI destroying is collective, and each rank collects garbage at another time.
-        if not getattr(self, "_handle", None) or self._collective or sys.is_finalizing():
+        if not self._handle or self._collective or sys.is_finalizing():
             return
         self._abandoned = True
         if not self._open:
@@ -283,8 +304,8 @@ def _create_mpi(comm):
     if not isinstance(comm, MPI.Comm):
         raise argument_error(f"comm is a {type(comm).__name__}, not an mpi4py communicator")
     kind = mpi_kind(MPI)
-    # By value. The library uses the MPI that mpi4py has loaded, and refuses one whose handles it does
-    # not know before it looks at this one.
+    # The handle is passed by value. The library refuses an MPI whose handles it does not know
+    # before it reads this one.
     handle_type = ctypes.c_int if kind == "mpich" else ctypes.c_void_p
     function = mpi_function(kind)
     function.restype, function.argtypes = ctypes.c_int, [handle_type, _native.OUT]

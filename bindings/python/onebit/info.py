@@ -1,12 +1,12 @@
-"""python -m onebit.info: which library the package has found, and what it can use on this machine.
+"""python -m onebit.info: prints which library the package has found, and what it can use on this
+machine.
 
-Exit status: 0; 1 where there is no library, or one of another version, or one that makes no plan with
-the environment as it is; 2 for a wrong command line.
+Exit status: 0; 1 if there is no library, or one of another version, or if it makes no plan with
+these environment variables; 2 for a wrong command line.
 """
 
 import ctypes
 import ctypes.util
-import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -46,7 +46,7 @@ def _describe_library():
 
 
 def _find_codec():
-    """Returns the codec that a plan uses: ONEBIT_CODEC, or the fastest of this processor."""
+    """Yields the codec that a plan uses: ONEBIT_CODEC, or the fastest of this processor."""
     with Communicator.self_() as comm, Plan(comm, 1) as plan:
         info = plan.info()
     chosen = "ONEBIT_CODEC" if os.environ.get("ONEBIT_CODEC") else "the fastest here"
@@ -102,18 +102,10 @@ def _find_kernels():
 def _describe_nccl():
     if _has_function("onebit_comm_create_nccl"):
         return f"the library has it, {_find_loaded_file('nccl')}"
-    found = glob.glob(os.path.join(_folder_of("nvidia.nccl"), "lib", "libnccl.so*"))
+    found = _native.find_nvidia_files("nccl/lib/libnccl.so*")
     path = (found or [ctypes.util.find_library("nccl")])[0]
     here = f"NCCL is here, {path}" if path else "no NCCL here"
     return f"no: the library is built without NCCL (make CUDA=1, ONEBIT_LIBRARY); {here}"
-
-
-def _folder_of(package):
-    try:
-        spec = importlib.util.find_spec(package)
-    except ImportError:
-        spec = None
-    return next(iter(spec.submodule_search_locations or []), "") if spec else ""
 
 
 def _describe_driver():
@@ -135,8 +127,7 @@ def _describe_cuda():
 def _describe_transports():
     yield "loopback", "ranks that are threads of this process"
     yield "custom", "a Transport in Python"
-    sockets = "onebit_comm_create_sockets"
-    yield "sockets", "yes" if _has_function(sockets) else "no: the library has none"
+    yield "sockets", "yes"
     yield "MPI", _describe_mpi()
     yield "NCCL", _describe_nccl()
     yield "CUDA", _describe_cuda()

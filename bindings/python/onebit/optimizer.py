@@ -1,4 +1,4 @@
-"""The optimizers: what they have in common, with each other and with the outer step, and a class of each."""
+"""The optimizers: their base classes, and a class of each."""
 
 from __future__ import annotations
 
@@ -6,39 +6,21 @@ import ctypes
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence, Union
+from typing import Any, Iterable, NamedTuple, Sequence, Union
 
 from onebit import _native
 from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Status, argument_error, check, last_message
-from onebit.buffers import buffer_of, current_stream, make_room
-from onebit.communicator import Communicator
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from onebit.buffers import buffer_of, check_dtypes, current_stream, make_room
+from onebit.communicator import Communicator, Member
 
 
-class Stateful:
-    """A derived class sets `_handle` to None before anything can fail, calls `_begin` with what its
-    create function made, and says how its calls are named."""
+class Stateful(Member):
+    """The base of optimizers and outer steps, which save, load, move and shrink."""
 
     _prefix = None  # the prefix of the functions in C: "onebit_optimizer"
-    _words = None  # the object's name in messages: "the optimizer"
-
-    def _begin(self, comm, handle):
-        self._handle = handle
-        self._comm = comm
-        comm._join(self)
 
     def _function(self, name):
         return getattr(_native.library(), f"{self._prefix}_{name}")
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """Returns the handle of C; raises `Error` after `close`."""
-        if not self._handle:
-            raise argument_error(f"{self._words} is closed")
-        self._comm._check_process()
-        return self._handle
 
     def _take(self):
         """Called before the library reads the caller's arrays."""
@@ -47,8 +29,8 @@ class Stateful:
         """Called after the library may have written to the caller's arrays."""
 
     def save(self) -> bytes:
-        """Returns this rank's part of a checkpoint; of an outer step to be called by all ranks after the same
-        exchanges have begun."""
+        """Returns this rank's part of a checkpoint. All ranks of an outer step call it after the
+        same exchanges."""
         return self._saved("save")
 
     def _saved(self, name):
@@ -61,8 +43,8 @@ class Stateful:
         return ctypes.string_at(part, count.value)
 
     def load(self, parts: Sequence[bytes]) -> None:
-        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
-        Collective."""
+        """Loads the state and the parameters from the parts of all ranks that saved, in the order
+        of ranks. Collective."""
         parts = [bytes(part) for part in parts]
         pointers = (ctypes.c_void_p * max(len(parts), 1))()
         sizes = (ctypes.c_size_t * max(len(parts), 1))()
@@ -112,8 +94,7 @@ class Stateful:
         self._changed()
 
     def close(self) -> None:
-        """Gives it back; the arrays stay as they are. Collective while a step of an optimizer is
-        open."""
+        """Frees it; the arrays stay as they are. Collective while a step of an optimizer is open."""
         if self._handle:
             handle, self._handle = self._handle, None
             if self._comm._is_foreign():
@@ -121,14 +102,8 @@ class Stateful:
             self._function("destroy")(handle)
             self._comm._leave(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __del__(self):
-        if getattr(self, "_handle", None) and not sys.is_finalizing():
+        if self._handle and not sys.is_finalizing():
             self.close()
 
 
@@ -139,8 +114,8 @@ class Tensor(NamedTuple):
     gradient: this rank's own; None: it has none (`Optimizer.set_gradient` can change that)
     weight_decay: decoupled, as in AdamW
     learning_rate_factor: multiplies the step's learning rate
-    uncompressed: true: its gradient is always averaged in full precision; `TABLE`, of Efficient-Adam:
-        it is compressed, as a table of outputs
+    uncompressed: true: its gradient is always averaged in full precision; `TABLE`, for
+        Efficient-Adam: it is compressed as a table of outputs
     """
 
     parameter: Any
@@ -163,25 +138,28 @@ class Optimizer(Stateful):
     """
 
     _prefix = "onebit_optimizer"
-    _words = "the optimizer"
+    _noun = "the optimizer"
     _create = None
     _options = None
 
     def __init__(self, comm: Communicator, tensors: Tensors, **options: Any) -> None:
-        self._handle = None
-        create = getattr(_native.library(), self._create)
         try:
             described, filled = self._describe_tensors(tensors, options)
         except Exception:
-            # The library refuses this call, so that the other ranks do not wait.
-            create(comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
+            self._refuse(comm)
             raise
-        handle = ctypes.c_void_p()
+        create, handle = getattr(_native.library(), self._create), ctypes.c_void_p()
         count = len(self._parameters)
         if self._on_device:
             make_room(sum(one.count for one in self._parameters))
         check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
+
+    @classmethod
+    def _refuse(cls, comm):
+        """Makes a call that the library refuses, so that the other ranks do not wait for one of this rank."""
+        create = getattr(_native.library(), cls._create)
+        create(comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
 
     def _describe_tensors(self, tensors, options):
         """Returns C's tensors and options, and keeps the arrays alive."""
@@ -192,29 +170,21 @@ class Optimizer(Stateful):
             buffer_of(one.parameter, f"tensors[{number}].parameter", True, self._on_device)
             for number, one in enumerate(tensors)
         ]
-        options = dict(options)
-        options.setdefault("parameter_dtype", self._dtype_of(self._parameters))
+        first = self._parameters[0].dtype if self._parameters else Dtype.FLOAT32
+        options = {"parameter_dtype": first, **options}
+        given = next((one.gradient for one in tensors if one.gradient is not None), None)
+        if "gradient_dtype" not in options:
+            found = None if given is None else buffer_of(given, "gradient", False, self._on_device)
+            options["gradient_dtype"] = found.dtype if found else options["parameter_dtype"]
         filled = _native.make_structure(self._options)
         _native.set_options(filled, options, filled.common)
-        self._check_dtypes("parameter", self._parameters, filled.common.parameter_dtype)
-        self._gradient_dtype = None
-        given = [one.gradient for one in tensors if one.gradient is not None]
-        if "gradient_dtype" in options:
-            self._gradient_dtype = Dtype(filled.common.gradient_dtype)
-        else:
-            first = options["parameter_dtype"]
-            if given:
-                first = buffer_of(given[0], "gradient", False, self._on_device).dtype
-            self._gradient_dtype = filled.common.gradient_dtype = Dtype(
-                _native.enum_value(Dtype, first, "gradient_dtype")
-            )
-        self._gradients = [
-            self._gradient(number, one.gradient) for number, one in enumerate(tensors)
-        ]
+        check_dtypes(self._parameters, "tensors[{}].parameter", filled.common.parameter_dtype)
+        self._gradient_dtype = Dtype(filled.common.gradient_dtype)
+        given = (one.gradient for one in tensors)
+        self._gradients = [self._gradient(number, one) for number, one in enumerate(given)]
         described = (_native.Tensor * max(len(tensors), 1))()
-        for place, one, parameter, gradient in zip(
-            described, tensors, self._parameters, self._gradients
-        ):
+        buffers = self._parameters, self._gradients
+        for place, one, parameter, gradient in zip(described, tensors, *buffers):
             place.parameter = parameter.address if parameter.count else None
             place.gradient = gradient.address if gradient and parameter.count else None
             place.count = parameter.count
@@ -222,17 +192,6 @@ class Optimizer(Stateful):
             place.learning_rate_factor = one.learning_rate_factor
             place.uncompressed = int(one.uncompressed)
         return described, filled
-
-    @staticmethod
-    def _dtype_of(buffers):
-        return buffers[0].dtype if buffers else Dtype.FLOAT32
-
-    @staticmethod
-    def _check_dtypes(name, buffers, dtype):
-        for number, one in enumerate(buffers):
-            if one.dtype != dtype:
-                wanted = Dtype(dtype).name
-                raise argument_error(f"tensors[{number}].{name} is of {one.dtype.name}, not {wanted}")
 
     def _gradient(self, number, array):
         """Returns an array's memory as the gradient of a tensor; None stays None."""
@@ -248,9 +207,8 @@ class Optimizer(Stateful):
         return found
 
     def step(self, learning_rate: float) -> Status:
-        """Makes one step; returns OK, or SKIPPED if nothing was changed. Collective.
-        With device="cuda" it is put on torch's current stream (of other arrays on the default one),
-        and over NCCL it is OK at once: `synchronize` has the status."""
+        """Makes one step; returns OK, or SKIPPED if nothing was changed. Collective. With
+        device="cuda" it runs on a stream, as `Plan.allreduce` does."""
         return self._on_stream("step", learning_rate)
 
     def _call(self, name, *arguments):
@@ -264,8 +222,8 @@ class Optimizer(Stateful):
         return self._call(f"{name}_stream", argument, stream)
 
     def synchronize(self) -> Status:
-        """With device="cuda": waits until the steps are through, and returns the status of the first
-        since the last time that did not end well."""
+        """With device="cuda": waits for the steps, and returns the status of the first that did not
+        end well since the last `synchronize`."""
         return self._call("synchronize")
 
     def begin(self, learning_rate: float) -> None:
@@ -277,8 +235,8 @@ class Optimizer(Stateful):
         self._on_stream("ready", tensor)
 
     def set_gradient(self, tensor: int, gradient: Any) -> None:
-        """Takes the gradient of tensor number `tensor` from this array, from the next step on; None: this
-        rank has none."""
+        """Sets the array of the gradient of tensor number `tensor`, from the next step on; None:
+        this rank has none."""
         if not 0 <= tensor < len(self._parameters):
             raise argument_error(f"tensor is {tensor}, of {len(self._parameters)}")
         found = self._gradient(tensor, gradient)
@@ -287,9 +245,9 @@ class Optimizer(Stateful):
         self._gradients[tensor] = found
 
     def set_learning_rate_pointer(self, rate: Any) -> None:
-        """With device="cuda": from the next step on the learning rate is the one float32 in this array
-        when the step runs, so that a graph which has captured a step follows a schedule; None: the
-        rate that `step` is given. The same on all ranks; not for `ZeroOneAdam`."""
+        """With device="cuda": from the next step on the learning rate is read from this array of
+        one float32 when the step runs, so that a captured graph follows a schedule; None: the rate
+        is that of `step`. The same on all ranks; not for `ZeroOneAdam`."""
         found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
         if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
             raise argument_error(f"rate is {found.count} of {found.dtype.name}, not one float32")
@@ -314,8 +272,8 @@ class Optimizer(Stateful):
         self._call("set_tag", tag)
 
     def take_parameters(self) -> None:
-        """Takes over parameters of 16 bits to which the caller has written: steps continue from their present
-        values."""
+        """Makes steps continue from the present values of parameters of 16 bits, to which the
+        caller has written."""
         self._call("take_parameters")
 
     def compare(self) -> None:
@@ -369,8 +327,8 @@ class Optimizer(Stateful):
         return json.loads(self._line(_native.Format.FORMAT_JSON))
 
     def check(self) -> tuple[int, str] | None:
-        """Returns None; or, if a tensor's error is beyond what healthy runs have shown, its number and the
-        library's message."""
+        """Returns None; or the number of a tensor whose residual is larger than in healthy runs,
+        and the library's message."""
         tensor = ctypes.c_size_t()
         if self._call("check", ctypes.byref(tensor)) == Status.WARNING:
             return tensor.value, last_message()
@@ -378,7 +336,6 @@ class Optimizer(Stateful):
 
 
 def _make_class(row):
-    """Makes the class of an optimizer."""
     body = {
         "__doc__": f"{row.title} (onebit/{row.name}.h): {', '.join(row.fields)}, and the options of all "
         "optimizers.",

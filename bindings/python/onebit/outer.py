@@ -1,14 +1,14 @@
-"""The outer step: local steps on every rank, and an exchange of drifts now and then."""
+"""The outer step: local steps on every rank, and an exchange of their drifts after every so many steps."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
+import functools
 from typing import TYPE_CHECKING, Any, Sequence
 
 from onebit import _native
 from onebit._native import Device, Dtype, Status, argument_error, check, last_message
-from onebit.buffers import buffer_of, wait_for_torch
+from onebit.buffers import buffer_of, check_dtypes, is_tensor, wait_for_torch
 from onebit.communicator import Communicator
 from onebit.optimizer import Stateful
 
@@ -22,12 +22,11 @@ class Outer(Stateful):
     """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
 
     comm: a `Communicator`
-    parameters: numpy arrays or torch tensors, all of one type; equal on all ranks, trained and set in
-        place. The inner optimizer is the caller's.
+    parameters: numpy arrays or torch tensors of one type, equal on all ranks, which are changed in
+        place
     uncompressed: the numbers of those that are exchanged in float32
-    stage: of tensors on a device: "host" works on copies in memory of the host, on any device of
-        torch; "device" with the library's CUDA kernels; "auto": those where the library has them.
-        Copies are made in steps that exchange, with fragments, a delay or several sites in all
+    stage: for tensors on a device, as in `onebit.torch`'s optimizers. Copies are made in steps that
+        exchange; with fragments, a delay or several sites in all steps
     options: the fields of onebit_outer_options_t by name (`rule="nesterov"`, `bits=4`);
         parameter_dtype and device are those of the arrays
 
@@ -39,7 +38,7 @@ class Outer(Stateful):
     """
 
     _prefix = "onebit_outer"
-    _words = "the outer step"
+    _noun = "the outer step"
 
     def __init__(
         self,
@@ -49,11 +48,7 @@ class Outer(Stateful):
         stage: str = "auto",
         **options: Unpack[OuterKeywords],
     ) -> None:
-        self._handle = None
-
-        def create(*arguments):
-            return _native.library().onebit_outer_create(comm.handle, *arguments)
-
+        create = functools.partial(_native.library().onebit_outer_create, comm.handle)
         self._create(comm, create, parameters, uncompressed, stage, options)
 
     def _create(self, comm, create, parameters, uncompressed, stage, options):
@@ -78,7 +73,7 @@ class Outer(Stateful):
     def _stage_parameters(self, parameters, stage):
         """Returns the parameters, with copies in place of those on a device."""
         self._stage, parameters = None, list(parameters)
-        tensors = [one for one in parameters if _is_torch(one)]
+        tensors = [one for one in parameters if is_tensor(one)]
         if not tensors:
             return parameters
         from onebit.torch.staged import Stage, is_staged
@@ -88,7 +83,7 @@ class Outer(Stateful):
             return parameters
         self._stage, given = Stage(), parameters
         for number, one in enumerate(given):
-            elements = flat(one.detach()) if _is_torch(one) else None
+            elements = flat(one.detach()) if is_tensor(one) else None
             if elements is not None:
                 parameters[number] = self._stage.add(elements, one)
         return parameters
@@ -112,8 +107,8 @@ class Outer(Stateful):
             self._stage.copy_back()
 
     def _describe(self, parameters, uncompressed, options):
-        self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
-        cuda = any(_is_torch(one) and one.device.type == "cuda" for one in self._arrays)
+        self._arrays = [getattr(one, "data", one) if is_tensor(one) else one for one in parameters]
+        cuda = any(is_tensor(one) and one.device.type == "cuda" for one in self._arrays)
         self._parameters = [
             buffer_of(one, f"parameters[{number}]", True, cuda)
             for number, one in enumerate(self._arrays)
@@ -127,10 +122,7 @@ class Outer(Stateful):
                 **options,
             },
         )
-        for number, one in enumerate(self._parameters):
-            if one.dtype != filled.parameter_dtype:
-                wanted = Dtype(filled.parameter_dtype).name
-                raise argument_error(f"parameters[{number}] is of {one.dtype.name}, not {wanted}")
+        check_dtypes(self._parameters, "parameters[{}]", filled.parameter_dtype)
         wrong_numbers = [number for number in uncompressed if not 0 <= number < len(self._arrays)]
         if wrong_numbers:
             raise argument_error(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
@@ -142,8 +134,8 @@ class Outer(Stateful):
         return described, filled
 
     def step(self, weight: float = 1.0) -> Status:
-        """Counts a local step, which with `weighted` counts as `weight` says, and exchanges what is
-        due: OK; or SKIPPED, and nothing of that exchange is applied."""
+        """Counts a local step, with `weight` if `weighted` is set, and exchanges what is due.
+        Returns OK, or SKIPPED if nothing of that exchange is applied."""
         function = _native.library().onebit_outer_step
         if self._stage is not None and not self._is_due():
             return check(function(self.handle, weight))
@@ -163,8 +155,7 @@ class Outer(Stateful):
             self._position = None  # the next exchange may be due at any step
 
     def consensus(self, number: int, out: Any) -> Any:
-        """Copies the consensus of parameter `number` to `out`, which is of float32, and returns
-        it."""
+        """Copies the consensus of parameter `number` to `out`, a float32 array, and returns it."""
         found = buffer_of(out, "out", True)
         count = self._parameters[number].count if 0 <= number < len(self._parameters) else None
         if found.dtype != Dtype.FLOAT32:
@@ -188,11 +179,11 @@ class OuterSites(Outer):
     """The outer step of several sites (onebit_outer_create_sites), each of ranks that train as one.
     Collective over all ranks of all sites.
 
-    site: a `Communicator` of this site; its rank 0 speaks for it
-    between: on rank 0 of each site one of all of these, on all other ranks None
+    site: a `Communicator` of this site, whose rank 0 exchanges with the other sites
+    between: on rank 0 of each site a `Communicator` of these ranks, on all other ranks None
     patience: seconds that an exchange waits for sites that are late; 0: 10
-    quorum: how many sites a round has at least; 0: more than half
-    parameters, uncompressed, options: as of `Outer`
+    quorum: the least number of sites in a round; 0: more than half
+    parameters, uncompressed, options: as in `Outer`
 
     Each site saves and loads parts of its own ranks.
     """
@@ -208,7 +199,6 @@ class OuterSites(Outer):
         stage: str = "auto",
         **options: Unpack[OuterKeywords],
     ) -> None:
-        self._handle = None
         self._between = between
         rank_0s = between.handle if between else None
 
@@ -245,8 +235,3 @@ class OuterSites(Outer):
             self._between = Communicator(handle, self._between._keeps, self._between.transport)
         check(status)
         return self._between
-
-
-def _is_torch(thing):
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Tensor)

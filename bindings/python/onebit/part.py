@@ -1,4 +1,4 @@
-"""Parts of a checkpoint (docs/checkpoints.md), from arrays of numpy and to them."""
+"""Parts of a checkpoint (docs/checkpoints.md), converted to and from arrays of numpy."""
 
 import struct
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ HEADER = 232
 _ROW = 40
 _LIBRARY = 0 << 16 | 2 << 8 | 0  # the version of the library that wrote a part
 _NUMBERS = (1, NUMBERS, 15)  # sections of 8 bytes a number: norms, numbers, ladders; others are floats
-_SECTION = 65536  # elements at most: checksums of sections of one size are computed side by side
+_SECTION = 65536  # the most elements of a section; checksums of sections of one size are fast
 
 
 class Part(NamedTuple):
-    """header, tensors: bytes; sections: (what, space, number of the first element, values)"""
+    """A part. header, tensors: bytes; sections: (what, space, number of the first element, values)"""
 
     header: Any
     tensors: Any
@@ -85,7 +85,7 @@ def kind_of(header):
 
 
 def place(header, other):
-    """Gives the header the rank, the ranks and the hosts of another header."""
+    """Copies the rank, the ranks and the hosts of another header into the header."""
     for begin, end in ((64, 72), (176, 188)):
         header[begin:end] = other[begin:end]
 
@@ -114,8 +114,8 @@ def uncompressed_of(part):
 
 
 def layout_of(data):
-    """Returns the `Layout` of the optimizer that has saved this part, and whether it is 1-bit Adam that
-    exchanges steps or is sharded."""
+    """Returns the `Layout` of the optimizer that has saved this part, and True if it is 1-bit Adam
+    that exchanges steps or is sharded."""
     part = read_part(data)
     (profile,), (form,) = (struct.unpack_from("<I", part.header, at) for at in (60, 76))
     counts = [count for count, _ in struct.iter_unpack("<QQ", part.tensors)]
@@ -160,8 +160,13 @@ def _split_sections(what, space, first, values, size):
 
 
 def write_part(header, tensors, arrays, size=_SECTION):
-    """The bytes of a part. header: changed; tensors: their rows; arrays: (what, space, number of the
-    first element, values); size: elements of a section at most"""
+    """Returns the bytes of a part.
+
+    header: is changed
+    tensors: the rows of the tensors, as bytes
+    arrays: (what, space, number of the first element, values)
+    size: the most elements of a section
+    """
     sections = []
     for what, space, first, values in sorted(arrays, key=lambda one: one[:3]):
         if what in _NUMBERS:

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from onebit import _native
 from onebit._native import Device, Dtype, Operation, Status, argument_error, check
-from onebit.buffers import buffer_of, current_stream, make_room, wait_for_torch
+from onebit.buffers import buffer_of, current_stream, is_tensor, make_room, wait_for_torch
+from onebit.communicator import Communicator, Member
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from onebit._interface import PlanKeywords
-    from onebit.communicator import Communicator
-
-_CALLS = {
-    Operation.ALLREDUCE: ("onebit_allreduce", "onebit_iallreduce"),
-    Operation.ALLGATHER: ("onebit_allgather", "onebit_iallgather"),
-    Operation.REDUCE_SCATTER: ("onebit_reduce_scatter", "onebit_ireduce_scatter"),
-}
 
 # Plans that were dropped with a request in flight: neither they nor the request's memory can be freed.
 _left_in_flight = []
 
 
+def _function_of(operation, prefix="", suffix=""):
+    return getattr(_native.library(), f"onebit_{prefix}{operation.name.lower()}{suffix}")
+
+
 class Request:
-    """A nonblocking call under way. Its buffers are kept alive until it is finished."""
+    """A nonblocking call in flight, which keeps its buffers alive until it is finished."""
 
     def __init__(self, plan, handle, buffers, copy_back):
         self._plan, self._copy_back = plan, copy_back
@@ -48,29 +46,32 @@ class Request:
         return check(code)
 
     def test(self) -> Status:
-        """Moves the call on: IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
+        """Advances the call. Returns IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
         return self._advance(_native.library().onebit_test)
 
     def wait(self) -> Status:
-        """Waits for the end of the call: OK or SKIPPED. Raises `Error`."""
+        """Waits for the end of the call. Returns OK or SKIPPED. Raises `Error`."""
         return self._advance(_native.library().onebit_wait)
 
 
-class Plan:
-    """A tensor's exchange, decided once, and its memory. Each tensor has a plan of its own, since that keeps
-    the tensor's rounding error. Collective: all ranks make it, with the same count and options.
+class Plan(Member):
+    """The decisions and the memory for the exchange of a tensor. Each tensor has its own plan,
+    which keeps the tensor's residual. Collective: all ranks make it, with the same count and
+    options.
 
     comm: a `Communicator`
     count: elements, as the operation counts them
     Tensors of torch on a device are copied to memory of the host and back, unless the plan is of
     device="cuda".
 
-    options: the fields of onebit_plan_options_t by name; enums as members, or in words
+    options: the fields of onebit_plan_options_t by name; enums as members or strings
         (`operation="reduce_scatter"`, `dtype="bfloat16"`, `wire="dense"`, `schedule="exchange"`)
     """
 
+    _noun = "the plan"
+    _request = _stage = None
+
     def __init__(self, comm: Communicator, count: int, **options: Unpack[PlanKeywords]) -> None:
-        self._handle = self._request = self._stage = None
         create = _native.library().onebit_plan_create
         try:
             filled = _native.set_options(_native.make_structure(_native.PlanOptions), options)
@@ -84,20 +85,10 @@ class Plan:
             make_room(count)
         handle = ctypes.c_void_p()
         check(create(comm.handle, count, ctypes.byref(filled), ctypes.byref(handle)))
-        self._handle = handle
-        self._comm = comm
         self.count = count
         self.operation = Operation(filled.operation)
         self.dtype = Dtype(filled.dtype)
-        comm._join(self)
-
-    @property
-    def handle(self) -> Any:
-        """Returns the onebit_plan_t; raises `Error` when the plan is closed."""
-        if not self._handle:
-            raise argument_error("the plan is closed")
-        self._comm._check_process()
-        return self._handle
+        self._begin(comm, handle)
 
     def _counts(self):
         size = self._comm.size
@@ -115,8 +106,8 @@ class Plan:
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
-        """Returns two buffers, and a function that ends a call of that status. Where an array is of no
-        use here the library is told of a call without one: the other ranks need not wait."""
+        """Returns two buffers, and a function that ends a call of that status. If an array cannot
+        be used, a call that the library refuses fails on all ranks, so that no rank waits."""
         send, receive = self._counts()
         try:
             if operation != self.operation:
@@ -126,8 +117,8 @@ class Plan:
             first = self._buffer(source, "sendbuf", send, False)
             second = self._buffer(result, "recvbuf", receive, True)
         except Exception:
-            refused, _ = _CALLS[next(other for other in Operation if other != self.operation)]
-            getattr(_native.library(), refused)(None, None, self.handle)
+            other = next(one for one in Operation if one != self.operation)
+            _function_of(other)(None, None, self.handle)
             raise
 
         def copy_back(code):
@@ -139,8 +130,7 @@ class Plan:
     def _on_host(self, thing, name, filled):
         """Returns an array that the library can use: for a tensor on a device a copy, which has the tensor's
         values if `filled`."""
-        torch = sys.modules.get("torch")
-        device = thing.device.type if torch and isinstance(thing, torch.Tensor) else "cpu"
+        device = thing.device.type if is_tensor(thing) else "cpu"
         if self.on_device or device in ("cpu", "meta"):
             return thing
         if self._stage is None:
@@ -157,67 +147,64 @@ class Plan:
         buffers, copy_back = self._buffers(sendbuf, recvbuf, operation)
         addresses = [one.address for one in buffers]
         if self.on_device:
-            function = getattr(_native.library(), _CALLS[operation][0] + "_stream")
+            function = _function_of(operation, suffix="_stream")
             return check(function(*addresses, self.handle, current_stream(buffers[1])))
-        code = getattr(_native.library(), _CALLS[operation][0])(*addresses, self.handle)
+        code = _function_of(operation)(*addresses, self.handle)
         copy_back(code)
         return check(code)
 
     def _start(self, sendbuf, recvbuf, operation):
         buffers, copy_back = self._buffers(sendbuf, recvbuf, operation)
-        function = getattr(_native.library(), _CALLS[operation][1])
-        handle = ctypes.c_void_p()
-        plan = self.handle
+        function, plan, handle = _function_of(operation, "i"), self.handle, ctypes.c_void_p()
         wait_for_torch(buffers)
         check(function(buffers[0].address, buffers[1].address, plan, ctypes.byref(handle)))
         self._request = Request(self, handle, buffers, copy_back)
         return self._request
 
     def allreduce(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """recvbuf = the mean of sendbuf over the ranks; the same array twice: in place. Returns
-        OK or SKIPPED. Collective, and so are the next five.
+        """Puts the mean of sendbuf over the ranks into recvbuf, which may be the same array.
+        Returns OK or SKIPPED. Collective, and so are the next five.
 
-        With device="cuda" it is put on torch's current stream (of other arrays on the default one),
-        and is OK at once over NCCL: `synchronize` has the status."""
+        With device="cuda" it is put on torch's current stream (for other arrays on the default
+        one). Over NCCL it returns OK at once, and `synchronize` returns the status."""
         return self._call(sendbuf, recvbuf, Operation.ALLREDUCE)
 
     def allgather(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """recvbuf[r] = sendbuf of rank r."""
+        """Puts sendbuf of rank r into recvbuf[r]."""
         return self._call(sendbuf, recvbuf, Operation.ALLGATHER)
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """recvbuf = the mean over the ranks of sendbuf[this rank]."""
+        """Puts the mean over the ranks of sendbuf[this rank] into recvbuf."""
         return self._call(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
     def iallreduce(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """`allreduce` that returns a `Request` at once. Both arrays belong to the library until
-        the request is finished."""
+        """Begins `allreduce`. Both arrays belong to the library until the `Request` is finished."""
         return self._start(sendbuf, recvbuf, Operation.ALLREDUCE)
 
     def iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """`allgather`, likewise."""
+        """Begins `allgather`."""
         return self._start(sendbuf, recvbuf, Operation.ALLGATHER)
 
     def ireduce_scatter(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """`reduce_scatter`, likewise."""
+        """Begins `reduce_scatter`."""
         return self._start(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
     def synchronize(self) -> Status:
-        """With device="cuda": waits until the calls on streams are through, and returns the status
-        of the first since the last time that did not end well."""
+        """With device="cuda": waits for the calls on streams, and returns the status of the first
+        that did not end well since the last `synchronize`."""
         return check(_native.library().onebit_plan_synchronize(self.handle))
 
     def calls(self) -> tuple[int, int]:
-        """With device="cuda", over NCCL: how many calls on streams have ended well, and how many were
-        skipped, as far as the host knows by now."""
+        """Returns, with device="cuda" over NCCL, how many calls on streams have ended well, and how
+        many were skipped, as far as the host knows by now."""
         made, skipped = ctypes.c_uint64(), ctypes.c_uint64()
         function = _native.library().onebit_plan_get_calls
         check(function(self.handle, ctypes.byref(made), ctypes.byref(skipped)))
         return made.value, skipped.value
 
     def scale_result(self, recvbuf: Any, factor: float) -> None:
-        """With device="cuda", over NCCL: multiplies the latest call's result, on the same stream;
-        the result of one that was skipped becomes not-a-number."""
+        """Multiplies, with device="cuda" over NCCL, the latest call's result on the same stream;
+        the result of a skipped call becomes not-a-number."""
         found = self._buffer(recvbuf, "recvbuf", self._counts()[1], True)
         function = _native.library().onebit_scale_result_stream
         check(function(found.address, factor, self.handle, current_stream(found)))
@@ -252,8 +239,8 @@ class Plan:
         check(_native.library().onebit_plan_import_residual(self.handle, *addresses))
 
     def set_bits(self, bits: int) -> None:
-        """Sets the bits an element of the next call, on all ranks alike: as a plan that goes on
-        from a checkpoint had (`bits` of info())."""
+        """Sets the bits an element of the next call, the same on all ranks: for a plan that
+        continues from a checkpoint, `bits` of the saved plan's info()."""
         check(_native.library().onebit_plan_set_bits(self.handle, bits))
 
     def reset_residual(self) -> None:
@@ -261,25 +248,19 @@ class Plan:
         check(_native.library().onebit_plan_reset_residual(self.handle))
 
     def reset(self) -> None:
-        """Makes the plan usable again after ERROR_MESSAGE, on every rank, once the program has made
-        its results equal on all ranks. Sets the residuals to zero."""
+        """Makes the plan usable again after ERROR_MESSAGE. All ranks call it, once the program has
+        made its results equal on all ranks. Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset(self.handle))
 
     def close(self) -> None:
-        """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""
+        """Frees the plan. Raises `Error` (ERROR_BUSY) with a request in flight."""
         if self._handle and not self._comm._is_foreign():
             check(_native.library().onebit_plan_destroy(self._handle))
             self._comm._leave(self)
         self._handle = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __del__(self):
-        if not getattr(self, "_handle", None) or sys.is_finalizing():
+        if not self._handle or sys.is_finalizing():
             return
         if self._request is not None:
             _left_in_flight.append((self._comm, self._handle, self._request._buffers))

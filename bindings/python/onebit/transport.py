@@ -12,8 +12,8 @@ FAILED = -1
 
 
 class Operation:
-    """A message that is being received. `memory` is where it belongs: as many bytes as the message
-    may have at most, valid until the operation is complete or cancelled."""
+    """A message that is being received into `memory`, which has as many bytes as the message may
+    have, and is valid until the operation is complete or cancelled."""
 
     def __init__(self, memory: memoryview, peer: int, tag: int) -> None:
         self.memory = memory
@@ -24,11 +24,11 @@ class Operation:
 class Transport:
     """Moves bytes between ranks: derive from it, and give it to `Communicator.custom`.
 
-    `send` copies what it is given, or has sent it when it returns; so only receiving is an
-    operation that takes time. What these methods raise ends the communicator on this rank with
-    ERROR_TRANSPORT and the exception's words, and `abort` is called. They are called by any thread
-    that uses the communicator, by several at once if the program does so, and must not use the
-    communicator. include/onebit/custom.h says in which order messages must arrive.
+    `send` has sent or copied the message when it returns; only a receive is an operation that takes
+    time. An exception in these methods ends the communicator on this rank with ERROR_TRANSPORT and
+    the exception's text, and `abort` is called. Any thread that uses the communicator calls them,
+    several at once if the program does so. They must not use the communicator.
+    include/onebit/custom.h has the order in which messages must arrive.
     """
 
     def send(self, data: memoryview, peer: int, tag: int) -> None:
@@ -39,7 +39,7 @@ class Transport:
         """Begins to receive into `operation.memory`; `operation` is an `Operation`."""
 
     def test(self, operation: Operation, seconds: float) -> Optional[int]:
-        """The length of the message, or None when it has not arrived; may wait up to `seconds`."""
+        """Returns the length of the message, or None if it has not arrived. May wait up to `seconds`."""
         raise NotImplementedError
 
     def cancel(self, operation: Operation) -> None:
@@ -53,14 +53,14 @@ class Transport:
 
 
 def _memory_view(address, count):
-    """`count` bytes of the library's memory, without a copy."""
+    """Returns `count` bytes of the library's memory, without a copy."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
 class Callbacks:
-    """A transport as the library sees it. Keeps operations alive, and the words of exceptions: an
-    exception that left a callback (of ctypes) would be taken for success, so none does, not even
-    KeyboardInterrupt. What `cancel`, `abort` and `release` raise goes to sys.unraisablehook."""
+    """The callbacks of a transport for the library. Keeps operations alive, and the texts of
+    exceptions. ctypes treats an exception in a callback as success, so each one is caught, even
+    KeyboardInterrupt; those of `cancel`, `abort` and `release` go to sys.unraisablehook."""
 
     def __init__(self, transport, host, largest_tag, timeout):
         self.transport = transport
@@ -70,8 +70,9 @@ class Callbacks:
         table = _native.make_structure(_native.TransportCallbacks)
         types = dict(_native.TransportCallbacks._fields_)
         for name, function in {
-            "send": self._send, "receive": self._receive, "test": self._test, "cancel": self._cancel,
-            "abort": lambda context: transport.abort(), "message": self._words,
+            "send": self._guard(self._send), "receive": self._guard(self._receive),
+            "test": self._guard(self._test), "cancel": self._cancel, "message": self._message,
+            "abort": lambda context: transport.abort(),
             "release": lambda context: transport.release(),
         }.items():  # fmt: skip
             setattr(table, name, types[name](function))
@@ -80,38 +81,35 @@ class Callbacks:
         table.timeout = timeout
         self.table = table
 
-    def _failed(self, reason):
-        words = f"{type(reason).__name__}: {reason}".splitlines() or [type(reason).__name__]
-        self.local.words = ctypes.create_string_buffer(words[0][:300].encode())
-        return FAILED
+    def _guard(self, function):
+        def call(*arguments):
+            try:
+                return function(*arguments)
+            except BaseException as reason:  # noqa: BLE001
+                line = f"{type(reason).__name__}: {reason}".splitlines()[0]
+                self.local.message = ctypes.create_string_buffer(line[:300].encode())
+                return FAILED
 
-    def _words(self, context, code):
-        words = getattr(self.local, "words", None)
-        return ctypes.addressof(words) if words is not None else None
+        return call
+
+    def _message(self, context, code):
+        message = getattr(self.local, "message", None)
+        return ctypes.addressof(message) if message is not None else None
 
     def _send(self, context, data, count, peer, tag, operation):
-        try:
-            self.transport.send(_memory_view(data, count), peer, tag)
-            return Status.OK
-        except BaseException as reason:  # noqa: BLE001
-            return self._failed(reason)
+        self.transport.send(_memory_view(data, count), peer, tag)
+        return Status.OK
 
     def _receive(self, context, data, count, peer, tag, operation):
-        try:
-            begun = Operation(_memory_view(data, count), peer, tag)
-            self.transport.receive(begun)
-        except BaseException as reason:  # noqa: BLE001
-            return self._failed(reason)
+        begun = Operation(_memory_view(data, count), peer, tag)
+        self.transport.receive(begun)
         number = next(self.numbers)
         self.operations[number] = begun
         operation[0] = number
         return Status.OK
 
     def _test(self, context, number, seconds, count):
-        try:
-            arrived = self.transport.test(self.operations[number], seconds)
-        except BaseException as reason:  # noqa: BLE001
-            return self._failed(reason)
+        arrived = self.transport.test(self.operations[number], seconds)
         if arrived is None:
             return Status.IN_PROGRESS
         del self.operations[number]
