@@ -14,7 +14,9 @@ import torch
 from onebit._native import OnebitWarning
 from onebit.deepspeed import optim
 from onebit.deepspeed.config import Settings, read_config
+from onebit.deepspeed.convert import convert_checkpoint
 from onebit.deepspeed.optim import OneBitAdam, OneBitLamb, ZeroOneAdam
+from onebit.deepspeed.state import save_residuals
 
 __all__ = [
     "OneBitAdam",
@@ -27,17 +29,6 @@ __all__ = [
     "read_config",
     "save_residuals",
 ]
-
-
-def __getattr__(name):
-    """Imports the names that need numpy when they are used."""
-    if name == "save_residuals":
-        from onebit.deepspeed.state import save_residuals as found
-    elif name == "convert_checkpoint":
-        from onebit.deepspeed.convert import convert_checkpoint as found
-    else:
-        raise AttributeError(name)
-    return found
 
 
 def _world(comm):
@@ -58,19 +49,18 @@ def _check_dtype(wanted, optimizer):
 
 
 def from_config(config, model_parameters, comm=None, profile="default", engine=False, **options):
-    """The optimizer that a DeepSpeed configuration asks for: `OneBitAdam`, `OneBitLamb` or
+    """Returns the optimizer that a DeepSpeed configuration asks for: `OneBitAdam`, `OneBitLamb` or
     `ZeroOneAdam`.
 
     config: the path of a JSON file, or a dict
-    model_parameters: as for torch.optim
+    model_parameters: as in torch.optim
     comm: a `Communicator`; None: one of all processes over torch.distributed
-    profile: "default", or "deepspeed" where its arithmetic is wanted, as in a training that is half
-        done
-    engine: DeepSpeed's engine reads the rest of the configuration (`initialize` does that)
-    options: go before what the configuration says
+    profile: "default", or "deepspeed" for its arithmetic, as in a training that is half done
+    engine: whether DeepSpeed's engine reads the rest of the configuration, as in `initialize`
+    options: override the configuration
 
-    Warns (`OnebitWarning`) of each key that is without effect, by its full path. Raises `Error` for
-    what no 1-bit optimizer does.
+    Warns (`OnebitWarning`) of each key without effect, by its full path. Raises `Error` for what no
+    1-bit optimizer does.
     """
     settings = read_config(config, _world(comm), profile, engine)
     for path, reason in settings.without_effect:
@@ -85,12 +75,12 @@ def from_config(config, model_parameters, comm=None, profile="default", engine=F
 
 
 def initialize(config, model, model_parameters=None, comm=None, profile="default", **arguments):
-    """deepspeed.initialize of a DeepSpeed that has no 1-bit optimizers any more, with the same
-    configuration: (engine, optimizer, dataloader, scheduler).
+    """Returns (engine, optimizer, dataloader, scheduler), as deepspeed.initialize does, with a
+    DeepSpeed that has no 1-bit optimizers any more and the same configuration.
 
-    The engine accumulates, scales and clips as it did, and averages no gradients: the optimizer
-    exchanges them. Its checkpoints have this rank's part of the optimizer's state alone:
-    `engine.optimizer`'s is saved by `optimizer.onebit.save_files`, on all ranks.
+    The engine accumulates, scales and clips, and averages no gradients: the optimizer exchanges
+    them. Its checkpoints have only this rank's part of the optimizer's state;
+    `optimizer.onebit.save_files`, on all ranks, saves all of it.
 
     arguments: others of deepspeed.initialize. The rest is as in `from_config`
     """

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON configuration: what of it has a meaning here, and what has none."""
+"""Reads DeepSpeed's JSON configuration, and finds the keys that have no effect here."""
 
 import json
 import math
@@ -8,16 +8,27 @@ from typing import Any, NamedTuple
 from onebit._native import argument_error
 
 _ADAM = {"lr", "betas", "eps", "weight_decay"}
-_LAMB = {"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"}
-_SCHEDULES = {
-    "var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"
-}  # fmt: skip
+# The options of 1-bit LAMB and 0/1 Adam: DeepSpeed's names, and the library's.
+LAMB = {
+    "max_coeff": "max_coefficient",
+    "min_coeff": "min_coefficient",
+    "coeff_beta": "coefficient_beta",
+    "factor_max": "max_factor",
+    "factor_min": "min_factor",
+    "factor_threshold": "factor_change",
+}
+SCHEDULES = {
+    "var_freeze_step": "variance_freeze_step",
+    "var_update_scaler": "variance_update_scaler",
+    "local_step_scaler": "local_step_scaler",
+    "local_step_clipper": "local_step_clipper",
+}
 
 # The keys of optimizer.params that are arguments of the classes of optim.py.
 _PARAMETERS = {
     "OneBitAdam": _ADAM | {"freeze_step"},
-    "OneBitLamb": _ADAM | {"freeze_step"} | _LAMB,
-    "ZeroOneAdam": _ADAM | _SCHEDULES,
+    "OneBitLamb": _ADAM | {"freeze_step", *LAMB},
+    "ZeroOneAdam": _ADAM | {*SCHEDULES},
 }
 
 # The type that a value must have, by key; the values of all other keys are numbers.
@@ -27,7 +38,7 @@ _BOOLEANS = {"fp16.enabled", "bf16.enabled"} | {
 _WHOLE = {
     "zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps", "fp16.initial_scale_power", "fp16.loss_scale_window",
-} | {f"optimizer.params.{name}" for name in ("freeze_step", *_SCHEDULES)}  # fmt: skip
+} | {f"optimizer.params.{name}" for name in ("freeze_step", *SCHEDULES)}  # fmt: skip
 
 # Additional reasons why a key has no effect.
 _REASONS = {
@@ -50,7 +61,7 @@ class Settings(NamedTuple):
     arguments: its arguments by DeepSpeed's names, and options of `onebit.Optimizer`
     without_effect: of each key that has none, the full path and why
     rest: the configuration without its section `optimizer`
-    dtype: "float16", "bfloat16", or None: not said
+    dtype: "float16", "bfloat16", or None: not given
     """
 
     kind: str
@@ -121,7 +132,7 @@ def _list_leaves(path, value):
 
 
 class _Reader:
-    """Takes keys out of a configuration; what is left over is without effect."""
+    """Reads keys of a configuration. The keys that it does not read have no effect."""
 
     def __init__(self, config, world, default_profile):
         self.config, self.world = config, world
@@ -199,16 +210,15 @@ class _Reader:
 
 
 def read_config(config, world=None, profile="default", engine=False):
-    """`Settings` from a configuration: a path of a JSON file, or a dict.
+    """Returns the `Settings` of a configuration: the path of a JSON file, or a dict.
 
-    world: ranks, for what follows from train_batch_size
+    world: the number of ranks, with which train_batch_size gives the steps of an accumulation
     profile: as in `from_config`
-    engine: DeepSpeed's engine reads the same configuration, accumulates, scales and clips: only the
-        section `optimizer` is looked at
+    engine: whether only the section `optimizer` is read, since DeepSpeed's engine reads the others
 
-    Raises `Error` (ERROR_ARGUMENT), with the key and its value, where it asks for what no 1-bit
-    optimizer does (ZeRO, amsgrad), contradicts itself, or has a value of another type than the key
-    wants, such as "auto".
+    Raises `Error` (ERROR_ARGUMENT), with the key and its value, for what no 1-bit optimizer does
+    (ZeRO, amsgrad), for contradictions, and for a value of another type than the key has, such as
+    "auto".
     """
     config = _load_config(config)
     _check_sections(config)

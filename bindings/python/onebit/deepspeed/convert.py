@@ -1,4 +1,4 @@
-"""From the state of DeepSpeed's optimizers to a checkpoint of the same optimizer here."""
+"""Converts the state of DeepSpeed's optimizers to a checkpoint of the same optimizer of this library."""
 
 import math
 import os
@@ -26,7 +26,7 @@ _SNAP = 1e-5  # a relative difference; two operations round by 2^-24 each
 
 
 class Unit(NamedTuple):
-    """Elements that DeepSpeed compresses together: `count` of them, filled up to `padded`."""
+    """Elements that DeepSpeed compresses together: `count` elements, padded to `padded`."""
 
     first: int
     count: int
@@ -52,10 +52,6 @@ def _list_units(kind, counts, uncompressed, world):
             padding += padded - count
         first += count
     return units
-
-
-def _share_slice(total, rank, world):
-    return slice(total * rank // world, total * (rank + 1) // world)
 
 
 def _make_sections(unit, what, begin, values, padding):
@@ -90,7 +86,7 @@ def _count_schedule(step, rules):
 
 
 class _Parts:
-    """The parts that as many ranks of this library would have saved."""
+    """The parts that the same number of ranks of this library would have saved."""
 
     def __init__(self, found, layout, rules):
         self.found, self.layout, self.rules = found, layout, rules
@@ -108,8 +104,8 @@ class _Parts:
             _warn("DeepSpeed compressed a group as one tensor: here scales are each tensor's")
         self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
         self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
-        self.alike = []  # (what, elements, padding): each rank saves its share of these
-        self.own = [[] for _ in range(self.world)]  # sections by rank
+        self.alike = []  # (what, elements, padding), of which each rank saves a share
+        self.own = [[] for _ in range(self.world)]  # by rank, the sections that it has for itself
 
     def add(self, what, elements, padding=None):
         self.alike.append((what, elements, np.zeros(self.padding) if padding is None else padding))
@@ -119,11 +115,11 @@ class _Parts:
             for space, values in ((part.ELEMENTS, elements), (part.PADDING, padding)):
                 if space == part.PADDING and what == part.PARAMETERS:
                     continue
-                some = _share_slice(len(values), rank, self.world)
-                if some.stop > some.start:
-                    yield what, space, some.start, values[some]
+                begin, end = (len(values) * one // self.world for one in (rank, rank + 1))
+                if end > begin:
+                    yield what, space, begin, values[begin:end]
 
-    def made(self, stage, numbers, exchanges, frozen_at=0, apart=False):
+    def make_parts(self, stage, numbers, exchanges, frozen_at=0, apart=False):
         head = part.Head(
             self.world, stage, apart, self.padding, self.steps, frozen_at, exchanges, numbers
         )
@@ -133,12 +129,13 @@ class _Parts:
         ]
 
     def joined(self, name):
-        return state.joined(self.found, name)
+        """Returns the values of all tensors in one array."""
+        return np.concatenate([one[name] for one in self.found.tensors] or [np.zeros(0, "f4")])
 
     # --- Residuals
 
     def add_residuals(self, fill=None):
-        """fill: what the worker's is in padding where it is not known, one array a unit."""
+        """fill: for each unit, the worker's residual in its padding, if the checkpoint has none."""
         known = self.found.ranks
         if known is None and self.world > 1:
             _warn("residuals begin with zeros: onebit.deepspeed.save_residuals saves them")
@@ -165,7 +162,7 @@ class _Parts:
         return sections
 
     def _no_padding(self, what, rank):
-        """Yields zeros for the padding of units, where it differs from DeepSpeed's."""
+        """Yields zeros for the padding of units, which differs from DeepSpeed's."""
         for unit in self.units:
             share = unit.padded // self.world
             begin, size = (0, unit.padded) if what == part.WORKER else (rank * share, share)
@@ -176,8 +173,8 @@ class _Parts:
     # --- Momentum that was sent
 
     def messages(self, values, tails):
-        """Returns values as signs and one scale a share, which was rounded, and padding: of buffers whose
-        padding is state `tails`, of others with the scale of their share."""
+        """Returns the momentum that was sent, with values rounded to signs and one scale for each
+        share, and its padding: `tails`, or where these are None the scale of the share."""
         values, padding = values.astype("f4"), np.zeros(self.padding, "f4")
         for unit, tail in zip(self.sources if self.padded else [], tails):
             share = unit.padded // self.world
@@ -206,7 +203,7 @@ class _Parts:
         if not frozen or not self.layout.deepspeed:
             self.add(part.MOMENTUM, self.joined("exp_avg"))
             self.add(part.VARIANCE, self.joined("exp_avg_sq"))
-            return self.made(0, self.lamb_numbers(False), (self.steps, 0, 0))
+            return self.make_parts(0, self.lamb_numbers(False), (self.steps, 0, 0))
         frozen_at = max(freeze - 1, 1)
         sent = self.steps > frozen_at and self.world > 1
         scalings = self.scalings()
@@ -219,7 +216,7 @@ class _Parts:
         if lamb:
             self.add(part.FRESH, self.joined("exp_avg_sq_fresh"))
         exchanges = (frozen_at, self.steps - frozen_at, 0)
-        return self.made(2 if sent else 1, self.lamb_numbers(True), exchanges, frozen_at)
+        return self.make_parts(2 if sent else 1, self.lamb_numbers(True), exchanges, frozen_at)
 
     def add_frozen_momentum(self, sent, scalings):
         momentum = self.joined("exp_avg")
@@ -283,7 +280,7 @@ class _Parts:
         self.add_zero_one(frozen, apart)
         self.add_residuals()
         frozen_at = rules["var_freeze_step"] if frozen else 0
-        return self.made(int(frozen), numbers, exchanges, frozen_at, bool(numbers[1]))
+        return self.make_parts(int(frozen), numbers, exchanges, frozen_at, bool(numbers[1]))
 
     def add_zero_one(self, frozen, apart):
         parameter, variance = self.joined("parameter"), self.joined("exp_avg_sq")
@@ -303,7 +300,7 @@ class _Parts:
             self.add(part.MOVED, moved)
 
     def add_own(self):
-        """Adds each rank's own state between two synchronisations; all begin with rank 0's where only that is known."""
+        """Adds each rank's own state between two synchronisations; rank 0's for all if only that is known."""
         known = self.found.ranks
         if not known or not known[0].own:
             _warn("saved between two synchronisations of 0/1 Adam: ranks begin where rank 0 was")
@@ -318,7 +315,7 @@ class _Parts:
 
 
 def parts_of(found, layout, arguments):
-    """Parts that an optimizer of this layout loads. arguments: its options by DeepSpeed's names."""
+    """Returns the parts that an optimizer of this layout loads. arguments: its options by DeepSpeed's names"""
     if found.kind != layout.kind:
         raise argument_error(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
     rules = {name: arguments.get(name) or value for name, value in _DEFAULTS.items()}
@@ -330,16 +327,16 @@ def convert_checkpoint(directory, output, config, tag=None, names=None, profile=
     """Writes a checkpoint of this library from one that DeepSpeed up to 0.19.6 has saved with
     OneBitAdam, OneBitLamb or ZeroOneAdam. `save_residuals` adds what DeepSpeed leaves out.
 
-    directory: what engine.save_checkpoint was given
-    output: a directory; `onebit.load_files(output)` of the optimizer loads it, on any number of
-        ranks. Parameters are part of it
+    directory: the argument of engine.save_checkpoint
+    output: a directory; `onebit.load_files(output)` of the optimizer loads it, with the parameters,
+        on any number of ranks
     config: DeepSpeed's, for options such as freeze_step
     tag: None: the latest
-    names: of the parameters in the order that DeepSpeed's optimizer had them in; None: all of the
+    names: the names of the parameters in the order of DeepSpeed's optimizer; None: all of the
         model's, in its order
-    profile: that of the optimizer which loads it
+    profile: that of the optimizer that loads it
 
-    Raises `Error` for what is no such checkpoint. Warns of what is not carried over.
+    Raises `Error` if it is no such checkpoint. Warns of what is not carried over.
     """
     settings = read_config(config, profile=profile, engine=True)
     folder, checkpoint = state.read_folder(directory, tag)

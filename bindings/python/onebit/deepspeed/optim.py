@@ -5,25 +5,13 @@ import contextlib
 import torch
 
 import onebit
+from onebit import part
 from onebit._native import OPTIMIZERS, Profile, argument_error, enum_value
+from onebit.deepspeed import convert, state
+from onebit.deepspeed.config import LAMB, SCHEDULES
 from onebit.torch import optim
 
 _KINDS = {row.kind: row for row in OPTIMIZERS}
-_FREEZE = {"freeze_step": "freeze_step"}
-_LAMB = {
-    "max_coeff": "max_coefficient",
-    "min_coeff": "min_coefficient",
-    "coeff_beta": "coefficient_beta",
-    "factor_max": "max_factor",
-    "factor_min": "min_factor",
-    "factor_threshold": "factor_change",
-}
-_SCHEDULES = {
-    "var_freeze_step": "variance_freeze_step",
-    "var_update_scaler": "variance_update_scaler",
-    "local_step_scaler": "local_step_scaler",
-    "local_step_clipper": "local_step_clipper",
-}
 
 
 class _Optimizer(optim._Optimizer):
@@ -33,15 +21,16 @@ class _Optimizer(optim._Optimizer):
     lr, betas, eps, weight_decay: as in DeepSpeed
     profile: "default": scales of 2048 elements, bias correction, no padding; "deepspeed": its
         arithmetic, padding, scales and count of steps (docs/migrate-from-deepspeed.md)
-    engine: it is for `deepspeed.initialize(optimizer=...)`; no step is made before `attach(engine)`
+    engine: whether it is for `deepspeed.initialize(optimizer=...)`: no step is made before
+        `attach(engine)`
     options: the others of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
 
-    Each rank calls `backward` on its own loss; `step` does the exchange. The `onebit.Optimizer` is
-    made at the first step, or when `onebit` is asked for: collective, and by then a wrapper of DeepSpeed's
-    has put its own parameters in the place of the model's. What else it has is `onebit.torch`'s.
+    The first access of `onebit`, also by the first step, makes the `onebit.Optimizer`,
+    collectively. By then a wrapper of DeepSpeed's has replaced the model's parameters. The rest is
+    as in `onebit.torch`'s optimizers.
     """
 
-    _names = {}
+    _names = {}  # options whose names DeepSpeed has changed: its name, and the library's
 
     def __init__(self, params, comm=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
                  bias_correction=True, profile="default", engine=False, **options):  # fmt: skip
@@ -62,8 +51,9 @@ class _Optimizer(optim._Optimizer):
         self._complete = True
 
     def _count_as_here(self, profile):
-        """DeepSpeed's freeze_step counts a first call that makes no step, and has no automatic."""
-        if "freeze_step" not in self._names:
+        """Converts freeze_step: DeepSpeed counts a first call that makes no step, and has no
+        automatic freeze."""
+        if "freeze_step" not in self._method.fields:
             return
         given = self._options.get("freeze_step")
         if given is not None and given < 1:
@@ -86,12 +76,12 @@ class _Optimizer(optim._Optimizer):
 
     @property
     def onebit(self):
-        """The `onebit.Optimizer`, for statistics and checkpoints in files."""
+        """Returns the `onebit.Optimizer`, for statistics and checkpoints in files."""
         if self._core is None:
             try:
                 self._make(self._options)
             except Exception:
-                self._refuse()
+                self._kind._refuse(self.comm)
                 raise
         return self._core
 
@@ -116,19 +106,15 @@ class _Optimizer(optim._Optimizer):
         engine.enable_backward_allreduce = False
         self._waits = False
 
-    def _before_attach(self):
-        """DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero."""
-        for _, one in self._trained_parameters():
-            if one.grad is not None and one.grad.count_nonzero():
-                raise argument_error("a step before attach(engine): DeepSpeed has averaged its gradients")
-
     def step(self, closure=None):
         """Makes a step. Collective."""
-        if self._waits:
+        if self._waits:  # DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero
             loss = closure() if closure is not None else None
-            self._before_attach()
+            for _, one in self._trained_parameters():
+                if one.grad is not None and one.grad.count_nonzero():
+                    raise argument_error("a step before attach(engine): DeepSpeed has averaged its gradients")
             return loss
-        self.onebit  # noqa: B018: makes it
+        self.onebit  # noqa: B018: makes the library's optimizer
         return super().step(closure)
 
     @property
@@ -139,14 +125,24 @@ class _Optimizer(optim._Optimizer):
     def _has_state(self):
         return self._core is not None and not self._closed
 
-    def _load_parts(self, make):
-        """Loads parts, or none where they cannot be made, so that the other ranks need not wait."""
+    def load_deepspeed(self, directory, model=None, tag=None):
+        """Continues from a checkpoint of engine.save_checkpoint of DeepSpeed up to 0.19.6, with the
+        residuals of `save_residuals` if there are any. Collective.
+
+        model: loads its weights and buffers from it too; an engine's is engine.module. None: it has
+            them already
+        tag: None: the latest
+
+        Groups and their parameters must be in the order of the checkpoint. Rates become those of
+        the checkpoint. Raises `Error` if it is of another optimizer or model; warns of what is not
+        carried over.
+        """
         core = self.onebit
         try:
-            parts = make()
+            parts = self._parts_from(directory, model, tag)
         except Exception:
             with contextlib.suppress(onebit.Error):
-                core.load([])
+                core.load([])  # fails on all ranks, so that no rank waits
             raise
         if self._stage is not None:
             self._stage.refresh()
@@ -155,24 +151,7 @@ class _Optimizer(optim._Optimizer):
             self._copy_parameters_back()
         self._forget_state()
 
-    def load_deepspeed(self, directory, model=None, tag=None):
-        """Continues from a checkpoint of DeepSpeed up to 0.19.6: what engine.save_checkpoint has written there,
-        with residuals where `save_residuals` has added them. Collective.
-
-        model: takes its weights and buffers from it too; an engine's is engine.module. None: it has
-            them already
-        tag: None: the latest
-
-        Groups and their parameters must be in the order that they had there. Rates become those of
-        the checkpoint. Raises `Error` where it is of another optimizer or model; warns of what is
-        not carried over.
-        """
-        self._load_parts(lambda: self._parts_from(directory, model, tag))
-
     def _parts_from(self, directory, model, tag):
-        from onebit import part  # numpy
-        from onebit.deepspeed import convert, state
-
         folder, checkpoint = state.read_folder(directory, tag)
         if model is not None:
             model.load_state_dict(checkpoint["module"])
@@ -189,7 +168,7 @@ class _Optimizer(optim._Optimizer):
 
 class OneBitAdam(_Optimizer):
     __doc__ = f"1-bit Adam: freeze_step.\n\n    {_Optimizer.__doc__}"
-    _kind, _method, _names = onebit.Adam, _KINDS["Adam"], _FREEZE
+    _kind, _method = onebit.Adam, _KINDS["Adam"]
 
 
 class OneBitLamb(_Optimizer):
@@ -197,7 +176,7 @@ class OneBitLamb(_Optimizer):
         "1-bit LAMB: freeze_step, max_coeff, min_coeff, coeff_beta, factor_max, factor_min, "
         f"factor_threshold.\n\n    {_Optimizer.__doc__}"
     )
-    _kind, _method, _names = onebit.Lamb, _KINDS["Lamb"], {**_FREEZE, **_LAMB}
+    _kind, _method, _names = onebit.Lamb, _KINDS["Lamb"], LAMB
 
 
 class ZeroOneAdam(_Optimizer):
@@ -205,4 +184,4 @@ class ZeroOneAdam(_Optimizer):
         "0/1 Adam: var_freeze_step, var_update_scaler, local_step_scaler, local_step_clipper.\n\n"
         f"    {_Optimizer.__doc__}"
     )
-    _kind, _method, _names = onebit.ZeroOneAdam, _KINDS["ZeroOneAdam"], _SCHEDULES
+    _kind, _method, _names = onebit.ZeroOneAdam, _KINDS["ZeroOneAdam"], SCHEDULES

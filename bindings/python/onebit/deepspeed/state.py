@@ -3,7 +3,6 @@
 import os
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from onebit._native import argument_error
@@ -15,10 +14,10 @@ _ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")
 class Rank(NamedTuple):
     """The state that one rank alone has, as float32 arrays.
 
-    worker, server: residuals, one a buffer that DeepSpeed compresses; empty: none yet
-    tail: what fills 1-bit LAMB's buffer up
-    own: between two synchronisations of 0/1 Adam, of each tensor "parameter", "exp_avg" and
-        "momentum_accumulator"
+    worker, server: the residuals of each buffer that DeepSpeed compresses; empty: none yet
+    tail: the padding of 1-bit LAMB's buffer
+    own: between two synchronisations of 0/1 Adam the "parameter", "exp_avg" and
+        "momentum_accumulator" of each tensor
     """
 
     worker: Any
@@ -28,12 +27,14 @@ class Rank(NamedTuple):
 
 
 class State(NamedTuple):
-    """kind: of part.KINDS
+    """The state of all ranks.
+
+    kind: one of part.KINDS
     step: DeepSpeed's count, one more than steps made
-    world: ranks
-    tensors: of each its arrays and scalars by DeepSpeed's names, and "parameter"
-    flat: each tensor is all of a group, as DeepSpeed's fp16 and bf16 wrappers have it
-    ranks: of each rank a `Rank`, or None: not known
+    world: the number of ranks
+    tensors: the arrays and scalars of each tensor by DeepSpeed's names, and "parameter"
+    flat: whether each tensor is a whole group, as in DeepSpeed's fp16 and bf16 wrappers
+    ranks: a `Rank` for each rank; None: not known
     """
 
     kind: str
@@ -49,21 +50,16 @@ def array(tensor):
     return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
 
 
-def _unwrap_optimizer(optimizer):
-    """Returns the optimizer inside DeepSpeed's fp16 and bf16 wrappers."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
 def _collect_residuals(states, name):
     found = [one[name] for one in states if name in one]
     return found if len(found) == len(states) else []
 
 
 def save_residuals(engine, directory, tag=None):
-    """In a program that runs with DeepSpeed up to 0.19.6, beside `engine.save_checkpoint(directory,
-    tag)`, on every rank: what that leaves out, into the same folder. With it a run goes on here
-    exactly; without, residuals begin with zeros, as they do when DeepSpeed loads."""
-    optimizer = _unwrap_optimizer(engine.optimizer)
+    """Saves what `engine.save_checkpoint(directory, tag)` of DeepSpeed up to 0.19.6 leaves out into
+    the same folder, on every rank. A run then continues here exactly; without it residuals begin
+    with zeros, as they do when DeepSpeed loads."""
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # inside a wrapper
     given = [one for group in optimizer.param_groups for one in group["params"]]
     states = [optimizer.state[one] for one in given if optimizer.state.get(one)]
     worker, server = _collect_residuals(states, "worker_error"), _collect_residuals(states, "server_error")
@@ -86,11 +82,11 @@ def save_residuals(engine, directory, tag=None):
 
 
 def _read_file(path):
-    """Reads a file with tensors and plain values only: no code of it is run."""
+    """Reads a file of tensors and plain values, without running code in it."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def read_folder(directory, tag=None, mp_rank=0):
+def read_folder(directory, tag=None):
     """Returns (the folder of a checkpoint, the contents of rank 0's file)."""
     if tag is None:
         try:
@@ -100,14 +96,14 @@ def read_folder(directory, tag=None, mp_rank=0):
             words = f"{directory} has no file 'latest', and no tag is given"
             raise argument_error(f"{words}: {reason}") from None
     folder = os.path.join(directory, tag)
-    path = os.path.join(folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
+    path = os.path.join(folder, "mp_rank_00_model_states.pt")
     if not os.path.exists(path):
         raise argument_error(f"{path} is not there")
     return folder, _read_file(path)
 
 
 def _read_ranks(folder, world, step):
-    """Returns the ranks' states that `save_residuals` wrote there; None where it was not called."""
+    """Returns the ranks' states that `save_residuals` wrote there; None: it was not called."""
     ranks = []
     for rank in range(world):
         path = os.path.join(folder, f"onebit-rank-{rank}.pt")
@@ -150,8 +146,8 @@ def _make_tensor_state(parameter, saved):
 
 
 def read_state(folder, checkpoint, parameters):
-    """The `State` in a checkpoint. parameters: (number, values), by DeepSpeed's numbers, of those
-    that are trained; a wrapper has values of its own."""
+    """Returns the `State` in a checkpoint. parameters: (number, values) of those that are trained,
+    by DeepSpeed's numbers; not used if a wrapper has saved values of its own"""
     if not checkpoint.get("optimizer"):
         raise argument_error(f"{folder} has no state of an optimizer")
     saved, masters, flat = _split_wrapper_state(checkpoint["optimizer"])
@@ -165,8 +161,3 @@ def read_state(folder, checkpoint, parameters):
     kind = next((KIND_OF[name] for name in KIND_OF if name in known[0]), "adam")
     step, world = int(known[0]["step"]), int(checkpoint["dp_world_size"])
     return State(kind, step, world, tensors, flat, _read_ranks(folder, world, step))
-
-
-def joined(state, name):
-    """Returns the values of all tensors in one array."""
-    return np.concatenate([one[name] for one in state.tensors] or [np.zeros(0, "f4")])
