@@ -1,7 +1,6 @@
 /*
- * The functions that onebit_mpi.f90 calls: they convert Fortran's handles and arrays to C's,
- * nothing else. Arrays come as the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the
- * Fortran compiler's).
+ * The functions that onebit_mpi.f90 calls convert Fortran's handles and arrays to C's. Arrays come
+ * as the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the Fortran compiler's).
  */
 #include <ISO_Fortran_binding.h>
 #include <mpi.h>
@@ -9,26 +8,7 @@
 
 #include "onebit/mpi_calls.h"
 
-/* Only Fortran calls these functions. */
-int ob_fortran_allreduce(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place,
-                         int count, int datatype, int op, int comm);
-int ob_fortran_allgather(CFI_cdesc_t *sendbuf, int sendcount, int sendtype, CFI_cdesc_t *recvbuf,
-                         CFI_cdesc_t *in_place, int recvcount, int recvtype, int comm);
-int ob_fortran_reduce_scatter_block(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf,
-                                    CFI_cdesc_t *in_place, int count, int datatype, int op,
-                                    int comm);
-int ob_fortran_forget(CFI_cdesc_t *buffer, int comm);
-int ob_fortran_begin(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place, int count,
-                     int datatype, int op, int comm, int persistent, ONEBIT_Request *request);
-int ob_fortran_start(ONEBIT_Request *request);
-int ob_fortran_wait(ONEBIT_Request *request);
-int ob_fortran_test(ONEBIT_Request *request, int *flag);
-int ob_fortran_request_free(ONEBIT_Request *request);
-int ob_fortran_same(const void *a, const void *b);
-int ob_fortran_handle(int which);
-void ob_fortran_message(char *text, int length);
-
-/* The address of an array; of one with gaps NULL, which every call refuses as a buffer. */
+/* Returns the address of an array, or NULL, which every call refuses, if the array has gaps. */
 static void *buffer_address(const CFI_cdesc_t *array) {
   return array->rank == 0 || CFI_is_contiguous(array) ? array->base_addr : NULL;
 }
@@ -74,16 +54,12 @@ int ob_fortran_begin(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in
   return ONEBIT_Iallreduce(from, to, count, type, MPI_Op_f2c(op), MPI_Comm_f2c(comm), request);
 }
 
-int ob_fortran_start(ONEBIT_Request *request) { return ONEBIT_Start(request); }
-
 int ob_fortran_wait(ONEBIT_Request *request) { return ONEBIT_Wait(request, MPI_STATUS_IGNORE); }
 
 int ob_fortran_test(ONEBIT_Request *request, int *flag) {
   *flag = 1;
   return ONEBIT_Test(request, flag, MPI_STATUS_IGNORE);
 }
-
-int ob_fortran_request_free(ONEBIT_Request *request) { return ONEBIT_Request_free(request); }
 
 int ob_fortran_same(const void *a, const void *b) { return a == b; }
 

@@ -1,5 +1,4 @@
-! Calls in the shape of MPI's for Fortran 2008: include/onebit/mpi_calls.h, which is the manual, for
-! programs that use mpi_f08.
+! The calls of include/onebit/mpi_calls.h, which is their manual, for programs that use mpi_f08.
 !
 !   use mpi_f08
 !   use onebit_mpi
@@ -36,92 +35,81 @@ module onebit_mpi
 
   ! MPI_IN_PLACE and MPI_STATUS_IGNORE are recognised by their addresses, so calls pass them to C.
   interface
-    function f_allreduce(sendbuf, recvbuf, in_place, count, datatype, op, comm) &
-        bind(C, name="ob_fortran_allreduce") result(code)
+    integer(c_int) function f_allreduce(sendbuf, recvbuf, in_place, count, datatype, op, comm) &
+        bind(C, name="ob_fortran_allreduce")
       import :: c_int
       type(*), dimension(..), intent(in) :: sendbuf, in_place
       type(*), dimension(..) :: recvbuf
       integer(c_int), value :: count, datatype, op, comm
-      integer(c_int) :: code
     end function f_allreduce
 
-    function f_allgather(sendbuf, sendcount, sendtype, recvbuf, in_place, recvcount, recvtype, &
-        comm) bind(C, name="ob_fortran_allgather") result(code)
+    integer(c_int) function f_allgather(sendbuf, sendcount, sendtype, recvbuf, in_place, &
+        recvcount, recvtype, comm) bind(C, name="ob_fortran_allgather")
       import :: c_int
       type(*), dimension(..), intent(in) :: sendbuf, in_place
       type(*), dimension(..) :: recvbuf
       integer(c_int), value :: sendcount, sendtype, recvcount, recvtype, comm
-      integer(c_int) :: code
     end function f_allgather
 
-    function f_reduce_scatter_block(sendbuf, recvbuf, in_place, count, datatype, op, comm) &
-        bind(C, name="ob_fortran_reduce_scatter_block") result(code)
+    integer(c_int) function f_reduce_scatter_block(sendbuf, recvbuf, in_place, count, datatype, &
+        op, comm) bind(C, name="ob_fortran_reduce_scatter_block")
       import :: c_int
       type(*), dimension(..), intent(in) :: sendbuf, in_place
       type(*), dimension(..) :: recvbuf
       integer(c_int), value :: count, datatype, op, comm
-      integer(c_int) :: code
     end function f_reduce_scatter_block
 
-    function f_forget(buffer, comm) bind(C, name="ob_fortran_forget") result(code)
+    integer(c_int) function f_forget(buffer, comm) bind(C, name="ob_fortran_forget")
       import :: c_int
       type(*), dimension(..), intent(in) :: buffer
       integer(c_int), value :: comm
-      integer(c_int) :: code
     end function f_forget
 
-    function f_begin(sendbuf, recvbuf, in_place, count, datatype, op, comm, persistent, request) &
-        bind(C, name="ob_fortran_begin") result(code)
+    integer(c_int) function f_begin(sendbuf, recvbuf, in_place, count, datatype, op, comm, &
+        persistent, request) bind(C, name="ob_fortran_begin")
       import :: c_int, ONEBIT_Request
       type(*), dimension(..), intent(in) :: sendbuf, in_place
       type(*), dimension(..) :: recvbuf
       integer(c_int), value :: count, datatype, op, comm, persistent
       type(ONEBIT_Request), intent(out) :: request
-      integer(c_int) :: code
     end function f_begin
 
-    function f_start(request) bind(C, name="ob_fortran_start") result(code)
+    integer(c_int) function f_start(request) bind(C, name="ONEBIT_Start")
       import :: c_int, ONEBIT_Request
       type(ONEBIT_Request), intent(inout) :: request
-      integer(c_int) :: code
     end function f_start
 
-    function f_wait(request) bind(C, name="ob_fortran_wait") result(code)
+    integer(c_int) function f_wait(request) bind(C, name="ob_fortran_wait")
       import :: c_int, ONEBIT_Request
       type(ONEBIT_Request), intent(inout) :: request
-      integer(c_int) :: code
     end function f_wait
 
-    function f_test(request, flag) bind(C, name="ob_fortran_test") result(code)
+    integer(c_int) function f_test(request, flag) bind(C, name="ob_fortran_test")
       import :: c_int, ONEBIT_Request
       type(ONEBIT_Request), intent(inout) :: request
       integer(c_int), intent(out) :: flag
-      integer(c_int) :: code
     end function f_test
 
-    function f_free(request) bind(C, name="ob_fortran_request_free") result(code)
+    integer(c_int) function f_free(request) bind(C, name="ONEBIT_Request_free")
       import :: c_int, ONEBIT_Request
       type(ONEBIT_Request), intent(inout) :: request
-      integer(c_int) :: code
     end function f_free
 
-    function f_same(a, b) bind(C, name="ob_fortran_same") result(same)
+    integer(c_int) function f_same(a, b) bind(C, name="ob_fortran_same")
       import :: c_int
       type(*), intent(in) :: a, b
-      integer(c_int) :: same
     end function f_same
 
-    function f_handle(which) bind(C, name="ob_fortran_handle") result(handle)
+    integer(c_int) function f_handle(which) bind(C, name="ob_fortran_handle")
       import :: c_int
       integer(c_int), value :: which
-      integer(c_int) :: handle
     end function f_handle
 
-    subroutine f_words(text, length) bind(C, name="ob_fortran_message")
+    subroutine f_message(text, length) bind(C, name="ob_fortran_message")
       import :: c_int, c_char
       character(kind=c_char), intent(out) :: text(*)
       integer(c_int), value :: length
-    end subroutine f_words
+    end subroutine f_message
   end interface
 
 contains
@@ -279,25 +267,23 @@ contains
   end function ONEBIT_FLOAT16_TYPE
 
   ! Returns the latest error message, padded with blanks.
-  function onebit_last_error() result(words)
-    character(len=512) :: words
+  function onebit_last_error() result(message)
+    character(len=512) :: message
     character(kind=c_char) :: text(512)
     integer :: i
-    call f_words(text, 512_c_int)
+    call f_message(text, 512_c_int)
     do i = 1, 512
-      words(i:i) = text(i)
+      message(i:i) = text(i)
     end do
   end function onebit_last_error
 
-  pure function requests_equal(a, b) result(equal)
+  pure logical function requests_equal(a, b)
     type(ONEBIT_Request), intent(in) :: a, b
-    logical :: equal
-    equal = transfer(a%handle, 0_8) == transfer(b%handle, 0_8)
+    requests_equal = transfer(a%handle, 0_8) == transfer(b%handle, 0_8)
   end function requests_equal
 
-  pure function requests_differ(a, b) result(differ)
+  pure logical function requests_differ(a, b)
     type(ONEBIT_Request), intent(in) :: a, b
-    logical :: differ
-    differ = .not. requests_equal(a, b)
+    requests_differ = .not. requests_equal(a, b)
   end function requests_differ
 end module onebit_mpi
