@@ -6,8 +6,8 @@ those of DeepSpeed's run that was not stopped, and of DeepSpeed after loading it
     python continue_deepspeed.py                      # a table for each optimizer, 2 ranks
     python continue_deepspeed.py --record DIRECTORY   # its checkpoints and losses
 
-What DeepSpeed lacks on processors is given to it: its kernel that packs bits (numpy's packbits),
-and the shape of a scale that gloo insists on.
+DeepSpeed lacks two things on processors, which are added: a kernel that packs bits (numpy's
+packbits), and scales of the shape that gloo requires.
 """
 
 import argparse

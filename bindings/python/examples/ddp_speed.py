@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 ddp_speed.py     # or as always
     tools/netlab -H 4 -b 1gbit --sockets -- env GLOO_SOCKET_IFNAME=eth0 python3 ddp_speed.py
 
-Each round makes one step of every kind, so that what else the machine does touches all alike; the
-time of a step is that of the rank that takes longest. Medians are over rounds.
+Each round makes one step of every kind, so that other programs slow all kinds down equally. The
+time of a step is that of the slowest rank. Medians are over rounds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ INPUTS, OUTPUTS, WARMUP = 64, 10, 4
 
 
 def network(parameters):
-    """Four square layers with about `parameters` parameters in all."""
+    """Returns a network of four square layers with about `parameters` parameters in all."""
     torch.manual_seed(0)
     width = next(one for one in range(32, 1 << 16, 32) if 4 * one * one >= 0.98 * parameters)
     layers = [nn.Linear(INPUTS, width), nn.ReLU()]
@@ -40,8 +40,8 @@ class Kind:
 
     def __init__(self, name, options):
         self.name, self.state, self.seconds = name, None, []
-        # PowerSGD's hook makes several exchanges a bucket, over gloo in any order of buckets: of one
-        # bucket they have one.
+        # PowerSGD's hook makes several exchanges a bucket, which gloo may mix with those of other
+        # buckets: its model has one bucket.
         whole = {"bucket_cap_mb": 1 << 20} if name == "PowerSGD hook" else {}
         self.model = DistributedDataParallel(network(options.parameters), **whole)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)

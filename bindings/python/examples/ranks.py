@@ -29,8 +29,8 @@ def _run(rank, environment, body, arguments):
 
 
 def start(ranks, body, *arguments):
-    """body(*arguments) on each rank of a process group over gloo: the processes of torchrun, or, where
-    that has not started this one, that many processes of this machine."""
+    """Calls body(*arguments) on each rank of a process group over gloo: on the processes of
+    torchrun, or if it has not started this one, on `ranks` processes of this machine."""
     if "RANK" in os.environ:
         _run(None, None, body, arguments)
         return

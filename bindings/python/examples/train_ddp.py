@@ -1,5 +1,5 @@
-"""Trains a small network with DistributedDataParallel over gloo, as it is and with onebit's hooks,
-and says how they compare: on 4 processes of this machine, or under torchrun on yours.
+"""Trains a small network with DistributedDataParallel over gloo, without and with onebit's hooks,
+and prints losses and bytes: on 4 processes of this machine, or under torchrun on yours.
 
     python train_ddp.py                 # SGD and AdamW plain, then with one bit an element
     python train_ddp.py --steps 600 --ranks 2
@@ -23,7 +23,7 @@ WIDTH, HIDDEN, CLASSES, BATCH = 64, 256, 10, 32
 
 
 def teacher_data(count, seed):
-    """Points that a fixed random network sorts into classes."""
+    """Returns points and their classes by a fixed random network."""
     fixed = torch.Generator().manual_seed(1)
     own = torch.Generator().manual_seed(seed)
     first = torch.randn(WIDTH, 32, generator=fixed)
@@ -47,13 +47,13 @@ def validation_loss(network):
 
 
 def ring_bytes(network):
-    """Gloo's ring sends each element twice, but for a rank's own share."""
+    """Returns the bytes that a rank sends in gloo's ring: each element twice, except for its own share."""
     size = dist.get_world_size()
     return 2 * (size - 1) / size * 4 * sum(one.numel() for one in network.parameters())
 
 
 def steps_of(options, model, optimizer):
-    """Makes the steps, of each after its number is given."""
+    """Yields the number of each step, and makes the step."""
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     points, classes = teacher_data(4096, seed=100 + dist.get_rank())
     shuffle = torch.Generator().manual_seed(200 + dist.get_rank())
@@ -67,7 +67,7 @@ def steps_of(options, model, optimizer):
 
 
 def train(options, compressed, **plan_options):
-    """With SGD; the validation loss, and the bytes that this rank sent for gradients."""
+    """Trains with SGD. Returns the validation loss, and the bytes of gradients that this rank sent a step."""
     network = make_network()
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
@@ -89,7 +89,7 @@ def train(options, compressed, **plan_options):
 
 
 def train_adam(options, kind, **of_kind):
-    """With Adam, torch's or onebit's; the same, and bytes of the latest step."""
+    """Trains with Adam, torch's or onebit's. Returns the same, with the bytes of the latest step."""
     network = make_network()
     optimizer = kind(network.parameters(), lr=options.adam_lr, weight_decay=0.01, **of_kind)
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)

@@ -1,4 +1,4 @@
-"""A model that predicts the next byte of a text, under FSDP2, without and with compression.
+"""Trains a model that predicts the next byte of a text, under FSDP2, without and with compression.
 
     python train_fsdp.py --text FILE                       # 4 processes of this machine
     torchrun --nproc-per-node 4 train_fsdp.py --text FILE
@@ -56,7 +56,7 @@ def loss_of(model, text, count, random):
 
 
 def train(options, text, seed, **bits):
-    """The validation loss, and the bytes that this rank sent in a step."""
+    """Returns the validation loss, and the bytes that this rank sent in a step."""
     torch.manual_seed(seed)
     rank, size = dist.get_rank(), dist.get_world_size()
     model, mesh = Model(), init_device_mesh("cpu", (size,))
@@ -75,14 +75,11 @@ def train(options, text, seed, **bits):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    # Dense FSDP gathers parameters in forward and backward (the root's once), and reduces gradients
-    # once.
-    root = sum(one.numel() for one in model.parameters()) - sum(
-        one.numel() for one in model.blocks.parameters()
-    )
-    whole = root + sum(one.numel() for one in model.blocks.parameters())
-    share = 4 * (size - 1) / size
-    each = share * (3 * whole - root)
+    # Dense FSDP gathers parameters in the forward pass, gathers those of blocks in the backward
+    # pass too, and reduces gradients.
+    whole = sum(one.numel() for one in model.parameters())
+    blocks = sum(one.numel() for one in model.blocks.parameters())
+    each = 4 * (size - 1) / size * (2 * whole + blocks)
     if compression:
         each = compression.bytes_sent / options.steps
         compression.close()  # parameters are whole for what follows

@@ -1,5 +1,5 @@
 """Trains a small transformer on the characters of a text, with DistributedDataParallel over gloo:
-torch's AdamW with plain gradients, and optimizers of onebit in its place.
+with torch's AdamW and plain gradients, and with optimizers of onebit instead.
 
     python train_gpt.py TEXT                    # 4 processes of this machine
     python train_gpt.py TEXT --steps 1000 --seed 2 --optimizers AdamW,EfficientAdam
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
 
 
 def read(path):
-    """The text as numbers: nine tenths to train on, and the rest."""
+    """Returns the text as numbers: nine tenths to train on, and the rest; and how many characters differ."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     number = {one: k for k, one in enumerate(sorted(set(text)))}
@@ -78,14 +78,14 @@ def loss_of(model, text, random, batch=BATCH):
 
 
 def groups_of(model):
-    """Matrices decay, as in nanoGPT."""
+    """Returns groups in which only matrices decay, as in nanoGPT."""
     decayed = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() == 1]
     return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
 
 
 def train(options, name, data):
-    """The validation loss, bytes that this rank sent a step, of all steps, seconds a step."""
+    """Returns the validation loss, the bytes that this rank sent a step, and the seconds a step."""
     text, validation, characters = data
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
