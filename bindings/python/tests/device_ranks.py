@@ -115,15 +115,15 @@ check_wrong_memory()
 run_on_comms(onebit.Communicator.loopback(2), check_collectives)
 print("alone and over loopback")
 if "torch" in sys.argv[1:]:
-    from onebit.torch.transport import Nccl, UniqueId
+    from onebit.torch.transport import Nccl
 
     nccl = Nccl()
-    text = nccl.unique_id().to_text()
+    text = nccl.unique_id()
     both = threading.Barrier(2)
 
     def over_nccl(rank):
         assert library.cudaSetDevice(rank) == 0  # a device each, as NCCL wants it
-        comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2)
+        comm = nccl.create(onebit.Communicator, text, rank, 2)
         assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
         mean = check_collectives(comm)
         both.wait()  # a rank that closes first would end the other's calls
@@ -136,7 +136,7 @@ if "torch" in sys.argv[1:]:
     def close_alone(rank):
         """Closes a communicator while rank 0's stream waits for a message that never arrives, as in a graph."""
         assert library.cudaSetDevice(rank) == 0
-        comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2, timeout=1)
+        comm = nccl.create(onebit.Communicator, text, rank, 2, timeout=1)
         both.wait()
         if rank == 0:
             place = Array([0.0])
@@ -148,7 +148,7 @@ if "torch" in sys.argv[1:]:
         both.wait()
         comm.close()
 
-    text, handles, init = nccl.unique_id().to_text(), {}, nccl._init
+    text, handles, init = nccl.unique_id(), {}, nccl._init
     nccl._init = lambda made, *rest: handles.__setitem__(rest[-1], made._obj) or init(made, *rest)
     run_on_comms(range(2), close_alone)
     nobody_else = (onebit.Communicator, nccl.unique_id(), 0, 2, 0.3)

@@ -28,13 +28,14 @@ from onebit.torch.report import summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.stateful import StatefulOptimizer
-from onebit.torch.transport import create_for, suits, timeout_of
+from onebit.torch.transport import create_for, suits_nccl, timeout_of
 
 
 class _How(NamedTuple):
-    """kind: the class that goes on in the place of torch's
-    given: keys of torch's groups that are its options, alike in all groups
-    keys: those of which it knows one value, or which change nothing (None)
+    """kind: the class that replaces torch's
+    given: keys of torch's groups that are its options, the same in all groups
+    keys: other keys of these groups: the one value that it accepts; None: any, since the key has no
+        effect
     """
 
     kind: type
@@ -42,8 +43,7 @@ class _How(NamedTuple):
     keys: dict
 
 
-# The optimizer's type selects the class. Other optimizers stay as they are, and their gradients
-# are averaged in 8 bits.
+# Other optimizers stay as they are, and their gradients are averaged in 8 bits.
 _HOWS = {
     torch.optim.AdamW: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
     torch.optim.Adam: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
@@ -133,12 +133,12 @@ def _reasons(model, optimizer):
 
 
 class _Choice:
-    """The choice of the program's optimizer that goes on as the library's, and why its others do not.
+    """The choice of the program's optimizer that the library's replaces.
 
     optimizers: torch's
-    kind: as of `compress`
-    carried: the number of the optimizer; None: none is
-    reasons: by parameter, of those that are not
+    kind: as in `compress`
+    carried: the number of the optimizer; None: none is replaced
+    reasons: by parameter, why it is not exchanged in one bit
     dense: why nothing is compressed, or None
     """
 
@@ -239,7 +239,7 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
 
 
 def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
-    """Makes the library's optimizer with the state of torch's. extra: as of `SavedHook`"""
+    """Makes the library's optimizer with the state of torch's. extra: as in `SavedHook`"""
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
         every = [one for one in model.parameters() if one.requires_grad]
@@ -261,7 +261,6 @@ def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reas
 
 
 def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
-    """Puts the library's optimizer in the place of torch's."""
     made = _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons)
     try:
         if made._remainder is None:
@@ -279,7 +278,7 @@ def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, o
 
 
 def _share_report(optimizers, carried, averaged):
-    """Gives all optimizers of the model the report of the one that is carried, which is the model's."""
+    """Gives all optimizers of the model the report of the replaced one, which covers the model."""
     carried.averaged = averaged
     for one in optimizers:
         if one is not carried:
@@ -340,48 +339,32 @@ def compress(
     timeout=None, inside="auto", **options
 ):  # fmt: skip
     """Returns the optimizer that replaces torch's, attached to a DistributedDataParallel, or to a model of
-    fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is compressed. Collective;
-    what it cannot do raises `Error` on all ranks.
+    fully_shard on a mesh of replicas and shards (HSDP). docs/python-optimizers.md describes which
+    parameters use one bit, and which 8. Collective: raises `Error` on all ranks for what it cannot
+    compress.
 
-    AdamW, Adam, and SGD with momentum go on as an optimizer of the library's, with one bit an
-    element. Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
-    `optimizer`, and so is its state: of steps that it has made, or what a trainer has loaded into
-    it (`load_state_dict`). It makes no step any more. Schedulers may be made of either, before or
-    after: their groups are the same.
+    The result has the groups and the state of `optimizer`, which makes no step any more. A
+    scheduler may be made of either. An optimizer that has no form in one bit is returned, and makes
+    its own steps.
 
-    What those cannot have is said once, and averaged in 8 bits an element, sparse gradients as torch
-    does it, where a model is not of fully_shard: parameters of another type than most, with sparse gradients, in groups with other betas,
-    of no optimizer, of a layer that is thawed or added later; and all where the optimizer is another
-    one (RMSprop, Muon, SGD with nesterov, ...), which then is given back and makes its own steps.
-
-    optimizer: or a list of several, as of Muon and AdamW, whose parameters are this model's: a list
-        is given back, in which the one that goes on with one bit is another. One that Accelerate
-        or Fabric has prepared stays that, of the one that goes on: it is given back, leaves out the
-        steps of an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
-        `consolidate_state_dict` of it, and its Accelerator's `clip_grad_norm_` is its own. All
-        have `clip_grad_norm_`, `report` and `close`
-    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`, whose first 40
-        steps send 8 bits an element (warmup_steps=, warmup_bits=), all others one. `HookState`: every optimizer stays as it is
-    method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps, whatever makes a step
-        shorter: exchanges and the first steps are timed, the ranks choose alike, rank 0 says what
-        and why on standard error, and steps that take another time than was expected are looked
-        into. A training of Adam's that begins has the warm-up of one bit first, if 8 bits exchange
-        sooner than dense sums. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
-        kind and options are those of one bit. None: as `kind` has it
-    bytes_a_day: with method "auto", the most that a host may send: methods that send more are not
-        chosen, and where all do, that is an `Error`. None: any
-    local_steps: with method "auto", whether local steps and an outer step may be chosen, which change what
-        is learned: only where one bit in each step would wait for the link longer than it computes, or
-        send more than bytes_a_day. The ranks' models then differ until `automatic.synchronize()` or
-        `close()`, on all ranks
-    overlap: as of `attach`
+    optimizer: or a list of several, such as Muon and AdamW: a list is returned, in which the one
+        that uses one bit is replaced. One that Accelerate or Fabric has prepared keeps its wrapper,
+        and gets the attributes `onebit`, `comm`, `describe` and `consolidate_state_dict`. All have
+        `clip_grad_norm_`, `report` and `close`
+    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`. `HookState`: every
+        optimizer stays as it is
+    method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps are
+        chosen by measured times. The optimizers stay and have `automatic`, whose `method` is the
+        present choice; kind and options are those of one bit. None: as `kind` says
+    bytes_a_day: with method "auto", the most that a host may send; None: any
+    local_steps: with method "auto", whether local steps may be chosen, with which the ranks' models
+        differ until `automatic.synchronize()` or `close()`, on all ranks
+    overlap: as in `attach`
     timeout: seconds that a rank waits for others
-    inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
-        rank exchanges its shard of them with the other hosts, and parameters are gathered inside. A
-        process group of this rank's host; "auto": where parameters are on a device and each of
-        several hosts has as many ranks (`describe()` of the result says what is done, and why); None:
-        never. A checkpoint is then of torch.distributed.checkpoint, or consolidated
-    options: of that class; where all optimizers stay as they are, of `HookState`
+    inside: "auto": if parameters are on a device, and several hosts have the same number of ranks,
+        torch's collectives reduce gradients inside a host, and each rank exchanges its shard with
+        the other hosts; a process group of this rank's host: the same on any device; None: never
+    options: of that class; if all optimizers stay as they are, of `HookState`
     """
     several = isinstance(optimizer, (list, tuple))
     given = list(optimizer) if several else [optimizer]
@@ -416,7 +399,7 @@ def compress(
             elif set(choice.reasons.values()) <= {_FROZEN}:  # other optimizers report a skipped step at once
                 every = [one for of in carried.param_groups for one in of["params"]]
                 stage = options.get("stage", "auto")
-                if suits(group, every, stage):
+                if suits_nccl(group, every, stage):
                     comm.close()
                     comm = create_for(Communicator, every, stage, group, timeout)
             made[choice.carried] = _replace_optimizer(

@@ -1,5 +1,5 @@
-"""The ranks of a torch.distributed process group find each other for onebit's own transports by
-the group's store, which every backend has.
+"""The ranks of a torch.distributed process group find each other by the group's store, which every
+backend has.
 
 Each attempt has keys of its own, so values of sub-groups and of several communicators do not mix. In each round
 every rank gives a value, and rank 0 sends all values to all ranks, so that all make the same decision.
@@ -66,7 +66,7 @@ class Rendezvous:
         return self._store.add(f"{key}/set", 0) > 0
 
     def _name_missing(self):
-        """Prints the missing rank, once a round, as the library does in its own waits."""
+        """Prints the missing rank once a round, as the library does."""
         self._notice_at = math.inf
         missing = [rank for rank in range(self.size) if not self._is_set(f"{self._rounds}/{rank}")]
         if missing:
@@ -78,7 +78,7 @@ class Rendezvous:
 
     def _get(self, key, until):
         """Returns a value, or None when the time is over. It polls, since an interrupt cannot end a
-        store's wait; and a counter, since not every store of every torch has `check`."""
+        store's wait, and polls a counter, since not every torch's stores have `check`."""
         pause = 0.001
         while not self._is_set(key):
             if time.monotonic() > until:
@@ -90,8 +90,8 @@ class Rendezvous:
         return json.loads(self._store.get(key))
 
     def share(self, value):
-        """Returns the values of all ranks, in their order, the same on all. Raises `Error` where one
-        does not come."""
+        """Returns the values of all ranks, in the order of ranks. Raises `Error` on all ranks if
+        one does not come."""
         self._rounds += 1
         now = time.monotonic()
         until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
@@ -108,6 +108,19 @@ class Rendezvous:
                 f"waited {self.timeout:.3g} s for rank {values.index(None)} to make its communicator",
             )
         return [one for (one,) in values]
+
+    def share_results(self, function):
+        """Returns the results of function() of all ranks. If it fails on some rank, raises
+        ConnectionError with the first failure on all ranks."""
+        try:
+            own = [function(), None]
+        except Exception as reason:  # noqa: BLE001: the others must not wait for this one
+            own = [None, str(reason) or type(reason).__name__]
+        shared = self.share(own)
+        for rank, (_, why) in enumerate(shared):
+            if why:
+                raise ConnectionError(f"rank {rank}: {why}")
+        return [result for result, _ in shared]
 
 
 # --- Addresses ------------------------------------------------------------------------------------
@@ -144,9 +157,7 @@ def _interface_address(name):
 
 
 def _is_own_address(address):
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as one, contextlib.suppress(OSError):
-        one.bind((address, 0))
+    with contextlib.suppress(OSError), _open_listener(address):
         return True
     return False
 
@@ -173,9 +184,9 @@ def _address_towards(host):
 
 
 def own_address():
-    """Returns the address at which others reach this rank, as gloo finds it: that of the interface of
-    ONEBIT_SOCKET_IFNAME or GLOO_SOCKET_IFNAME (the first one), else the one of the host's name; where that
-    is only for the host itself, the one that reaches MASTER_ADDR, else 127.0.0.1."""
+    """Returns the address at which others reach this rank, as gloo finds it: that of the first
+    interface in ONEBIT_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, else that of the host's name; if only
+    the host itself can use it, the one that reaches MASTER_ADDR, else 127.0.0.1."""
     names = os.environ.get("ONEBIT_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     if names:
         return _interface_address(names.split(",")[0])
@@ -206,8 +217,8 @@ def _connect_to_rank(at):
 
 
 def _reserve_port(address):
-    """Returns a port that the system gives to no other program for a minute, but on which one may listen: it is
-    in TIME_WAIT, since this side closed a connection of it first."""
+    """Returns a port that the system gives to no other program for a minute, but on which a socket
+    may listen: it is in TIME_WAIT, since this side was the first to close a connection."""
     with _open_listener(address) as listener:
         at = listener.getsockname()[:2]
         with socket.create_connection(at) as one:
@@ -219,67 +230,45 @@ def _reserve_port(address):
 # --- Sockets --------------------------------------------------------------------------------------
 
 
-def capture_result(function):
-    """Calls a function. Returns [its result, None], or [None, the error], which can be shared."""
-    try:
-        return [function(), None]
-    except Exception as reason:  # noqa: BLE001: the others must not wait for this one
-        return [None, str(reason) or type(reason).__name__]
-
-
-def find_failure(shared):
-    """Returns the message of the first rank that has failed; None: all are well."""
-    return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(shared) if why), None)
-
-
 def _find_address(rendezvous, listeners):
-    """Connects each two ranks. Returns (the address where rank 0 will listen, the secret, None), or (None, None,
-    the reason why they cannot connect), without which the library would try until the timeout."""
+    """Connects each two ranks, since the library would try to connect until the timeout. Returns
+    the address where rank 0 will listen, and the secret."""
 
     def listen(address):
         listeners.append(_open_listener(address))
         return listeners[-1].getsockname()[:2]
 
     rank = rendezvous.rank
-    first = rendezvous.share(capture_result(lambda: listen(own_address())) if rank == 0 else [None, None])
-    if find_failure(first):
-        return None, None, find_failure(first)
-    at = first[0][0]
-    shared = rendezvous.share(capture_result(lambda: listen(_connect_to_rank(at)) if rank else at))
-    if find_failure(shared):
-        return None, None, find_failure(shared)
+    at = rendezvous.share_results(lambda: listen(own_address()) if rank == 0 else None)[0]
+    peers = rendezvous.share_results(lambda: listen(_connect_to_rank(at)) if rank else at)
 
     def connect():
-        for peer, _ in shared[1:rank]:
+        for peer in peers[1:rank]:
             _connect_to_rank(peer)
         return [_reserve_port(at[0]), secrets.token_hex(16)] if rank == 0 else None
 
-    shared = rendezvous.share(capture_result(connect))
-    if find_failure(shared):
-        return None, None, find_failure(shared)
-    port, secret = shared[0][0]
-    return (f"[{at[0]}]:{port}" if ":" in at[0] else f"{at[0]}:{port}"), secret, None
+    port, secret = rendezvous.share_results(connect)[0]
+    return (f"[{at[0]}]:{port}" if ":" in at[0] else f"{at[0]}:{port}"), secret
 
 
 def create_sockets(kind, rendezvous, timeout, streams):
-    """Returns (a communicator, None), or (None, the reason why there is none): the same on all ranks."""
+    """Returns a communicator of class `kind`. Raises ConnectionError on all ranks if they cannot connect."""
     listeners = []
     try:
-        address, secret, reason = _find_address(rendezvous, listeners)
+        address, secret = _find_address(rendezvous, listeners)
     finally:
         for one in listeners:
             one.close()
-    if reason:
-        return None, reason
     made = []
 
     def create():
         options = {"secret": secret, "streams": streams, "timeout": timeout}
         made.append(kind.sockets(rendezvous.rank, rendezvous.size, address, **options))
 
-    reason = find_failure(rendezvous.share(capture_result(create)))
-    if reason:
+    try:
+        rendezvous.share_results(create)
+    except ConnectionError:
         for comm in made:
             comm.close()
-        return None, reason
-    return made[0], None
+        raise
+    return made[0]

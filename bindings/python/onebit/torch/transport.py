@@ -1,13 +1,10 @@
-"""Communicators of torch.distributed's process groups: over the library's own sockets, or, where
-these cannot be used or are not wanted, over the point-to-point calls of gloo, which is this.
+"""Communicators of torch.distributed's process groups: over the library's own sockets, over gloo's
+point-to-point calls, or over NCCL, whose unique id the group's store carries.
 
-What torch returns for a receive can be waited for, but not asked whether it is there; and what a
-rank waits for first need not come first. So a thread for each peer receives all the time: a header
-(tag and length), then the message, which it hands to the receive that wants it, or keeps until one
-does. Gloo's own collectives have slots of their own and never meet these messages.
-
-Over NCCL the group's store carries NCCL's unique id: tests/test_device.py runs this on an emulated device,
-tests/gpu/torch_cuda.py on a card.
+torch's work object of a receive can be waited for, but not tested, and messages may arrive in
+another order than they are waited for. So with gloo a thread for each peer receives all the time: a
+header (tag and length), then the message, which it gives to the receive that waits for it, or
+stores until there is one. The slots of gloo's own collectives are others.
 """
 
 import atexit
@@ -28,7 +25,7 @@ import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Error, OnebitWarning, Status, argument_error, check
-from onebit.torch.rendezvous import Rendezvous, capture_result, create_sockets, find_failure
+from onebit.torch.rendezvous import Rendezvous, create_sockets
 from onebit.torch.staged import has_kernels, is_staging_forced
 from onebit.transport import Transport
 
@@ -124,19 +121,19 @@ class GlooTransport(Transport):
     # --- Messages --------------------------------------------------------------------------------
 
     def _check(self, peer):
-        words = self._failed or self._gone.get(peer)
-        if words:
-            raise RuntimeError(words)
+        reason = self._failed or self._gone.get(peer)
+        if reason:
+            raise RuntimeError(reason)
 
-    def _fail(self, words):
+    def _fail(self, reason):
         with self._changed:
-            self._failed = self._failed or words
+            self._failed = self._failed or reason
             self._changed.notify_all()
 
-    def _leave(self, peer, words):
-        """Takes note that a peer has gone. Messages that it sent before stay; no more will come."""
+    def _note_end(self, peer, reason):
+        """Records that a peer sends no more. The messages that it has sent can still be received."""
         with self._changed:
-            self._gone[peer] = words
+            self._gone[peer] = reason
             self._changed.notify_all()
 
     def _tell_all(self, what):
@@ -172,7 +169,7 @@ class GlooTransport(Transport):
                 header = torch.empty(2, dtype=torch.int64, device="cpu")
                 tag, count = self._receive_tensor(header, peer, HEADER).tolist()
                 if tag == GOODBYE:
-                    self._leave(peer, f"rank {peer} has closed its communicator")
+                    self._note_end(peer, f"rank {peer} has closed its communicator")
                     return
                 if tag == ABORT:
                     self._fail(f"rank {peer} has given up")
@@ -182,8 +179,8 @@ class GlooTransport(Transport):
                     self._receive_tensor(message, peer, MESSAGE)
                 self._deliver(peer, tag, message)
         except Exception as reason:  # noqa: BLE001
-            words = str(reason).splitlines() or [type(reason).__name__]
-            self._leave(peer, f"rank {peer}: {words[0]}")
+            lines = str(reason).splitlines() or [type(reason).__name__]
+            self._note_end(peer, f"rank {peer}: {lines[0]}")
 
     def _deliver(self, peer, tag, message):
         key = peer, tag
@@ -259,7 +256,7 @@ TRANSPORTS = ("automatic", "sockets", "gloo")
 
 
 def create(kind, group, timeout, transport, streams):
-    """A communicator (of class `kind`) over the processes of a group."""
+    """Creates a communicator of class `kind` for the processes of a group."""
     check_member(group)
     timeout = timeout_of(group, timeout)
     if transport not in TRANSPORTS:
@@ -274,35 +271,25 @@ def create(kind, group, timeout, transport, streams):
         raise Error(Status.ERROR_MISMATCH, words)
     if transport == "gloo":
         return _create_gloo(kind, rendezvous, timeout)
-    made, why = create_sockets(kind, rendezvous, timeout, streams)
-    if made is None and transport == "sockets":
-        raise Error(Status.ERROR_TRANSPORT, f"sockets cannot be used: {why}")
-    if made is None:
-        words = f"messages go over gloo, which is slower, since sockets cannot be used: {why}"
-        warnings.warn(OnebitWarning(words), stacklevel=3)
-        made = _create_gloo(kind, rendezvous, timeout)
-    return made
+    try:
+        return create_sockets(kind, rendezvous, timeout, streams)
+    except ConnectionError as reason:
+        why = f"sockets cannot be used: {reason}"
+    if transport == "sockets":
+        raise Error(Status.ERROR_TRANSPORT, why)
+    warnings.warn(OnebitWarning(f"messages go over gloo, which is slower, since {why}"), stacklevel=3)
+    return _create_gloo(kind, rendezvous, timeout)
 
 
 # --- Over NCCL ------------------------------------------------------------------------------------
 
-_ID_BYTES = 128
-
 
 class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_char * _ID_BYTES)]
-
-    def to_text(self):
-        return bytes(ctypes.string_at(ctypes.byref(self), _ID_BYTES)).hex()
-
-    @classmethod
-    def from_text(cls, text):
-        return cls.from_buffer_copy(bytes.fromhex(text))
+    _fields_ = [("internal", ctypes.c_char * 128)]
 
 
 class Nccl:
-    """The NCCL that the library itself calls: torch's, whose libnccl.so.2 is in the process before
-    it."""
+    """The NCCL that the library itself calls: torch's, whose libnccl.so.2 is loaded before the library."""
 
     def __init__(self):
         library = _native.library()
@@ -327,13 +314,14 @@ class Nccl:
             raise Error(Status.ERROR_TRANSPORT, f"{what}: {self._text(code).decode()}")
 
     def unique_id(self):
+        """Returns an id as text, for `create`."""
         made = UniqueId()
         self._check(self._id(ctypes.byref(made)), "ncclGetUniqueId")
-        return made
+        return bytes(made).hex()
 
     def _within(self, seconds, device, call, *arguments):
-        """Makes a call on a device that has no time limit of its own; returns its result, or None if it is not
-        over by then. A thread of its own stays in it."""
+        """Makes a call that has no time limit, in another thread, on a device. Returns its result,
+        or None after `seconds`."""
         result = []
 
         def run():
@@ -347,6 +335,7 @@ class Nccl:
 
     def create(self, kind, unique_id, rank, size, timeout=threading.TIMEOUT_MAX):
         """Creates a communicator of class `kind` on the current device. Collective."""
+        unique_id = UniqueId.from_buffer_copy(bytes.fromhex(unique_id))
         nccl_comm, handle, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         self._cuda.cudaGetDevice(ctypes.byref(device))
         wait = functools.partial(self._within, timeout, device.value)
@@ -363,20 +352,20 @@ class Nccl:
             raise
         made = kind(handle, transport="nccl")
         made._collective = True
-        made._before_close = functools.partial(_end, wait)
+        made._before_close = functools.partial(_synchronize_and_abort, wait)
         return made
 
 
-def _end(wait, comm):
-    """Waits for work that graphs have launched, as long as for any rank, and aborts the communicator. The
-    library does that once: a communicator that has failed is aborted already."""
+def _synchronize_and_abort(wait, comm):
+    """Waits for work that graphs have launched, for at most the timeout, and aborts the
+    communicator, which has no effect if it has failed."""
     wait(_native.library().cudaDeviceSynchronize)
     _native.library().onebit_comm_abort(comm.handle)
 
 
-def suits(group, parameters, stage):
-    """True if an optimizer of such parameters would work over NCCL, as the program's own collectives
-    on their devices do. All ranks find the same, and `create` asks them for the rest."""
+def suits_nccl(group, parameters, stage):
+    """True if an optimizer of these parameters could use NCCL, as the program's own collectives on
+    their devices do. All ranks get the same answer; their libraries may still have no NCCL."""
     if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_staging_forced():
         return False
     if any(hasattr(one, "to_local") for one in parameters):  # all shards must skip a step together
@@ -386,7 +375,7 @@ def suits(group, parameters, stage):
 
 
 def create_nccl(kind, group, timeout):
-    """A communicator (of class `kind`) over the processes of a group."""
+    """Creates a communicator of class `kind` over NCCL for the processes of a group."""
     check_member(group)
     rendezvous = Rendezvous(group, timeout_of(group, timeout))
 
@@ -394,21 +383,20 @@ def create_nccl(kind, group, timeout):
         if not has_kernels():
             raise Error(Status.ERROR_UNSUPPORTED, "the library has no kernels")
         nccl = Nccl()
-        return nccl.unique_id().to_text() if dist.get_rank(group) == 0 else None
+        return nccl.unique_id() if dist.get_rank(group) == 0 else None
 
-    found = rendezvous.share(capture_result(begin))
-    reason = find_failure(found)
-    if reason:
-        raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}")
-    unique_id = UniqueId.from_text(found[0][0])
+    try:
+        unique_id = rendezvous.share_results(begin)[0]
+    except ConnectionError as reason:
+        raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}") from None
     return Nccl().create(kind, unique_id, rendezvous.rank, rendezvous.size, rendezvous.timeout)
 
 
 def create_for(kind, parameters, stage, group, timeout):
-    """Creates a communicator for an optimizer of these parameters: over NCCL where that suits them and every
-    rank's library has kernels and NCCL, else over sockets."""
+    """Creates a communicator for an optimizer of these parameters: over NCCL if it suits them and
+    every rank's library has kernels and NCCL, else over sockets."""
     check_member(group)
-    if suits(group, parameters, stage):
+    if suits_nccl(group, parameters, stage):
         try:
             with torch.cuda.device(parameters[0].device):
                 return create_nccl(kind, group, timeout)
