@@ -1,6 +1,6 @@
-"""The communication hook that carries an optimizer: DistributedDataParallel leaves the gradients of
-each rank as they are, and the optimizer exchanges what it makes of them, a bucket as soon as the
-backward pass has filled it, and the rest in its step.
+"""The communication hook for an optimizer: DistributedDataParallel leaves each rank its own
+gradients, and the optimizer exchanges its updates, a bucket as soon as the backward pass has filled
+it, and the rest in its step.
 
     optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3)
     model = DistributedDataParallel(model)
@@ -19,16 +19,16 @@ from onebit._native import argument_error
 from onebit.torch.hook import bytes_of
 from onebit.torch.ranks import interruptible
 
-# The number of steps that are observed before a step begins in the backward pass. Torch lays the
-# buckets out anew after the first.
-_LOOKED_AT = 2
+# The number of steps that are observed before a step begins in the backward pass. After the first
+# step torch makes new buckets.
+_OBSERVED = 2
 # The least number of a gradient's elements that are compared to notice changes that torch does not count.
 _SAMPLES = 8
 
 
 class HookHandle:
-    """The state that the hook is registered with: an optimizer, which stays where it is when a
-    model is copied or pickled, or another object that buckets are added to; the model's group."""
+    """The state that the hook is registered with: an optimizer, or another object with the method
+    `add`, which is not copied or pickled with the model; and the model's group."""
 
     def __init__(self, optimizer=None, group=None):
         self.optimizer, self.group = optimizer, group
@@ -55,7 +55,7 @@ def optimizer_hook(state, bucket):
 
 
 def register(model, optimizer):
-    """Makes the model's hook use this optimizer from now on, and closes the previous one."""
+    """Makes the model's hook use this optimizer instead of a previous one, which is closed."""
     if model not in _handles:
         handle = HookHandle(optimizer, model.process_group)
         model.register_comm_hook(handle, optimizer_hook)
@@ -64,7 +64,8 @@ def register(model, optimizer):
 
 
 def wrapped_of(model):
-    """Returns the one DistributedDataParallel that a model is or has, as of torch.compile and Fabric."""
+    """Returns the only DistributedDataParallel that a model is or contains, such as torch.compile's
+    or Fabric's."""
     model = getattr(model, "_orig_mod", model)
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     found = [one for one in modules if isinstance(one, DistributedDataParallel)]
@@ -95,9 +96,11 @@ def sparse_modules(model):
 
 
 def check_model(model, parameters, ranks, remainder):
-    """Raises unless the hook can work for this model and this optimizer's parameters, which are all
-    that the model has where there is no remainder. ranks: this rank's number, and how many the
-    optimizer is of."""
+    """Raises `Error` unless the hook can work for this model and this optimizer's parameters, which
+    are all that the model has if there is no remainder.
+
+    ranks: this rank's number, and the number of ranks of the optimizer
+    """
     check_wrapped(model)
     group = model.process_group
     if (group.rank(), group.size()) != ranks:
@@ -134,24 +137,29 @@ def scalers_of(optimizer):
 
 
 def tell_scalers(optimizer):
-    """Tells GradScalers of a step that all ranks have skipped, so that each rank's scale is lowered, whoever's
-    gradients it was: what is averaged in the backward pass was multiplied with the same scale on all ranks."""
+    """Tells GradScalers of a step that all ranks have skipped, so that every rank's scale is
+    lowered: gradients that are averaged in the backward pass need the same scale on all ranks."""
     for scaler in scalers_of(optimizer):
         for found in scaler._found_inf_per_device(optimizer).values():
             found.fill_(1.0)
 
 
+def is_in_join(model):
+    return getattr(getattr(model, "_join_config", None), "enable", False)
+
+
 class Backward:
     """Watches backward passes for an optimizer, and begins exchanges in them.
 
-    Not before it is known that gradients are final when the pass ends: a program that clips or
-    scales them between backward and step, or passes backward several times a step, is given its
-    exchange in the step. This may differ between ranks: no bit of a result depends on it. Where a
-    step that has begun finds its gradients changed all the same, it is begun anew.
+    An exchange begins in the pass only if earlier gradients were final when their pass ended. It is
+    in the step for a program that clips or scales gradients between backward and step, or makes
+    several passes a step. The ranks need not agree: no bit of a result depends on it. If gradients
+    have changed after the step has begun, the step begins again.
     """
 
     def __init__(self, optimizer, model=None, overlap=True):
-        # These references are weak: what the program drops is freed at once, without the garbage collector.
+        # These references are weak, so that the program's objects are freed without the garbage
+        # collector.
         self._optimizer_of = weakref.ref(optimizer)
         self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
@@ -164,7 +172,7 @@ class Backward:
         self._rates = None  # the rates at the beginning of the pass
         self._marks = None  # the gradients' marks at its end
         self._places = None  # the gradients' places at its end, and marks by which writes are noticed
-        self._said = self._told = False
+        self._warned_of_no_sync = self._warned_of_writes = False
         self.gradients = self.overlapped = 0  # bytes of all buckets; steps that began before step()
 
     @property
@@ -178,7 +186,8 @@ class Backward:
     # --- In the backward pass --------------------------------------------------------------------
 
     def add(self, bucket):
-        """Takes a full bucket. Returns the future of the gradients that are averaged, or None if none is."""
+        """Called when a bucket is full. Returns the future of the gradients that are averaged;
+        None: there are none."""
         self.gradients += bytes_of(bucket.buffer())
         follows = self.is_joining() and not _is_in_a_pass()  # a rank without inputs: buckets are zeros
         if bucket.index() == 0 and not follows:
@@ -196,14 +205,15 @@ class Backward:
             self._add(number, view)
         if self.open and self._optimizer._stage is not None:
             self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
-        if bucket.is_last():
-            self._when_it_ends()
+        if bucket.is_last():  # `_end` runs after DistributedDataParallel's work at the end of the pass
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._end))
         return averaged
 
     def is_joining(self):
         """True if ranks may be without inputs: the model is in its join()."""
         model = self._model()
-        if not getattr(getattr(model, "_join_config", None), "enable", False):
+        if not is_in_join(model):
             return False
         if not model._divide_by_initial_world_size:
             raise argument_error("the model is in its join() without divide_by_initial_world_size: a "
@@ -239,7 +249,7 @@ class Backward:
         if not self.overlap or self._passes > 1 or self.is_joining():
             return
         self._rates = self._optimizer._wanted_rates()
-        if self._clean < _LOOKED_AT or len(self._views) < len(self._numbers):
+        if self._clean < _OBSERVED or len(self._views) < len(self._numbers):
             return
         if self._optimizer._is_coupled():  # a weight decay was set since
             return
@@ -261,11 +271,6 @@ class Backward:
         if self.overlap and (known is None or known.data_ptr() != view.data_ptr()):
             self._views[number] = view
 
-    def _when_it_ends(self):
-        """Runs after the work that DistributedDataParallel does at the end of the pass."""
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._end))
-
     def _end(self):
         self._places = self._find_places()
         if self.overlap:
@@ -276,8 +281,8 @@ class Backward:
         return [None if one is None else (one.data_ptr(), one._version) for one in gradients]
 
     def _mark(self):
-        """Returns a value that changes if a gradient is another tensor or was written to. A write
-        through `.data` changes it if it changes one of a few sampled elements."""
+        """Returns a value that differs if a gradient is another tensor or was written to; through
+        `.data`, if one of a few sampled elements was."""
         gradients = [one.grad for one in self._optimizer._parameters]
         samples = {}  # by device: copying one small sample takes as long as copying all
         for one in gradients:
@@ -316,9 +321,9 @@ class Backward:
         return passes, was_open
 
     def _check_sync(self):
-        if getattr(self._model(), "require_backward_grad_sync", True) or self._said:
+        if getattr(self._model(), "require_backward_grad_sync", True) or self._warned_of_no_sync:
             return
-        self._said = True
+        self._warned_of_no_sync = True
         self._optimizer._warn(
             "a step inside the model's no_sync(): gradients are still being accumulated. With "
             "Accelerate prepare the optimizer, whose step then leaves that out"
@@ -326,30 +331,28 @@ class Backward:
 
     def _check_writes(self, unscaled):
         places, self._places = self._places, None
-        if self._told or places is None or self._optimizer.comm.size == 1:
+        if self._warned_of_writes or places is None or self._optimizer.comm.size == 1:
             return
-        self._told = any(
+        self._warned_of_writes = any(
             None not in (before, now) and before[0] == now[0] and now[1] - before[1] > unscaled
             for before, now in zip(places, self._find_places())
         )
-        if self._told:
+        if self._warned_of_writes:
             self._optimizer._warn(
                 "gradients were written to between backward and step. They are this rank's own, not "
                 "the mean of all ranks', and so was the norm if that was torch's clip_grad_norm_: "
                 "optimizer.clip_grad_norm_(max_norm) clips by the norm of the mean"
             )
 
-    def clipped(self):
+    def end_clipping(self):
         """Called when the optimizer has clipped the gradients itself, on all ranks."""
         self.discard()
         self._places = None
 
-    def over(self):
-        """Called when the step was made."""
+    def end_step(self):
         self._old.clear()
 
-    def skip(self):
-        """Called when the step is left out on all ranks."""
+    def skip_step(self):
         overlap = self.overlap
         self.discard()
         self.overlap, self._clean, self._passes = overlap, 0, 0

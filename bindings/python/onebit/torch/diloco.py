@@ -1,4 +1,4 @@
-"""DiLoCo: local steps of any optimizer, and an exchange of what they have changed now and then.
+"""DiLoCo: local steps of any optimizer, and an exchange of the changes after every so many steps.
 
     inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
     with onebit.torch.DiLoCo(model, inner, sync_every=30):
@@ -36,17 +36,17 @@ class DiLoCo:
     """The outer step of a model, as a context in which each step of `inner` counts. Collective.
 
     model: its parameters are equal on all ranks, of one type, on any device of torch; those that are
-        not trained stay
-    inner: a torch.optim.Optimizer, of each rank for itself
+        not trained do not change
+    inner: each rank's torch.optim.Optimizer
     sync_every: steps from one exchange to the next
-    bits: of an element; None: what the rule wants (docs/outer.md), 1 without momentum
-    outer: torch.optim.SGD, of which the rate, momentum and nesterov are taken; None: the mean
+    bits: of an element; None: the rule's default (docs/outer.md), 1 without momentum
+    outer: a torch.optim.SGD, whose rate, momentum and nesterov are used; None: the mean
     comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
-        this; timeout: seconds that a rank waits for others then
+        this object; timeout: seconds that a rank then waits for others
     options: of `onebit.Outer` (fragments, delay, weighted, stage, ...)
 
     outer: the `onebit.Outer`
-    status: of the latest step, `Status.OK`, or `Status.SKIPPED` where what some rank had changed was not
+    status: of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's change was not
         finite
     """
 
@@ -85,23 +85,23 @@ class DiLoCo:
 
     @torch.no_grad()
     def synchronize(self):
-        """Exchanges everything, and makes the parameters equal on all ranks: at the end of a training,
-        or before a validation. Collective."""
+        """Makes the parameters equal on all ranks, before a validation and at the end of a
+        training. Collective."""
         return interruptible(self.comm, self.outer.synchronize)
 
     def state_dict(self):
-        """Returns this rank's state, with its parameters; each rank saves its own. The inner optimizer's is
-        separate."""
+        """Returns this rank's state, with its parameters, without the inner optimizer's. Each rank
+        saves its own."""
         part = self.outer.save()
         return {"part": torch.frombuffer(bytearray(part), dtype=torch.uint8)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Takes the state, each rank its own of as many ranks. Collective."""
+        """Loads this rank's own state, saved by the same number of ranks. Collective."""
         self.outer.load(gather(self.comm, state_dict["part"].numpy().tobytes()))
 
     def close(self):
-        """Gives the state back, and the communicator, if this has made it. On all ranks."""
+        """Frees the outer step, and the communicator if this object has made it. On all ranks."""
         self.outer.close()
         if self._owned:
             self.comm.close()

@@ -3,11 +3,7 @@
     fully_shard(layer) ...; fully_shard(model)
     compression = onebit.torch.fsdp.compress(model, reduce_bits=8, gather_bits=8)
 
-Gradients are reduced with error feedback, as everywhere: what the bits could not say is added to the
-next step's. Parameters are no gradients: what the bits of a step leave out need not be made up for,
-it must be small. So in 8 bits they are rounded, each step anew (the optimizer's own shards stay
-exact), and in fewer bits what travels is the change since the last gather: all ranks add it to a
-copy of the parameters that all have, and what it leaves out is in the next change.
+docs/python-trainers.md#fsdp2 describes what travels.
 """
 
 import itertools
@@ -30,14 +26,14 @@ _BITS = (1, 2, 4, 8)
 
 
 class Compression:
-    """The collectives that `compress` has put into a model. Counts, to look at:
+    """The collectives that `compress` has put into a model. Its counters are:
 
     exchanges: reduce-scatters and all-gathers that were compressed
-    skipped: those that torch made in their place, since some rank's input was not finite; on a
-        device, where no host knows, those whose result is not-a-number, as far as known by now
+    skipped: those that torch made instead, since some rank's input was not finite; on a device
+        those whose result is not-a-number, as far as the host knows by now
     dense: those that torch made because of their type, or as the first of a `change`
-    dropped: residuals and copies that were dropped because a group of parameters has another size,
-        as it has when other parameters than before have gradients
+    dropped: residuals and copies that were dropped because the size of a group of parameters has
+        changed, as when other parameters have gradients
     """
 
     def __init__(self, modules, error_feedback, timeout, transport, options):
@@ -85,7 +81,7 @@ class Compression:
         plan.close()
 
     def take(self, key, make):
-        """Returns a plan without state between calls that no exchange uses now. All ranks take and give back
+        """Returns a plan without a residual that no exchange uses now. All ranks take and give back
         plans in the same order."""
         free = self._free.setdefault(key, [])
         return free.pop() if free else make()
@@ -94,7 +90,7 @@ class Compression:
         self._free[key].append(plan)
 
     def state_dict(self):
-        """Returns this rank's residuals, by the module's name. They do not include the copies for `change`: a
+        """Returns this rank's residuals by the module's name, without the copies for `change`: a
         resumed run begins with an exact gather."""
         return {
             name: reduce.residual()
@@ -103,8 +99,8 @@ class Compression:
         }
 
     def load_state_dict(self, state_dict):
-        """Puts residuals back, in the first exchange of each group of parameters that has the same
-        size as before; another one is dropped, and counted. Also does `reset`."""
+        """Loads residuals in the first exchange of each group of parameters. If a group has another
+        size than before, its residual is dropped and counted. Also calls `reset`."""
         if not self._error_feedback:
             self.dropped += len(state_dict)
         for name, residual in state_dict.items() if self._error_feedback else ():
@@ -112,8 +108,8 @@ class Compression:
         self.reset()
 
     def reset(self):
-        """Forgets the copies that `change` keeps: each next gather is exact. On all ranks, when
-        parameters were changed by more than steps, as by a checkpoint that was loaded."""
+        """Drops the copies for `change`: each next gather is exact. Call it on all ranks when
+        something other than a step has changed parameters, such as loading a checkpoint."""
         for _, gather in self.parts.values():
             if gather is not None:
                 gather.copy = None
@@ -139,8 +135,8 @@ class Compression:
 
 
 class _Exchange:
-    """The base of both collectives: a plan for one group of parameters, made anew where its size changes; or,
-    where no error is fed back, one for all groups of that size, as long as they take turns."""
+    """The base of both collectives. With error feedback each group of parameters has a plan, made
+    anew when its size changes; without it, groups of one size take turns with a plan."""
 
     operation = None
 
@@ -223,8 +219,7 @@ def _factor(op, size):
 
 
 class CompressedReduceScatter(_Exchange, ReduceScatter):
-    """For `FSDPModule.set_custom_reduce_scatter`: one for each module, since it keeps the module's
-    residual, twice 4 bytes for each parameter that is reduced with it, if it keeps one."""
+    """For `FSDPModule.set_custom_reduce_scatter`: each module has one, with the module's residual."""
 
     operation = "reduce_scatter"
     loaded = None
@@ -252,7 +247,6 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
         return self._end(end, async_op)
 
     def residual(self):
-        """Returns the residual, a tensor of float32."""
         return as_tensor(self.plan.export_residual()[0])
 
     def _load(self):
@@ -266,14 +260,17 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
 
 
 class CompressedAllGather(_Exchange, AllGather):
-    """For `FSDPModule.set_custom_all_gather`: one for each module. `change`: what travels is the
-    change since the last call, which takes 4 bytes for each parameter on every rank; otherwise
-    each call stands for itself."""
+    """For `FSDPModule.set_custom_all_gather`: each module has one.
+
+    change: as in `compress`
+    copy: the parameters as all ranks have them, to which they add the next change
+    """
 
     operation = "allgather"
 
     def __init__(self, compression, bits, change):
-        # The copy keeps what a call leaves out; a value that was rounded is not corrected later.
+        # No residual is needed: the next change has what this one leaves out, and values are
+        # rounded anew.
         super().__init__(compression, bits, no_error_feedback=1)
         self._change = change
         self.copy = None
@@ -332,9 +329,6 @@ class _Work(dist.Work):
             end()
         return True
 
-    def is_completed(self):
-        return self._end is None
-
 
 def _check_bits(name, bits):
     if bits is not None and bits not in _BITS:
@@ -351,22 +345,19 @@ def compress(
     transport="automatic",
     **options,
 ):
-    """Puts compressed exchanges into all FSDP modules of a model, before its first step. The
-    `Compression`. All ranks give the same arguments.
+    """Puts compressed exchanges into all FSDP modules of a model, before its first step. Returns
+    the `Compression`. All ranks give the same arguments.
 
-    reduce_bits: of gradients, 1, 2, 4 or 8 an element; None: as without. One bit is for SGD with
-        momentum, Adam wants 8 (docs/python-trainers.md)
-    gather_bits: of parameters, likewise
-    change: whether the change of the parameters travels, in place of their values; None: with fewer
-        bits than 8. Takes 4 bytes a parameter on every rank, as FSDP's own `reshard_after_forward=
-        False` does
-    error_feedback: of gradients. Without it nothing is kept of them, and groups of one size share
-        their plan: with 8 bits the loss was the same (docs/measured/torch.md), one bit
-        needs it
-    timeout, transport: as for `Communicator.torch`
-    options: as for `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
+    reduce_bits: of gradients, 1, 2, 4 or 8 an element; None: torch exchanges them
+    gather_bits: the same of parameters
+    change: whether the change of the parameters travels instead of their values, which takes 4
+        bytes a parameter on every rank; None: with fewer bits than 8
+    error_feedback: of gradients. Without it there is no residual, and groups of one size share
+        their plan
+    timeout, transport: as in `Communicator.torch`
+    options: as in `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
 
-    What is not float32, bfloat16 or float16, such as groups of mixed types, is exchanged by torch.
+    torch exchanges other types than float32, bfloat16 and float16, such as groups of mixed types.
     Gradients of groups that also replicate (HSDP) are compressed inside the shards' group only.
     """
     if FSDPModule is None:

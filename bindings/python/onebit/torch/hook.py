@@ -4,11 +4,7 @@
     model = DistributedDataParallel(model)
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
 
-Gradients are then averaged with one bit an element where the optimizer is SGD with momentum, and
-with 8 bits where it is any other, or not known; what the bits could not say is added to the next
-step's. Fewer bits than 8 spoil the variance that Adam divides by: with `bits=2` gradients are
-normalised for it (see `HookState`). For one bit take onebit.torch.EfficientAdam, without
-DistributedDataParallel.
+docs/python-trainers.md#the-hook describes it.
 """
 
 import gc
@@ -24,21 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 from onebit._native import Dtype, Status, argument_error
 from onebit.communicator import Communicator
 from onebit.plan import Plan
-from onebit.torch.ranks import FLOATS, agree, wait_for
+from onebit.torch.ranks import FLOATS, agree, run_calls, wait_for
 from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_staging_forced
 from onebit.torch.width import Normaliser, choose
 
-# Elements in a message. Buckets overlap, so messages of a bucket need not: with the plan's own choice,
-# 46 messages a segment in place of 3, an exchange takes half as much processor time again over sockets, and three
-# times as much over gloo through Python (6 M elements, 4 ranks, 8 bits: 23 for 15 ms, 117 for 38).
+# The number of elements in a message. Buckets overlap, so messages of a bucket need not. With the
+# plan's own choice, 46 messages a segment instead of 3, an exchange takes 23 ms of a processor over
+# sockets instead of 15, and 117 over gloo through Python instead of 38 (6 M elements, 4 ranks).
 CHUNK = 2**19
 
-DTYPES = {
-    torch.float32: Dtype.FLOAT32,
-    torch.bfloat16: Dtype.BFLOAT16,
-    torch.float16: Dtype.FLOAT16,
-}
+DTYPES = {getattr(torch, one.name.lower()): one for one in Dtype}
 
 
 class _Job:
@@ -52,19 +44,16 @@ class _Job:
         self.gradients = gradients  # views of the tensor, one a parameter; None: not needed
         self.on_device = tensor.device.type != "cpu"
         self.host = tensor  # the elements to exchange: a copy if the tensor is on a device
-        self.future = torch.futures.Future(devices=[tensor.device] if self.on_device else [])
+        self.future = future_of(tensor)
         self.done = threading.Event()
         self.copied = lambda: None  # waits until the copy is complete
         self.work = self.summed = self.reason = None
         self.skipped = False
 
 
-def _work(calls):
-    """Runs in the thread of a state. It keeps no reference to the state between two calls, so a
-    state that is dropped ends its thread."""
-    while (call := calls.get()) is not None:
-        call()
-        call = None
+def future_of(tensor):
+    """Returns a future for this tensor. A wait for it also waits for the tensor's device."""
+    return torch.futures.Future(devices=[tensor.device] if tensor.device.type != "cpu" else [])
 
 
 def instances_of(kind):
@@ -72,7 +61,7 @@ def instances_of(kind):
     kinds = [kind]
     for one in kinds:
         kinds += one.__subclasses__()
-    # An object refers to its class. Not all objects are asked: tensors that C++ owns may be freed.
+    # Each object refers to its class. gc.get_objects would also return tensors that C++ may free.
     return [one for of in kinds for one in gc.get_referrers(of) if type(one) is of]
 
 
@@ -88,7 +77,7 @@ def models_of(parameters):
 
 
 def _models_with(state, parameters):
-    """Returns the models that have this state: a bucket does not name its model."""
+    """Returns the models whose hook has this state, since a bucket does not name its model."""
     models = models_of(parameters)
     own = [one for one in models if any(of is state for _, of in getattr(one, "_comm_hooks", ()))]
     return own or models
@@ -123,17 +112,8 @@ class HookState:
         the process group
     plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, chunk_size, ...)
 
-    Buckets of another type than float32, bfloat16 and float16, sparse gradients, and steps where
-    some rank's gradient is not finite, are averaged by torch, as without a hook.
-
-    The first backward pass makes the communicator, and a thread, which makes the exchanges, one
-    bucket after the other, while a backward pass goes on. Both end by `close`, or once state and
-    model are dropped.
-
-    `state_dict` is of this rank: each saves its own, and loads it with as many ranks into a state
-    that was made with the same arguments, for a model that was made and wrapped alike. Steps then go
-    on to the bit, if two or more were made; a state of fewer is as none. A pickled state, as of
-    torch.save, and a copy have it in them. Counts, to look at:
+    A state_dict is loaded into a HookState with the same arguments, for a model that was made and
+    wrapped in the same way. A state of fewer than two steps is as none. The attributes are:
 
     bits, normalise: as they were asked for, or chosen
     steps: made with this hook, the warm-up included
@@ -187,7 +167,7 @@ class HookState:
         self._group, self.comm = group, comm
         self._calls = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=_work, args=(self._calls,), daemon=True, name="onebit-hook"
+            target=run_calls, args=(self._calls,), daemon=True, name="onebit-hook"
         )
         self._thread.start()
         self._end_thread = weakref.finalize(self, self._calls.put, None)
@@ -198,14 +178,13 @@ class HookState:
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
 
     def report(self):
-        """Returns a `Report` of the traffic saved."""
         ranks = self._group.size() if self._group is not None else 1
         sent = self.bytes_sent + ring(self._sent_dense, ranks)
         dense = ring(self._gradients, ranks)
         return Report(self.steps, 0, self.steps, sent, dense, self.averaged)
 
     def add(self, bucket):
-        """Takes a bucket; the future has the average when the backward pass ends."""
+        """Returns the future of a bucket's average, which is complete when the backward pass ends."""
         if self._closed:
             raise argument_error("the hook's state is closed")
         parameters = bucket.parameters()
@@ -253,7 +232,7 @@ class HookState:
             raise argument_error("the hook's state is of another process group, which needs one of its own")
 
     def close(self):
-        """Ends the thread, and gives back plans and communicator. On all processes."""
+        """Ends the thread, and closes plans and communicator. On all ranks."""
         self._sent, self._closed = self.bytes_sent, True
         if self.comm is None:
             return
@@ -323,7 +302,7 @@ class HookState:
         self._wait_for_device(jobs)
         began = time.perf_counter()
         try:
-            for job in jobs if self._loaded is None else self._go_on(jobs):
+            for job in jobs if self._loaded is None else self._resume(jobs):
                 self._wait(job)
         except BaseException as caught:  # noqa: BLE001: once the model has ended its pass
             reason = caught
@@ -358,9 +337,9 @@ class HookState:
         if job.summed is not job.tensor:
             job.tensor.copy_(job.summed)
 
-    def _go_on(self, jobs):
-        """Makes the first step after loading: sorts gradients into the buckets of the saved state, since
-        DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
+    def _resume(self, jobs):
+        """Averages gradients in the first step after loading, in the buckets of the saved state,
+        since DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
         loaded, self._loaded = self._loaded, None
         pieces, sizes = {}, {}
         for job in jobs:
@@ -418,7 +397,7 @@ class HookState:
         self._take(state_dict)
 
     def drop(self):
-        """Gives residuals up, between steps, on all ranks."""
+        """Drops the residuals, between steps, on all ranks."""
         for _, plan in self._plans.values():
             plan.close()
         self._plans.clear()
@@ -481,8 +460,8 @@ def bytes_of(tensor):
 
 
 def _residual_of(plan, saved):
-    """Returns the saved residuals as the plan takes them. A state of other ranks has the worker's for the whole
-    bucket, and no server's."""
+    """Returns the saved residuals for the plan. A state of another number of ranks has the worker's
+    for the whole bucket, and no server's."""
     worker, info = saved["worker"], plan.info()
     if saved["server"] is None:
         first = info["worker_residual_start"]
@@ -496,6 +475,6 @@ def as_tensor(values):
 
 
 def allreduce_hook(state, bucket):
-    """The hook: give it to `register_comm_hook` with a `HookState`. What goes wrong in an exchange
-    is raised by `backward`, on every rank."""
+    """The hook: give it to `register_comm_hook` with a `HookState`. `backward` raises the errors of
+    an exchange, on every rank."""
     return state.add(bucket)

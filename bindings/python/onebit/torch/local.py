@@ -13,14 +13,17 @@ from onebit.torch.remainder import mean_shares
 from onebit.torch.report import Report, ring
 from onebit.torch.state import flat
 
-# The number of exchanges at the end of local steps: one bit leaves a residual, and each further exchange
-# sends a part of it.
+# The number of exchanges at the end of local steps: each sends a part of the residual that one bit
+# leaves.
 LAST = 4
 
 
 def saved_parts(comm, parts):
-    """Returns the outer step's state of all ranks that saved, in their order, of what a rank has loaded of
-    it, by rank; None: some rank lacks a part of it. Collective."""
+    """Returns the outer step's parts of all ranks that saved, in the order of ranks; None: some
+    rank has not loaded enough of them. Collective.
+
+    parts: what this rank has loaded, by rank
+    """
     every = {rank: one["outer"].cpu().numpy().tobytes() for rank, one in parts.items() if "outer" in one}
     ranks = {one["ranks"] for one in parts.values()}
     own = every.get(comm.rank) if ranks == {comm.size} else None
@@ -32,9 +35,10 @@ def saved_parts(comm, parts):
 
 
 class LocalSteps:
-    """comm, optimizer, group: the ranks, torch's optimizer, and the ranks' process group
-    steps: from one exchange to the next
-    parts: as of `saved_parts`; None: the parameters are equal on all ranks
+    """Steps of `optimizer` on each rank, with an outer step after every `steps`.
+
+    group: the process group of the ranks of `comm`
+    parts: a state, from `saved_parts`; None: the parameters are equal on all ranks
     """
 
     def __init__(self, comm, optimizer, group, steps, parts=None):
@@ -70,7 +74,7 @@ class LocalSteps:
         return len(set(gather(self._comm, found.digest()))) == 1
 
     def synchronize(self, times=1):
-        """Makes the parameters equal on all ranks; where they are, they stay. Collective."""
+        """Makes the parameters equal on all ranks, unless they are. Collective."""
         for _ in range(0 if self._are_alike() else times):
             status = interruptible(self._comm, self.outer.synchronize)
             if status == Status.SKIPPED:  # a rank has gone back to the consensus
@@ -79,7 +83,8 @@ class LocalSteps:
         self.is_equal = True
 
     def end(self):
-        """Makes all ranks equal, the optimizer's moments too, for steps that exchange. Collective."""
+        """Makes parameters and moments equal on all ranks, for a method that exchanges in each
+        step. Collective."""
         self.synchronize(LAST)
         self._average_moments(True)
 
@@ -90,7 +95,8 @@ class LocalSteps:
     def _average_moments(self, of_means=False):
         """Gives all ranks the mean of their moments, where they are finite.
 
-        of_means: gradients are means over the ranks from now on, whose second moments are smaller
+        of_means: whether the next gradients are means over the ranks, whose second moments are
+            smaller
         """
         states = [(one, self._optimizer.state.get(one, {})) for one in self._parameters]
         names = {name for _, state in states for name, value in state.items()

@@ -4,12 +4,11 @@
     model = DistributedDataParallel(model)
     optimizer.attach(model)
 
-Each rank calls `backward` on its own loss, and `step` does the exchange. Without
-DistributedDataParallel all ranks must begin with the same parameters; with it `attach` keeps it from
-averaging the gradients a second time, and exchanges in the backward pass what can be.
+Each rank calls `backward` on its own loss, and `step` exchanges. With `attach`
+DistributedDataParallel does not average the gradients too, and the backward pass exchanges what it
+can.
 """
 
-import ctypes
 import json
 import math
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import onebit
-from onebit import Status, _native
+from onebit import Status
 from onebit._native import NAMES, OPTIMIZERS, Error, argument_error
 from onebit.communicator import Communicator
 from onebit.torch.backward import (
@@ -29,11 +28,12 @@ from onebit.torch.backward import (
     tell_scalers,
     wrapped_of,
 )
+from onebit.torch.hook import future_of
 from onebit.torch.ranks import MeanNorm, agreed, gather, interruptible
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
 from onebit.torch.staged import Stage, Writes, is_staged
-from onebit.torch.state import flat, strides_of
+from onebit.torch.state import flat, in_order_of
 from onebit.torch.stateful import StatefulOptimizer
 from onebit.torch.transport import create_for
 
@@ -66,7 +66,7 @@ _WHY_NOT = {
 # The number of elements of a bucket that is sent during the backward pass: as large as
 # DistributedDataParallel's 25 MiB of gradients, within a factor of two.
 _BUCKET_SIZE = 2**22
-# Factors that differ by less are equal rates that were rounded.
+# The relative difference below which two factors count as equal.
 _TOLERANCE = 1e-6
 
 
@@ -81,35 +81,27 @@ class _Rates(NamedTuple):
 
 
 class _Optimizer(StatefulOptimizer):
-    """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, and groups may have an
-    lr and a weight_decay of their own, and change them before any step, as all of
-    torch.optim.lr_scheduler do; so may the first of betas and momentum, in all groups alike. The
-    second of betas and eps are those of all groups, for good.
+    """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, also by group. Before
+    any step lr and weight_decay may change, and in all groups together momentum and the first of
+    betas. The second of betas and eps are fixed, and the same in all groups.
+    docs/python-optimizers.md#what-a-program-may-do has the rest.
 
-    weight_decay: decoupled, as in AdamW; with decoupled_weight_decay=False times the parameter
-        added to its gradient, as in torch's Adam and SGD
-    max_norm: clips the norm of the gradients of all ranks, the root of the mean over the ranks of
-        its square, which is the larger for the noise that the ranks' mean does not have.
-        `clip_grad_norm_` clips that of the mean, as under DistributedDataParallel.
-        torch.nn.utils.clip_grad_norm_ clips those of each rank by their own norm, which is said
-    uncompressed: of a group: its gradients are averaged in full precision
-    tables: of EfficientAdam, parameters that are tables of outputs, as [model.lm_head.weight] where a
-        row is rarely the right one (docs/optimizers.md)
+    weight_decay: decoupled, as in AdamW; with decoupled_weight_decay=False it is added to the
+        gradient, as in torch's Adam and SGD
+    max_norm: clips by the root of the mean over the ranks of their squared norms. `clip_grad_norm_`
+        clips by the norm of the mean gradient, as under DistributedDataParallel
+    uncompressed: a group's gradients are averaged in full precision
+    tables: for EfficientAdam, parameters that are tables of outputs, such as [model.lm_head.weight]
+        (docs/optimizers.md)
     comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
-        the optimizer, over NCCL where parameters are on CUDA devices, the group's own collectives are
-        NCCL's, and the library has kernels; timeout: seconds that a rank waits for others then
-    stage: of parameters on a device: "host" works on copies in memory of the host, on any device of
-        torch; "device" with the library's CUDA kernels; "auto": those where the library has them
-    foreach, fused: taken, and without effect. maximize, amsgrad, capturable, differentiable,
-        nesterov, dampening: refused where they ask for something
+        the optimizer, over NCCL if parameters are on CUDA devices, the group's own collectives are
+        NCCL's, and the library has kernels; timeout: seconds that a rank then waits for others
+    stage: for parameters on a device: "host" works on copies in memory of the host, on any device
+        of torch; "device" uses the library's CUDA kernels; "auto": the kernels if the library has
+        them
     options: those of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
 
-    A parameter without gradient (None) counts as one whose gradient is zeros on this rank. One that
-    has requires_grad=False when the optimizer is made is left out, for good; one that gets it later
-    stays where it is meanwhile. Parameters may lie otherwise than in the order of their elements
-    (torch.channels_last), without gaps.
-
-    status: of the latest step, `Status.OK`, or `Status.SKIPPED` where some rank's gradient was not
+    status: of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's gradient was not
         finite and nothing was changed
     onebit: the `onebit.Optimizer`, for statistics and checkpoints in files
     comm: the communicator
@@ -160,7 +152,7 @@ class _Optimizer(StatefulOptimizer):
             self._make(options, stage, layout, tables)
         except Exception:
             if self.onebit is None:
-                self._refuse()
+                self._kind._refuse(self.comm)
             if self._owned:
                 self.comm.close()
             raise
@@ -190,13 +182,8 @@ class _Optimizer(StatefulOptimizer):
             found[name] = options.pop(name, value)
         return found
 
-    def _refuse(self):
-        """Lets the creation on this rank fail in the library, so that the other ranks need not wait."""
-        create = getattr(_native.library(), self._kind._create)
-        create(self.comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
-
     def _first_rates(self):
-        """Returns the groups' first rates. All else in the groups stays as it is now."""
+        """Returns the groups' first rates, and records their other values, which cannot change."""
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -373,12 +360,11 @@ class _Optimizer(StatefulOptimizer):
     # --- DistributedDataParallel -----------------------------------------------------------------
 
     def attach(self, model, overlap=True):
-        """Registers the hook with a DistributedDataParallel, compiled or not, of these parameters:
-        it leaves gradients to this optimizer. Collective; raises `Error` on all ranks where some
-        rank's model cannot have it. Returns the model.
+        """Registers the hook that leaves gradients to this optimizer with a DistributedDataParallel
+        of these parameters, compiled or not. Collective; raises `Error` on all ranks if some rank's
+        model cannot have it. Returns the model.
 
-        overlap: whether backward passes may exchange already, where gradients are found to be final
-            at their end
+        overlap: whether backward passes may exchange, if gradients are final at their end
         """
         wrapped = wrapped_of(model)
         agreed(self.comm, lambda: self._check_model(wrapped))
@@ -396,13 +382,13 @@ class _Optimizer(StatefulOptimizer):
         averaged = self._backward.add(bucket)
         if averaged is not None:
             return averaged
-        done = torch.futures.Future()
+        done = future_of(bucket.buffer())
         done.set_result(bucket.buffer())
         return done
 
     def hook_state(self, overlap=True, model=None):
-        """Returns the state for a program's own call of `register_comm_hook` in place of `attach`. What
-        `attach` refuses may then be found by the first backward pass only, or not at all."""
+        """Returns the state for a program's own call of `register_comm_hook` instead of `attach`,
+        whose checks are then made by the first backward pass, or not at all."""
         overlap = overlap and self._shards.overlaps and self.comm.size > 1
         reason = self._why_no_overlap() if overlap else None
         if reason:
@@ -426,10 +412,9 @@ class _Optimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """Clips as torch.nn.utils.clip_grad_norm_, all the model's gradients, by the norm of their mean
-        over the ranks, which DistributedDataParallel would leave. Returns that norm: exact up to 4,099
-        elements, else estimated from 16 KiB of each rank's, within 1.1 % (one standard deviation). Call
-        it before `step`, after a GradScaler's `unscale_`. Collective."""
+        """Clips all the model's gradients by the norm of their mean over the ranks, and returns
+        that norm, which `MeanNorm` finds. Call it before `step`, after a GradScaler's `unscale_`.
+        Collective."""
         if norm_type != 2:
             raise argument_error(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model
@@ -445,7 +430,7 @@ class _Optimizer(StatefulOptimizer):
             if one.grad is not None:
                 one.grad.mul_(factor.to(one.grad.device))
         if self._backward is not None:
-            self._backward.clipped()
+            self._backward.end_clipping()
         return norm
 
     def _find_norm(self, squares):
@@ -457,28 +442,25 @@ class _Optimizer(StatefulOptimizer):
     # --- Steps -----------------------------------------------------------------------------------
 
     def _set_gradient(self, number, gradient, final=True):
-        """Makes the library read this gradient from now on. If it reads a copy, and the gradient is final, the
-        copy begins."""
+        """Sets the gradient that the library reads. If the library reads a copy, and the gradient
+        is final, the copy begins."""
         if gradient is not None and gradient.layout != torch.strided:
             raise argument_error(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._shards.local(self._parameters[number])
-        if gradient is not None and strides_of(gradient) != strides_of(parameter):
-            gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+        given, gradient = gradient, in_order_of(gradient, parameter)
+        if gradient is not given:
             self._copies.append(gradient)
         if gradient is not None and self._stage is not None:
-            gradient = self._stage_gradient(number, gradient, final)
+            elements = flat(gradient)
+            if final:
+                self._stage.send(number, elements)
+            gradient = self._stage.gradient(number, elements)
         address = None if gradient is None else gradient.data_ptr()
         if address is None or address != self._addresses[number]:
             self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
             # The gradient need not be kept alive after the step: the next step sets all gradients again.
             self.onebit._gradients[number] = None
-
-    def _stage_gradient(self, number, gradient, final):
-        elements = flat(gradient)
-        if final:
-            self._stage.send(number, elements)
-        return self._stage.gradient(number, elements)
 
     def _ready(self, number, gradient):
         """Called in the backward pass when that gradient is final."""
@@ -507,7 +489,7 @@ class _Optimizer(StatefulOptimizer):
             self._set_gradient(number, one)
 
     def _check_places(self):
-        """Checks that parameters are in the same memory as when the optimizer was made, to which the library writes."""
+        """Checks that the parameters have not moved, since the library writes to their memory."""
         for number, (now, place) in enumerate(zip(self._found_places(), self._places)):
             if now != place:
                 raise argument_error(
@@ -522,12 +504,14 @@ class _Optimizer(StatefulOptimizer):
 
     # --- In the model's join(): ranks with inputs send the others their next action
 
-    def _agree_on_action(self, what):
-        """what: (the action, its argument), or None if this rank has no inputs. Returns the action of
-        the ranks with inputs."""
-        if what is not None and not (self._backward and self._backward.is_joining()):
-            return what
-        everyone = [json.loads(one) for one in gather(self.comm, json.dumps(what).encode())]
+    def _agree_on_action(self, action):
+        """Returns the action of the ranks with inputs.
+
+        action: this rank's (name, argument); None: it has no inputs
+        """
+        if action is not None and not (self._backward and self._backward.is_joining()):
+            return action
+        everyone = [json.loads(one) for one in gather(self.comm, json.dumps(action).encode())]
         return next(one for one in everyone if one is not None)
 
     @torch.no_grad()
@@ -557,11 +541,12 @@ class _Optimizer(StatefulOptimizer):
                 self._agree_on_action(("finish", None))
                 if not self._remainder.finish_gradients():
                     self._agree_on_action(("step", "skip"))
-                    self._backward.skip()
+                    self._backward.skip_step()
                     return Status.SKIPPED
             if self._backward is not None:
-                passes, begun = self._backward.finish_passes(
-                    rates, hasattr(self, "found_inf"), self._is_unscaled())
+                scaled = hasattr(self, "found_inf")
+                unscaled = scaled and getattr(self, "grad_scale", None) is None
+                passes, begun = self._backward.finish_passes(rates, scaled, unscaled)
             self._agree_on_action(("step", (rates, passes)))
         except BaseException:
             fail_step(self.onebit)
@@ -603,14 +588,11 @@ class _Optimizer(StatefulOptimizer):
         if self._writes is not None:
             self._writes.stepped()
         elif spread and self._stage is not None:
-            self._stage.mark()
-
-    def _is_unscaled(self):
-        return hasattr(self, "found_inf") and getattr(self, "grad_scale", None) is None
+            self._stage.writes.mark()
 
     def _set_passes(self, passes):
-        """Sets the number of the step's backward passes, which the ranks compare: a rank that has left out a
-        step has more than the others. None counts as one, since a rank may have no inputs."""
+        """Sets the number of the step's backward passes, by which the ranks find one that has left
+        out a step. 0 counts as 1, since a rank may have no inputs."""
         if max(passes, 1) - 1 != self._tag:
             self._tag = max(passes, 1) - 1
             self.onebit.set_tag(self._tag)
@@ -642,7 +624,7 @@ class _Optimizer(StatefulOptimizer):
         self._found, self._copies = [], []
         self._forget_state()
         if self._backward is not None:
-            self._backward.over()
+            self._backward.end_step()
         return loss
 
     def _count_skipped(self):
@@ -675,7 +657,7 @@ class _Optimizer(StatefulOptimizer):
         return Report(steps, self._skipped, overlapped, sent, dense, self.averaged)
 
     def close(self):
-        """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
+        """Frees the state, and the communicator if the optimizer has made it. On all ranks."""
         if not self._closed:
             self._reported = self.report()
         self._closed = True

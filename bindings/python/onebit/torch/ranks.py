@@ -1,5 +1,5 @@
-"""Messages between ranks besides gradients: whether all are well, bytes, and the norm of the mean of
-their gradients; and calls of the library that wait for other ranks, and can be interrupted."""
+"""Messages between ranks besides gradients: errors, bytes, and the norm of the mean gradient; and
+calls of the library that wait for other ranks, and can be interrupted."""
 
 import os
 import queue
@@ -24,10 +24,9 @@ def _place(comm):
 
 
 def agree(comm, reason):
-    """Raises reason, unless it is None; where another rank has one, `Error` (ERROR_PEER).
-    Collective."""
+    """Raises reason, unless it is None; if another rank has one, `Error` (ERROR_PEER). Collective."""
     try:
-        # The library refuses this, and all ranks get the error.
+        # The library refuses a plan of 3 bits, and all ranks get the error.
         Plan(comm, 1, bits=1 if reason is None else 3, **_place(comm)).close()
     except Error:
         if reason is None:
@@ -36,20 +35,20 @@ def agree(comm, reason):
         raise reason
 
 
-def agreed(comm, call):
-    """Returns what call() does; where it raises on a rank, that rank raises the same, and the others
-    `Error` (ERROR_PEER). Collective."""
+def agreed(comm, call, shards=None):
+    """Returns the result of call(). If it raises on a rank, that rank raises the same, and all
+    others `Error` (ERROR_PEER). Collective; with `shards` over all of them."""
     result = reason = None
     try:
         result = call()
     except Exception as caught:  # noqa: BLE001
         reason = caught
-    agree(comm, reason)
+    agree(comm, shards.agree(reason) if shards else reason)
     return result
 
 
 def _gather(comm, values):
-    """Returns the float32s of all ranks, of which each has as many."""
+    """Returns the float32s of all ranks, of which each has the same number."""
     place = _place(comm)
     everyone = torch.empty(comm.size * values.numel(), **{**FLOATS, **place})
     with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
@@ -80,7 +79,7 @@ def gather(comm, part):
 
 
 def missing_residuals(rank, others=""):
-    """Returns the warning of one rank's state, where all ranks' may be wanted."""
+    """Returns the warning for a state that has one rank's residuals."""
     return (f"this state has the residuals of rank {rank} alone. Where each rank saves its own{others}, "
             "nothing is missing; where one rank saves, those of the other ranks are, unless all ranks "
             "call consolidate_state_dict() before")
@@ -88,8 +87,8 @@ def missing_residuals(rank, others=""):
 
 # --- The norm of a mean that no rank has ----------------------------------------------------------
 
-# The number of values of a sketch is a prime, so that a column of a matrix is spread over all of them.
-# The norm is found with a standard deviation of 1/sqrt(2 * 4099), 1.1 %.
+# The number of values of a sketch is a prime, so that a column of a matrix is spread over all of
+# them. The standard deviation of the norm is 1/sqrt(2 * 4099).
 _NUMBERS = 4099
 # The number of rows of a block, which has random signs. The next block has the same or the opposite
 # signs, and is added to other values, so that equal blocks do not add up.
@@ -97,9 +96,9 @@ _ROWS = 64
 
 
 class MeanNorm:
-    """A rank's sketch is sums of its elements with random signs, which all ranks have alike. It is
-    linear: the mean of the ranks' sketches is the sketch of their mean, and the expected square of a
-    sketch's norm is that of the elements'."""
+    """Estimates the norm from sketches. A rank's sketch is sums of its elements with random signs,
+    which are the same on all ranks. It is linear: the mean of the ranks' sketches is the sketch of
+    their mean, and the expected square of a sketch's norm is that of the elements'."""
 
     def __init__(self, comm, shards):
         self._comm, self._shards, self._plan = comm, shards, None
@@ -129,9 +128,12 @@ class MeanNorm:
         return summed if bin(number).count("1") % 2 else -summed
 
     def find(self, own, squares):
-        """Collective. own: gradients that each rank has for itself; squares: the squared norm of
-        those that all ranks have alike. Every rank gets the same number; not-a-number where some is
-        not finite."""
+        """Returns the norm, the same on all ranks: exact up to 4,099 elements, else within 1.1 %
+        (one standard deviation); not-a-number if some gradient is not finite. Collective.
+
+        own: gradients of which each rank has its own
+        squares: the squared norm of those that are equal on all ranks
+        """
         squares = torch.tensor([float(squares)], **FLOATS)
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
@@ -165,24 +167,22 @@ _lock = threading.Lock()
 _workers = {}  # the queue of this process
 
 
-def _work(jobs):
-    while True:
-        call, outcome, done = jobs.get()
-        try:
-            outcome.append((call(), None))
-        except BaseException as reason:  # noqa: BLE001
-            outcome.append((None, reason))
+def run_calls(calls):
+    """Makes the calls of a queue, until there is a None. It keeps no reference to a call that is
+    over, so that an object whose calls these are can be freed."""
+    while (call := calls.get()) is not None:
+        call()
         call = None
-        done.set()
 
 
-def _jobs():
+def _calls():
     """Returns the queue of this process's thread; a forked process makes a thread of its own."""
     with _lock:
         if os.getpid() not in _workers:
             _workers.clear()
-            jobs = _workers[os.getpid()] = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(jobs,), daemon=True, name="onebit-calls").start()
+            calls = _workers[os.getpid()] = queue.SimpleQueue()
+            work = {"target": run_calls, "args": (calls,), "name": "onebit-calls"}
+            threading.Thread(**work, daemon=True).start()
         return _workers[os.getpid()]
 
 
@@ -190,8 +190,8 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
 def wait_for(comm, done):
-    """Waits until another thread's call on the communicator is done. An interrupt of the wait aborts
-    the communicator, and so ends the call on all ranks."""
+    """Waits for another thread's call on the communicator. An interrupt aborts the communicator,
+    which ends the call on all ranks."""
     try:
         while not done.wait(0.2):  # another thread may have received the signal
             pass
@@ -203,12 +203,20 @@ def wait_for(comm, done):
 
 
 def interruptible(comm, call):
-    """Makes call() in another thread, and returns or raises as it does: a call into the library would
-    hold up Ctrl-C in the main thread until it ends."""
+    """Makes call() in another thread, since Ctrl-C could not end a call of the library in the main
+    thread. Returns or raises what it does."""
     if threading.current_thread() is not threading.main_thread() or comm.size == 1:
         return call()
     outcome, done = [], threading.Event()
-    _jobs().put((call, outcome, done))
+
+    def run():
+        try:
+            outcome.append((call(), None))
+        except BaseException as reason:  # noqa: BLE001
+            outcome.append((None, reason))
+        done.set()
+
+    _calls().put(run)
     wait_for(comm, done)
     result, reason = outcome.pop()
     if reason is not None:

@@ -1,6 +1,6 @@
-"""Torch's own optimizer beside the library's, and after it. What an optimizer of the library's does not
-carry of a model is averaged by the hook of gradients, and torch's own optimizer makes those steps; what
-the hook saves of it lies in the state of an optimizer; and torch's goes on from the library's state.
+"""Torch's own optimizer beside the library's, and after it: it steps the parameters that the
+library's optimizer does not have, whose gradients the hook averages; the hook's state is saved in
+an optimizer's; and torch's optimizer continues from the library's state.
 """
 
 import io
@@ -20,7 +20,7 @@ _OF_TORCH = {"exp_avg", "momentum_buffer"}
 
 
 class Part:
-    """Some parameters of a bucket, in the shape of a bucket."""
+    """Some parameters of a bucket, with a bucket's methods."""
 
     def __init__(self, bucket, index, carried):
         self._index, self._views = index, None
@@ -43,7 +43,7 @@ class Part:
     def index(self):
         return self._index
 
-    def is_last(self):  # it is not known here: the remainder ends the pass
+    def is_last(self):  # not known here: the remainder ends the pass
         return False
 
     def parameters(self):
@@ -57,11 +57,12 @@ class Part:
 
 
 class Remainder:
-    """optimizer: torch's, whose groups have these parameters and those that are carried; None: the
-    program steps another
-    parameters: its parameters that are not carried
-    state: the `HookState` that averages them, and those of no optimizer
-    elements, extra: as of `SavedHook`
+    """The parameters of a model that the library's optimizer does not step.
+
+    state: the `HookState` that averages their gradients
+    optimizer: torch's, which steps them; None: the program does
+    parameters: those of them that `optimizer` has
+    elements, extra: as in `SavedHook`
     """
 
     def __init__(self, model, state, optimizer, parameters, elements, extra=None):
@@ -80,8 +81,8 @@ class Remainder:
         self._known.update(id(one) for one in parameters)
 
     def add(self, bucket, carried):
-        """Called in the backward pass: returns the future of a bucket's gradients that are not carried, or None
-        if it has none."""
+        """Returns, in the backward pass, the future of a bucket's gradients that the library's
+        optimizer does not have; None: there are none."""
         if bucket.index() == 0:
             self._passes, self._parts = self._passes + 1, 0
         part, future = Part(bucket, self._parts, carried), None
@@ -158,9 +159,9 @@ class Remainder:
 
 # --- The hook's saved state -----------------------------------------------------------------------
 #
-# It is a tensor of bytes in the state of the optimizer's first parameter, `hook_RANK`, since that is
-# what all trainers save and load, also into torch's own optimizer before `compress` has it. A byte is
-# an element, which stays what it is where torch converts a state to the type of its parameter.
+# It is a tensor of bytes, `hook_RANK`, in the state of the optimizer's first parameter, which all
+# trainers save and load, also into torch's own optimizer before `compress`. Each byte is an
+# element, so that it does not change where torch converts a state to the type of its parameter.
 
 NAME = "hook_"
 # The bytes of the record, which are fixed so that a state can be loaded in place
@@ -195,7 +196,7 @@ def take(states):
 
 
 def records(found):
-    """Returns, by rank, what `take` has found."""
+    """Returns the records in the values that `take` has found, by rank."""
     return {int(name[len(NAME) :]): _unpack_record(one) for name, one in found.items()}
 
 
@@ -228,11 +229,12 @@ def _average_residual(buckets, count):
 
 
 class SavedHook:
-    """state: the `HookState`
+    """Saves and loads a `HookState` in the state of an optimizer.
+
     model: the DistributedDataParallel
-    elements: how many the hook averages, at most
-    extra: a function: what else is saved with it; None: nothing is
-    comm: the ranks, where the hook has not averaged; None: then there is nothing to save
+    elements: the most elements that the hook averages
+    extra: returns a dictionary that is saved with it; None: there is none
+    comm: the ranks, used while the hook has none; None: there is nothing to save then
     """
 
     def __init__(self, state, model, elements, extra=None, comm=None):
@@ -241,16 +243,17 @@ class SavedHook:
         self._rank, self._ranks = group.rank(), group.size()
         words = 4 * (elements + elements // self._ranks + (elements if state.normalise else 0))
         self._size = _BYTES + words + _BYTES_OF_PARAMETER * len(list(model.parameters()))
-        self._everyone, self._said, self._comm = None, False, comm
+        self._everyone, self._has_warned, self._comm = None, False, comm
+
+    def _is_whole(self):
+        """True after `consolidate` and before the next step."""
+        return self._everyone is not None and self._everyone[0] == self.state.steps
 
     def entries(self):
-        """Returns this rank's values by name, or after `consolidate` and before the next step those of all
-        ranks."""
+        """Returns this rank's values by name, or those of all ranks if there are any."""
         if not self._is_used:
             return {}
-        if self._everyone is not None and self._everyone[0] == self.state.steps:
-            return self._everyone[1]
-        return {f"{NAME}{self._rank}": self._own()}
+        return self._everyone[1] if self._is_whole() else {f"{NAME}{self._rank}": self._own()}
 
     def _own(self):
         record = {**self.state.state_dict(), **self._extra()}
@@ -268,14 +271,13 @@ class SavedHook:
             self._everyone = self.state.steps, named
 
     def warn_of_missing_residuals(self):
-        is_whole = self._everyone is not None and self._everyone[0] == self.state.steps
-        if is_whole or self._said or self._ranks == 1 or self.state.steps < 2:
+        if self._is_whole() or self._has_warned or self._ranks == 1 or self.state.steps < 2:
             return
-        self._said = True
+        self._has_warned = True
         warnings.warn(missing_residuals(self._rank), OnebitWarning, stacklevel=3)
 
     def load(self, found):
-        """Loads what `take` has found; nothing: residuals are zeros. Collective, once a step was made."""
+        """Loads what `take` has found, or residuals of zeros. Collective after the first step."""
         parts, made = records(found), None
         own = parts.get(self._rank)
         if own is not None and own["ranks"] == self._ranks:
@@ -286,7 +288,7 @@ class SavedHook:
 
 
 def save_with(optimizer, saved):
-    """Has an optimizer of torch's save and load the hook's state with its own."""
+    """Makes an optimizer of torch's save and load the hook's state with its own."""
     own_state, own_load = optimizer.state_dict, optimizer.load_state_dict
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
@@ -319,7 +321,7 @@ def save_with(optimizer, saved):
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
 
 
-_TOGETHER = 2**22  # elements that are summed at once: each sum waits for the network's delay
+_SUM_SIZE = 2**22  # elements that are summed at once, since each sum waits for the network's delay
 
 
 def _sums(tensors, group):
@@ -329,7 +331,7 @@ def _sums(tensors, group):
         batch.append(one.to(torch.float32).reshape(-1))
         count += one.numel()
         following = tensors[number + 1] if number + 1 < len(tensors) else None
-        if following is not None and following.device == one.device and count < _TOGETHER:
+        if following is not None and following.device == one.device and count < _SUM_SIZE:
             continue
         every = torch.cat(batch)
         dist.all_reduce(every, group=group)
@@ -338,8 +340,9 @@ def _sums(tensors, group):
 
 
 def mean_shares(parameters, group, hosts):
-    """Returns for each parameter the mean gradient's squares relative to those of the gradient whose moments
-    a rank keeps, its own or its host's: 1 / hosts where gradients are independent. Collective."""
+    """Returns for each parameter the ratio of the mean gradient's square to that of the gradient
+    whose moments a rank has, its own or its host's: 1 / hosts if gradients are independent.
+    Collective."""
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     ranks, device = group.size(), gradients[0].device
     own = torch.stack([one.float().square().sum().to(device) for one in gradients])
@@ -357,8 +360,9 @@ def _share(own, mean, ranks, hosts):
 
 
 def _variances(made, states, parameters, of_means, group):
-    """Returns for each parameter second moments of gradients: of means over the ranks, or else of each rank's
-    own, of which the mean over the ranks; and those by whose root the momentum was divided. Collective."""
+    """Returns for each parameter the second moments of the mean gradient, or the mean of those of
+    the ranks' own gradients; and the second moments by whose root the momentum was divided.
+    Collective."""
     shared = is_in_warmup(made) or not made._divides  # all ranks know those of the mean
     if shared:
         found = [states[one]["variance"].to(one.device).reshape(-1) for one in parameters]
@@ -381,7 +385,7 @@ def is_in_warmup(made):
 
 
 def _adam_moments(made, parameter, group, state, variance, divisor):
-    """divisor: second moments by whose root the momentum was divided; None: by none"""
+    """divisor: the second moments by whose root the momentum was divided; None: it was not divided"""
     steps, defaults = float(state["step"]), made.defaults
     momentum = state["momentum"].to(parameter.device)
     if divisor is not None:
@@ -400,11 +404,11 @@ def device_of_step(group, parameter):
 
 @torch.no_grad()
 def moments_of(made, group, of_means=True):
-    """Returns torch's state by parameter; residuals are dropped. Without steps it is empty. Collective.
+    """Returns torch's state by parameter, without residuals; before the first step it is empty.
+    Collective.
 
-    of_means: the next gradients are means over the ranks, and their second moments are wanted; else those of
-        each rank's own gradients. Where the library's state has the others, what the latest gradients say of
-        the difference counts
+    of_means: whether second moments are those of mean gradients, or of each rank's own gradients.
+        The latest gradients give the ratio of the two
     """
     states, found, divided = made.state, {}, []
     for parameter, number in zip(made._parameters, made._group_of):

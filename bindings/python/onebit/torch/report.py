@@ -4,12 +4,14 @@ from typing import Any, NamedTuple
 
 
 class Report(NamedTuple):
-    """steps: that this rank has made, with those of a state that was loaded; skipped: others, of
-        gradients that were not finite
+    """The steps of a training, and the bytes that this rank has sent.
+
+    steps: the steps that were made, with those of a loaded state
+    skipped: further steps, with gradients that were not finite
     overlapped: steps whose exchange began in the backward pass
-    bytes_sent: by this rank; what torch averages is counted for a ring
-    dense_bytes: what a ring would have sent of the same gradients in their own type
-    averaged: by name, parameters that are not exchanged in one bit, and why
+    bytes_sent: what torch averages is counted for a ring
+    dense_bytes: the bytes of a ring for the same gradients in their own type
+    averaged: by name, why a parameter is not exchanged in one bit
     """
 
     steps: int
@@ -36,11 +38,11 @@ def ring(count, ranks):
     return 2 * (ranks - 1) * count // ranks
 
 
-def summaries(reasons, named=4):
-    """Returns a text for each reason of pairs (name, reason), with at most `named` of its names."""
+def summaries(reasons):
+    """Yields a text for each reason, with at most four of its names. reasons: by name"""
     by_reason = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        more = f" and {len(names) - named} others" if len(names) > named else ""
-        yield f"not exchanged in one bit: {', '.join(names[:named])}{more} ({reason})"
+        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
+        yield f"not exchanged in one bit: {', '.join(names[:4])}{more} ({reason})"

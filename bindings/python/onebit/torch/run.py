@@ -1,10 +1,7 @@
-"""Runs a program that is not to be changed: each DistributedDataParallel of it gets the hook.
+"""Runs a program without changing it, and registers the hook for each DistributedDataParallel that
+it makes (docs/python-trainers.md#a-program-that-is-not-to-be-changed).
 
     torchrun --nproc-per-node 4 -m onebit.torch.run train.py --lr 0.1
-
-Gradients are then averaged in 8 bits (--bits). A model on another device than the processor, and
-one for which the program registers a hook of its own, stay as they are. When the program ends
-rank 0 says on standard error what was averaged how.
 """
 
 import argparse
@@ -25,11 +22,11 @@ from onebit.torch.hook import HookState, allreduce_hook
 
 
 class Totals:
-    """Sums over all models of the program, those that it has dropped too."""
+    """Sums over all models of the program, including those that it has dropped."""
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", 0))
-        self.given = weakref.WeakSet()
+        self.ends = []  # functions that add a state, unless that is done already
         self._counts = collections.Counter()
 
     def add(self, state):
@@ -38,8 +35,8 @@ class Totals:
         self._counts["states"] += 1
 
     def text(self):
-        for one in self.given:
-            one.leave()
+        for end in self.ends:
+            end()
         found = self._counts
         if not found["states"]:
             return "no DistributedDataParallel on the processor is without a hook of its own"
@@ -59,19 +56,13 @@ class Given:
 
     def __init__(self, totals, options):
         self.hook, self.state = allreduce_hook, HookState(**options)
-        self._totals = totals
-        totals.given.add(self)
+        self._end = weakref.finalize(self, totals.add, self.state)
+        self._end.atexit = False
+        totals.ends.append(self._end)
 
     def replace(self, hook, state):
-        self.hook, self.state, self._totals = hook, state, None
-
-    def leave(self):
-        if self._totals is not None:
-            self._totals.add(self.state)
-            self._totals = None
-
-    def __del__(self):
-        self.leave()
+        self._end.detach()
+        self.hook, self.state = hook, state
 
     def __reduce__(self):  # a copied model has no hook, as in torch
         return object, ()

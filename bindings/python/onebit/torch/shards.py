@@ -1,6 +1,6 @@
-"""Parameters of which each rank works on a shard: what the library gets of them, and what a shard's
-values are to torch. The ranks of different shards agree on what the library tells only those that
-have the same: that a step is skipped.
+"""Converts between torch's parameters and the shards of them that ranks work on. The library
+connects only the ranks that have the same shard, so a step that it skips on these must be skipped
+on all other ranks too.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from onebit._native import argument_error
 from onebit.torch.ranks import FLOATS
 from onebit.torch.rendezvous import Rendezvous
-from onebit.torch.state import flat, strides_of
+from onebit.torch.state import flat, in_order_of
 
 try:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,8 +63,8 @@ class Whole:
         return False
 
     def agree(self, reason):
-        """Returns the reason of a failure: this rank's, or that another shard has one; None: there is none.
-        Collective over the shards."""
+        """Returns this rank's error, or one that says that another shard has one; None: all are
+        well. Collective over the shards."""
         return reason
 
     def mean(self, values):
@@ -81,8 +81,8 @@ class Whole:
 
 
 class _Shards(Whole):
-    """The base of two kinds of shards: a mesh, whose first dimension has the ranks of the same shard, and
-    the second the shards."""
+    """The base of two kinds of shards. The first dimension of the mesh has the ranks of the same
+    shard, the second the shards."""
 
     overlaps = False
 
@@ -161,11 +161,6 @@ class Inside(_Shards):
     def ranks(self, comm):
         return dist.get_rank(), dist.get_world_size()
 
-    def _shard(self, elements):
-        """Returns this rank's shard of a row of elements."""
-        count = -(-len(elements) // self.mesh.size(1))
-        return elements[(self.number - 1) * count :][:count]
-
     def local(self, tensor):
         if isinstance(tensor, DTensor):
             return tensor.to_local()
@@ -174,7 +169,10 @@ class Inside(_Shards):
         if tensor.dtype == torch.uint8:  # rows of bytes
             return tensor[self.number - 1]
         elements = flat(tensor.detach())
-        return elements if elements is None else self._shard(elements)
+        if elements is None:
+            return None
+        count = -(-len(elements) // self.mesh.size(1))
+        return elements[(self.number - 1) * count :][:count]
 
     def distribute_like(self, parameter, values):
         return self._distributed(values, (parameter.numel(),))
@@ -190,8 +188,7 @@ class Inside(_Shards):
                 values[name] = value.full_tensor() if isinstance(value, DTensor) else value
 
     def _buckets(self, parameters):
-        """Yields buckets by type, as (numbers, elements of each one's shard, the shards in a row); the last may
-        be shorter."""
+        """Yields buckets of parameters of one type, as (their numbers, the elements of a shard of each)."""
         some, count, size = [], 0, self.mesh.size(1)
         for number, one in enumerate(parameters):
             if some and (count >= _BUCKET_SIZE or one.dtype != parameters[some[0]].dtype):
@@ -209,8 +206,9 @@ class Inside(_Shards):
                           if parameters[one].grad is not None), parameters[numbers[0]].dtype)
             rows = parameters[numbers[0]].new_zeros((size, sum(counts)), dtype=dtype)
             for number, to in zip(numbers, rows.split(counts, 1)):
-                if parameters[number].grad is not None:
-                    _fill_rows(to, _like_parameter(parameters[number].grad, parameters[number]))
+                gradient = parameters[number].grad
+                if gradient is not None:
+                    _fill_rows(to, flat(in_order_of(gradient.detach(), parameters[number])))
             mine = torch.empty_like(rows[0])
             dist.reduce_scatter_tensor(mine, rows.div_(size).view(-1), group=self._group)
             for number, some in zip(numbers, mine.split(counts)):
@@ -239,13 +237,6 @@ class Inside(_Shards):
         hosts, size = self.mesh.shape
         return (f"torch's group reduces gradients inside the host; shard {self.number} of {size} is "
                 f"exchanged between {hosts} hosts")
-
-
-def _like_parameter(gradient, parameter):
-    """Returns a gradient's elements in the order of the parameter's memory."""
-    if strides_of(gradient) != strides_of(parameter):
-        gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
-    return flat(gradient.detach())
 
 
 def _fill_rows(rows, elements):
@@ -281,8 +272,8 @@ def inside_of(group, inside, device_type, reason, timeout):
     """Returns the shards of a model that all ranks have. Collective.
 
     group: the model's; None: all processes
-    inside: "auto": the ranks of a host have one each, where there are several hosts of as many; a
-        process group of this rank's host; None: there are no shards
+    inside: "auto": the ranks of a host have one each, if several hosts have the same number of
+        ranks; a process group of this rank's host; None: there are no shards
     reason: why "auto" makes none
     """
     if inside is None or (inside == "auto" and reason):
@@ -305,7 +296,7 @@ def inside_of(group, inside, device_type, reason, timeout):
 
 
 def _reason_for_none(rows, said, size, auto):
-    """rows: the ranks of each host, by what they said."""
+    """Returns why there can be no shards; None: there can. rows: the ranks of each host"""
     sizes = sorted({len(one) for one in rows.values()})
     if size != dist.get_world_size():
         return "the model's group is not of all processes"
@@ -324,8 +315,7 @@ class _Done(dist.Work):
 
 
 class _Alone(dist.ProcessGroup):
-    """This rank: sums over it change nothing. It is no group of torch's, whose numbers other ranks
-    count too."""
+    """A group of this rank alone. It is not made by torch.distributed, whose groups all ranks must create."""
 
     def __init__(self):
         super().__init__(0, 1)

@@ -1,9 +1,10 @@
-"""Parameters on any device of torch, with the library's work on the processor.
+"""Parameters on any device of torch, with the library's work on the processor
+(docs/python-optimizers.md#on-a-gpu-through-the-host).
 
-The library reads and writes copies in memory of the host, pinned where the device has streams. A
-gradient is copied there beside the backward pass, a bucket behind the one that is exchanged; after
-the step the parameters are copied back, and what the program puts on its stream next waits for that.
-The bits are those of a run on the processor. Only what torch has for all devices is used.
+The library reads and writes copies in memory of the host, which is pinned if the device has
+streams. Gradients are copied during the backward pass, one bucket after the one that is exchanged.
+After the step the parameters are copied back, and the program's later work on its stream waits for
+that. Only what torch has for all devices is used.
 """
 
 import collections
@@ -26,9 +27,9 @@ def has_kernels():
 def is_staged(stage, parameters):
     """True if an optimizer of these parameters works on copies of them in memory of the host.
 
-    stage: "host"; "device": the library's kernels are used; "auto": those where the device is
-        CUDA's and the library has kernels, else copies. ONEBIT_STAGE=always in the environment
-        stages tensors of the processor too.
+    stage: "host"; "device": the library's kernels are used; "auto": kernels for CUDA devices if the
+        library has them, else copies. ONEBIT_STAGE=always in the environment stages tensors of the
+        processor too.
     """
     if stage not in _CHOICES:
         raise argument_error(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
@@ -62,8 +63,9 @@ def _stream_of(device):
 
 
 class Writes:
-    """Finds what the program writes to parameters between two steps. What it writes through `.data` has
-    no version: sums of the bits find that, in some steps, and from then on every step finds a write.
+    """Finds the program's writes to parameters between two steps. A write through `.data` changes
+    no version: sums of the bits find it, in some of the steps, and from then on parameters count as
+    written to in every step.
 
     sums: whether they are made, which waits for a device
     """
@@ -98,11 +100,10 @@ class Writes:
         return changed or self._is_untold
 
     def mark(self):
-        """Takes the parameters' present values as the library's own: they are no change of the program's."""
+        """Treats the parameters' present values as the library's own, not as writes of the program."""
         self._versions = self._found_versions()
 
     def stepped(self):
-        """Called when a step was made."""
         self.mark()
         self._steps += 1
         if not self._is_untold and self._is_looked_at():
@@ -133,7 +134,6 @@ class Stage:
         self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
 
     def _stream(self, device):
-        """Returns the stream of a device's copies; None: they are made at once."""
         if device not in self._streams:
             self._streams[device] = _stream_of(device)
         return self._streams[device]
@@ -153,7 +153,7 @@ class Stage:
         return copy
 
     def gradient(self, number, elements):
-        """Returns the copy of a gradient."""
+        """Returns the memory of the copy of a gradient."""
         known = self._gradients.get(number)
         if known is None or (known.dtype, known.shape) != (elements.dtype, elements.shape):
             known = self._gradients[number] = self._host(elements)
@@ -169,20 +169,19 @@ class Stage:
             to.copy_(source, non_blocking=True)
 
     def send(self, number, elements):
-        """Begins to copy a gradient."""
         self._copy(self.gradient(number, elements), elements, elements.device)
         self._copied.append(number)
 
     def begin(self, number, elements):
-        """Begins to copy: the copy, and a function that waits until it is there."""
+        """Begins to copy. Returns the copy, and a function that waits until it is complete."""
         copy = self.gradient(number, elements)
         self._copy(copy, elements, elements.device)
         stream = self._stream(elements.device)
         return copy, stream.record_event().synchronize if stream else lambda: None
 
     def end_bucket(self, tell):
-        """Calls `tell` with the number of each gradient that is there, except those of the bucket
-        which ends now: its copies go on."""
+        """Calls `tell` with the number of each gradient whose copy is complete, those of the bucket
+        that ends now excepted: its copies go on."""
         events = [stream.record_event() for _, stream in self._running()]
         self._buckets.append((events, self._copied))
         self._copied = []
@@ -201,8 +200,8 @@ class Stage:
             stream.synchronize()
 
     def refresh(self):
-        """Takes parameters that the program has written to since the latest step, and returns whether
-        there are any."""
+        """Copies the parameters if the program has written to them since the latest step. Returns
+        True if so."""
         found = self.writes.refresh()
         if found:
             self.take()
@@ -212,10 +211,6 @@ class Stage:
         """Copies the parameters as they are now."""
         for elements, copy in self._parameters:
             copy.copy_(elements)
-        self.mark()
-
-    def mark(self):
-        """Takes the parameters' present values as the library's own."""
         self.writes.mark()
 
     def copy_back(self):

@@ -1,12 +1,10 @@
-"""The one place that decides what a parameter's state is: `optimizer.state[parameter]` as torch has
-it, and back.
+"""Makes torch's `optimizer.state[parameter]` from the library's state, and back.
 
 A rank's part of a checkpoint (docs/checkpoints.md) has all of the library's state. Its sections of
-elements become tensors of the parameter's shape, named as in `_NAMES`; what is each rank's own has
-the rank behind its name, so that no rank's replaces another's where all save into one checkpoint
-(torch.distributed.checkpoint). The rest of a part is `head_RANK` of the first parameter: bytes, each
-an element of a tensor of uint8, which stay what they are when torch converts a state to the type of
-its parameter.
+elements become tensors of the parameter's shape, named as in `_NAMES`. State that each rank has for
+itself has the rank behind its name, so that all ranks can save into one checkpoint
+(torch.distributed.checkpoint). The rest of a part is `head_RANK` of the first parameter, a tensor
+of uint8, whose elements do not change where torch converts a state to the type of its parameter.
 """
 
 import functools
@@ -21,7 +19,7 @@ import torch
 from onebit import part
 from onebit._native import OnebitWarning, argument_error
 from onebit.torch import remainder
-from onebit.torch.ranks import FLOATS, agree, agreed, gather
+from onebit.torch.ranks import FLOATS, agreed, gather
 
 # The names of a part's sections.
 _NAMES = {
@@ -42,8 +40,8 @@ _OF_TORCH = {
     "momentum_buffer": part.MOMENTUM,
     "exp_avg_sq": part.VARIANCE,
 }
-# By kind, the sections that exist from the freeze on only, or until then, or for some elements, and
-# are saved as zeros otherwise: loading in place needs the same names always. So it is with residuals.
+# By kind, the sections that exist only before or after the freeze, or for some elements. They are
+# saved as zeros otherwise, since loading in place needs the same names always; residuals too.
 _LATER = {
     "lamb": (part.FRESH,), "zero_one_adam": (part.ANCHOR, part.PARAMETERS), "lion": (part.MOMENTUM,),
     "efficient_adam": (part.VARIANCE,), "efficient_lamb": (part.VARIANCE,),
@@ -56,9 +54,9 @@ _COMPRESSED = 2  # stage: momentum is the latest message
 
 
 class Head(NamedTuple):
-    """A part without its elements: its header, beta1 of the latest step, and its sections as
-    (what, space, first, count, values), with None in the place of elements; and the number of the shard
-    that it is of, 0 where there are none."""
+    """A part without its elements: its header, beta1 of the latest step, its sections as (what,
+    space, first, count, values), with None instead of elements, and the number of its shard, 0
+    without shards."""
 
     header: bytearray
     beta1: float
@@ -82,9 +80,16 @@ def flat(tensor):
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def in_order_of(tensor, parameter):
+    """Returns the tensor, or a copy with the strides of the parameter; None for None."""
+    if tensor is None or strides_of(tensor) == strides_of(parameter):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+
+
 def _is_own(what, header):
-    """True if each rank has a section of its own: residuals and own moments; the shards of a sharded
-    state, and so Lion's momentum; and what differs between 0/1 Adam's synchronisations."""
+    """True if each rank has a section of its own: residuals and own moments; shards, such as Lion's
+    momentum; and 0/1 Adam's state that differs between synchronisations."""
     kind = part.kind_of(header)
     return (
         what in (*_RESIDUALS, part.MOMENTS)
@@ -120,7 +125,6 @@ def _find_spans(opened):
 
 
 def _encode_head(one, beta1, tensors, shard):
-    """Returns a head as a tensor."""
     rows, data = b"", b""
     for what, space, first, values in one.sections:
         elements = what in _NAMES and space == part.ELEMENTS
@@ -251,7 +255,7 @@ class _Loaded:
                         f"{name} of parameter {number} was rounded to {value.dtype}: load the "
                         "state after onebit.torch.compress, and it is exact",
                         OnebitWarning,
-                        stacklevel=6,
+                        stacklevel=8,
                     )
                     return
 
@@ -279,7 +283,7 @@ class _Loaded:
         return self.state[self.parameters[0]][name].detach().cpu().numpy().tobytes()
 
     def take_head(self, data):
-        """Takes the head of a rank that was saved, on one that was not."""
+        """Uses the head of a rank that was saved, on a rank that was not."""
         head = _decode_head(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.heads = {part.rank_of(head.header): head}
 
@@ -299,9 +303,7 @@ class _Loaded:
             if value.shape != parameter.shape:
                 raise argument_error(f"{name} of parameter {number} has the shape {tuple(value.shape)}, the "
                                      f"parameter {tuple(parameter.shape)}")
-            if strides_of(value) != strides_of(parameter):
-                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            some = flat(value)[low - begin : high - begin].float().cpu().numpy()
+            some = flat(in_order_of(value, parameter))[low - begin : high - begin].float().cpu().numpy()
             made[low - first : high - first] = some
         return made
 
@@ -321,8 +323,8 @@ class _Loaded:
         return np.where(rounded == now, masters, now)
 
     def part(self, rank, ranks, whole):
-        """Returns the part that rank `rank` of `ranks` would have saved. whole: the values of each
-        rank are known; otherwise those of another rank are taken, without residuals."""
+        """Returns the part that rank `rank` of `ranks` would have saved. whole: true if the values
+        of each rank are known; otherwise those of another rank are used, without residuals."""
         source = rank if rank in self.heads else min(self.heads)
         head, known = self.heads[source], whole or (rank == source)
         elements = int(self.firsts[-1])
@@ -348,8 +350,8 @@ class _Loaded:
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
     def _moments_of(self, rank):
-        """Returns another rank's moments, for all elements: where that had some only, as in a hierarchical
-        schedule, the others are their tensor's mean, or that of all."""
+        """Returns another rank's moments for all elements. If it had only some, as in a
+        hierarchical schedule, the others are the mean of those in their tensor, or of all."""
         spans = [
             (first, count)
             for what, _, first, count, values in self.heads[rank].sections
@@ -357,8 +359,7 @@ class _Loaded:
         ]
         if spans and not self._has(f"{_NAMES[part.MOMENTS]}_{rank}"):  # another rank has loaded these
             variance = self.values(_NAMES[part.VARIANCE], 0, int(self.firsts[-1]))
-            made = np.where(self._dense_elements(), variance, variance * self.ranks)
-            return [(part.MOMENTS, part.ELEMENTS, 0, made)]
+            return [(part.MOMENTS, part.ELEMENTS, 0, self._own_moments(variance, self.ranks))]
         made = np.full(int(self.firsts[-1]), np.nan, "<f4")
         for first, count in spans:
             name = f"{_NAMES[part.MOMENTS]}_{rank}"
@@ -378,10 +379,13 @@ class _Loaded:
     # --- Of torch's optimizers
 
     def part_of_torch(self, alone):
-        """Makes a part from the state of a dense optimizer: its moments and its steps. A warm-up that would be
-        over ends with the next step; an optimizer that has none, or whose warm-up is of divided gradients,
-        begins with the step of the momentum. alone: as one rank would have saved it, which ranks with the same
-        moments make alike; else this rank's"""
+        """Makes a part from the moments and the number of steps of a dense optimizer. If the
+        warm-up would be over, it ends with the next step; without a warm-up, or with one of divided
+        gradients, the momentum is converted.
+
+        alone: as a single rank would have saved it, which is the same on ranks with the same
+            moments
+        """
         header, sections = bytearray(self.template.header), []
         ranks = part.ranks_of(self.template.header)
         if alone:
@@ -397,8 +401,7 @@ class _Loaded:
         part.set_steps(header, steps, _COMPRESSED if over else None)
         if (over or divides) and part.VARIANCE in arrays:
             self._divide_momentum(arrays, steps, over)
-        if (over or divides) and part.VARIANCE in arrays:
-            self._begin_moments(arrays, ranks if over else 0)
+            arrays[part.MOMENTS] = self._own_moments(arrays[part.VARIANCE], ranks if over else 0)
         for what, space, first, values in self.template.sections:
             if alone and (what in _RESIDUALS or space == part.PADDING):
                 continue
@@ -434,15 +437,14 @@ class _Loaded:
         divided = momentum / root / (1 - beta1**steps if over else 1)
         arrays[part.MOMENTUM] = np.where(self._dense_elements(), momentum, divided)
 
-    def _begin_moments(self, arrays, ranks):
+    def _own_moments(self, variance, ranks):
         """Returns the moments of each rank's own gradients, as if the ranks' gradients were independent."""
-        variance = arrays[part.VARIANCE]
-        arrays[part.MOMENTS] = np.where(self._dense_elements(), variance, variance * ranks)
+        return np.where(self._dense_elements(), variance, variance * ranks)
 
 
 def _share_heads(comm, loaded, steps):
-    """Ranks that a checkpoint in place (torch.distributed.checkpoint) has nothing of, since fewer had
-    saved it, have made no step: they take another rank's head."""
+    """Gives another rank's head to ranks of which a checkpoint loaded in place
+    (torch.distributed.checkpoint) has none, since fewer ranks have saved it."""
     if min(steps) or not max(steps):
         return
     heads = gather(comm, loaded.head_bytes())
@@ -451,15 +453,12 @@ def _share_heads(comm, loaded, steps):
 
 
 def load(optimizer, state, begin):
-    """Puts a state into an optimizer. Collective. begin: called with beta1 of the latest step, or
-    None, before anything is loaded; a function. Returns whether there was one."""
-    reason = loaded = None
-    try:
-        loaded = _Loaded(optimizer, state)
-    except Exception as caught:  # noqa: BLE001
-        reason = caught
+    """Loads a state into an optimizer. Returns True if there was one. Collective.
+
+    begin: is called with beta1 of the latest step, or None, before anything is loaded
+    """
     comm = optimizer.comm
-    agree(comm, optimizer._shards.agree(reason))
+    loaded = agreed(comm, lambda: _Loaded(optimizer, state), optimizer._shards)
     everyone = [json.loads(one) for one in gather(comm, json.dumps(loaded.summary()).encode())]
     kinds = sorted({one["is"] for one in everyone})
     if kinds == ["none"]:
@@ -484,8 +483,8 @@ def load(optimizer, state, begin):
         parts = [mine]  # no rank needs parts of others
     elif kinds == ["torch's"]:
         mine = loaded.part_of_torch(alone=False)
-    # Before each rank's share of its parameters becomes all ranks': where ranks are apart, between two
-    # synchronisations of 0/1 Adam, they are in the state.
+    # Each rank's share of its parameters will be all ranks', so these must be equal. Between two
+    # synchronisations of 0/1 Adam they are not, and are in the state.
     if optimizer.onebit.info()["synchronized"] and not any(one.get("apart") for one in everyone):
         optimizer.onebit.compare()
     begin(next(iter(loaded.heads.values())).beta1 if loaded.heads else None)

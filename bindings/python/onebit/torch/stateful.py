@@ -1,4 +1,4 @@
-"""The base of optimizers in the shape of torch's, whose state is the library's."""
+"""The base of optimizers with torch's interface, whose state is the library's."""
 
 import warnings
 
@@ -11,20 +11,20 @@ from onebit.torch.shards import Whole
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
-    """A derived class has `onebit`, `comm` and, in the order of the library's tensors, `_parameters`;
-    `_beta1` of the latest step; `_has_state` and `_begin_loading`; and calls `_forget_state` after
+    """A derived class has `onebit`, `comm`, `_parameters` in the order of the library's tensors,
+    `_beta1` of the latest step, `_has_state` and `_begin_loading`, and calls `_forget_state` after
     each step."""
 
     _state = _remainder = None
     _shards = Whole()
-    _consolidated = _said = _closed = False
+    _consolidated = _has_warned = _closed = False
     _divides, _no_warmup, _warmup_steps = False, False, 0  # set by the optimizer's options
 
     def _forget_state(self):
         self._state, self._consolidated = None, False
 
-    def _warn(self, words):
-        warnings.warn(words, OnebitWarning, stacklevel=4)
+    def _warn(self, text):
+        warnings.warn(text, OnebitWarning, stacklevel=4)
 
     @property
     def state(self):
@@ -67,27 +67,28 @@ class StatefulOptimizer(torch.optim.Optimizer):
         self._consolidated = True
 
     def state_dict(self):
-        """Returns the state as torch's does. Local. Residuals and the like are this rank's, or after
-        `consolidate_state_dict` all ranks'."""
-        self.onebit.handle  # noqa: B018: says that it is closed
+        """Returns the state in torch's form. It has the residuals of this rank, or after
+        `consolidate_state_dict` of all ranks. Local."""
+        self.onebit.handle  # noqa: B018: raises if it is closed
         self._warn_of_missing_residuals()
         return super().state_dict()
 
     def _warn_of_missing_residuals(self):
-        if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
+        if self._consolidated or self._has_warned or self.comm.size == 1:
             return
-        self._said = True
+        if not self.onebit.info()["steps"]:
+            return
+        self._has_warned = True
         self._warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint all"))
 
     def load_state_dict(self, state_dict):
-        """Takes the state: each rank from its own of as many ranks, and then goes on to the bit; or
-        all ranks from one that was consolidated, however many had saved it, or from a list of all
-        that were saved; or from torch's Adam, AdamW or SGD, of whose steps this is the next. The
-        parameters are the model's, to be loaded before. Collective."""
+        """Loads a rank's own state, one that was consolidated, a list of all that were saved, or
+        that of torch's Adam, AdamW or SGD (docs/python-optimizers.md#checkpoints). Load the model's
+        parameters before. Collective."""
         self._load(*agreed(self.comm, lambda: self._merged(state_dict)))
 
     def _merged(self, state_dict):
-        """Returns the state by parameter, of one state or of all that were saved, and the groups."""
+        """Returns the state by parameter, of one state_dict or a list of all, and the groups."""
         dicts, merged = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict], {}
         groups = dicts[0]["param_groups"]
         self._check_groups(groups)

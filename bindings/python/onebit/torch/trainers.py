@@ -1,6 +1,6 @@
-"""Callbacks by which released trainers compress: `onebit.torch.TrainerCallback` for Hugging Face's,
-`onebit.torch.LightningCallback` for Lightning's. Each class is made when it is asked for, since its
-base is the trainer's."""
+"""Callbacks for trainers: `onebit.torch.TrainerCallback` for Hugging Face's,
+`onebit.torch.LightningCallback` for Lightning's. Each class is made at its first use, since its
+base class is the trainer's."""
 
 import warnings
 
@@ -10,9 +10,9 @@ from onebit.torch.hook import models_of
 
 
 class _Compressing:
-    """kind, options: as of `onebit.torch.compress`
+    """kind, options: as in `onebit.torch.compress`
 
-    optimizer: what it gave back, while a training goes on and after it; None: there is one process
+    optimizer: the result of `compress`; None: the training has one process, or has not begun
     """
 
     def __init__(self, kind=None, **options):
@@ -32,7 +32,7 @@ class _Compressing:
         return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
 
     def _synchronize(self):
-        """Makes models equal before a validation: after local steps of method "auto" they differ."""
+        """Makes the ranks' models equal before a validation: local steps of method "auto" make them differ."""
         for one in self._every():
             if hasattr(one, "automatic"):
                 one.automatic.synchronize()

@@ -1,9 +1,10 @@
-"""The choice of the bits that a program's own optimizer bears in its gradients, and whether these are
-divided by their own magnitudes before."""
+"""Chooses the bits of the gradients for a program's own optimizer, and whether a rank normalises
+them before."""
 
 import torch
 
-# Their step is the same when an element's gradients are all multiplied by one positive number.
+# The steps of these do not change if all gradients of an element are multiplied by a positive
+# number.
 _ADAPTIVE = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -30,7 +31,7 @@ def is_adaptive(optimizer):
 
 
 def choose(optimizer, bits, normalise):
-    """Returns the bits, and whether to normalise; where these are None, by the optimizer if it is known."""
+    """Returns the bits, and whether to normalise; an argument that is None is chosen by the optimizer."""
     if bits is None:
         bits = 1 if optimizer is not None and is_momentum(optimizer) else 8
     if bits not in (1, 2, 4, 8):
@@ -43,9 +44,9 @@ def choose(optimizer, bits, normalise):
 
 
 class Normaliser:
-    """Divides a rank's gradients by the root of their own second moments, which go on with every
-    step: 4 bytes a parameter. An element's results are then all of about one magnitude, so that few
-    bits hold them; Adam divides by that magnitude anyway."""
+    """Divides a rank's gradients by the root of their own second moments, which take 4 bytes a
+    parameter. The values of an element then have about one magnitude, so that few bits suffice;
+    Adam divides by that magnitude anyway."""
 
     _BETA = 0.999
 
