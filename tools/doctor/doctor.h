@@ -87,7 +87,8 @@ bool doctor_is_outlier(double value, const double *values, int count, double rat
 
 enum { DOCTOR_SEEN = 320 };
 
-/* The kinds of findings, in the order of causes: processors, interfaces, hosts, networks, others. */
+/* The kinds of findings, in the order of causes: processors, interfaces, hosts, networks, and
+ * others. */
 enum doctor_kind {
   DOCTOR_BUSY, /* makes measured times inaccurate */
   DOCTOR_STOLEN,
