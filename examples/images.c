@@ -20,7 +20,7 @@ static long read_header(FILE *file, idx_t *idx, size_t dimensions, const char **
   const size_t wanted = 4 + 4 * dimensions, got = fread(header, 1, wanted, file);
   long elements = 1;
   *why = header[0] == 0x1f && header[1] == 0x8b ? "is compressed; gunzip it"
-         : dimensions == 1                      ? "is no IDX file of a row of bytes"
+         : dimensions == 1                      ? "is no IDX file of labels"
                                                 : "is no IDX file of images";
   if (got < wanted || memcmp(header, start, sizeof start) != 0)
     return -1;

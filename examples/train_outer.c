@@ -82,7 +82,7 @@ void train_outer_report(const train_outer_t *outer, const team_t *team) {
   onebit_sites_info_t info = {.size = sizeof info};
   if (outer->onebit && onebit_outer_get_sites(outer->onebit, &info) == ONEBIT_OK)
     print_once(team,
-               "sites: %d; of %llu rounds of its shard rank 0 closed %llu without some site\n",
+               "sites: %d; rank 0 closed %llu rounds of its shard, %llu with a site missing\n",
                info.sites, (unsigned long long)info.rounds, (unsigned long long)info.left_out);
 }
 

@@ -7,7 +7,7 @@
 
 enum { COUNT = 3000, TENSORS = MPI_TENSORS };
 
-static void start_poisoned(struct mpi_tensors *flight, int t, bool poisoned) {
+static void start_allreduce(struct mpi_tensors *flight, int t, bool poisoned) {
   fill_exact(flight->send[t], ONEBIT_FLOAT32, COUNT, rank_of(flight->comm), t);
   if (poisoned)
     flight->send[t][7] = INFINITY;
@@ -16,7 +16,7 @@ static void start_poisoned(struct mpi_tensors *flight, int t, bool poisoned) {
   CHECK(code == MPI_SUCCESS && flight->request[t], "code %d: %s", code, onebit_last_error());
 }
 
-static void start_finite(struct mpi_tensors *flight, int t) { start_poisoned(flight, t, false); }
+static void start_finite(struct mpi_tensors *flight, int t) { start_allreduce(flight, t, false); }
 
 static bool is_empty(const MPI_Status *status) {
   int bytes = -1, cancelled = -1;
@@ -49,7 +49,7 @@ static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
     check_case("step %d", step);
     int poisoned = step % 5 == 3 ? step % 2 : -1; /* this tensor, and the second one after it */
     for (int t = 0; t < TENSORS; t++)
-      start_poisoned(flight, t, is_poisoned(t, poisoned) && rank == 0);
+      start_allreduce(flight, t, is_poisoned(t, poisoned) && rank == 0);
     for (int i = 0; i < TENSORS; i++) {
       int t = (rank % 2 ? TENSORS - 1 - i : i + rank) % TENSORS;
       if (is_poisoned(t, poisoned)) {
@@ -116,7 +116,7 @@ RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_oth
     for (int poisoned = 0; poisoned < 2; poisoned++) {
       for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k < 2; k++)
-          start_poisoned(&flights[k], t, step % 4 == 3 && rank == 0 && t == poisoned);
+          start_allreduce(&flights[k], t, step % 4 == 3 && rank == 0 && t == poisoned);
       for (int i = 0; i < 2; i++) {
         struct mpi_tensors *flight = &flights[(i + rank) % 2];
         CHECK(ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE) == MPI_SUCCESS, "%s",

@@ -177,8 +177,8 @@ void collective_check(const struct collective_case *what, rank_body *body) {
   collective_release(&run);
 }
 
-void collective_each(const char *name, size_t thinner, struct collective_case *cases, size_t count,
-                     collective_body *check) {
+void collective_check_sample(const char *name, size_t thinner, struct collective_case *cases,
+                             size_t count, collective_body *check) {
   const struct sample sample = collective_sample(name, thinner, cases, count);
   for (size_t k = 0; k < sample.count; k++) {
     struct collective_run run = collective_prepare(&cases[sample.rows[k]]);

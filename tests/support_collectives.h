@@ -60,8 +60,8 @@ void collective_check(const struct collective_case *what, rank_body *body);
 
 /* Calls `check` with the oracle's results of each case of a sample; frees the cases. */
 typedef void collective_body(struct collective_run *run, size_t number);
-void collective_each(const char *name, size_t thinner, struct collective_case *cases, size_t count,
-                     collective_body *check);
+void collective_check_sample(const char *name, size_t thinner, struct collective_case *cases,
+                             size_t count, collective_body *check);
 
 /* Checks a few cases of 1 to 4 ranks, and the schedules of 4 ranks on 2 hosts, of at most so many
  * elements, over a transport: it runs a body on ranks, on hosts, and then checks_must_hold(). */

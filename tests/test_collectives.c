@@ -24,7 +24,7 @@ static void check_with_next_codec(struct collective_run *run, size_t number) {
 static void check_group(int size, enum extent extent) {
   size_t count;
   struct collective_case *cases = collective_cases(size, extent, &count);
-  collective_each("collectives", 1, cases, count, check_with_next_codec);
+  collective_check_sample("collectives", 1, cases, count, check_with_next_codec);
 }
 
 Test(collectives, one_rank) { check_group(1, EVERY_OPTION); }
@@ -52,7 +52,7 @@ Test(collectives, every_codec_and_any_number_of_threads) {
     all[k].options.threads = 1 + (int)(k % 3);
   }
   free(cases);
-  collective_each("codecs", 5, all, 3 * count, check_with_every_codec);
+  collective_check_sample("codecs", 5, all, 3 * count, check_with_every_codec);
 }
 
 /* A self communicator is a group of one. */
@@ -67,7 +67,7 @@ static void check_on_self(struct collective_run *run, size_t number) {
 Test(collectives, self_is_a_group_of_one) {
   size_t count;
   struct collective_case *cases = collective_cases(1, COVERING, &count);
-  collective_each("self", 3, cases, count, check_on_self);
+  collective_check_sample("self", 3, cases, count, check_on_self);
 }
 
 /* Checks the group's size, and that a plan's info is true. */
@@ -102,7 +102,7 @@ Test(collectives, plans_tell_what_they_decided) {
 static void check_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);
-  collective_each("schedules", 1, cases, count, check_with_next_codec);
+  collective_check_sample("schedules", 1, cases, count, check_with_next_codec);
 }
 
 Test(collectives, schedules_on_one_rank) { check_schedules(1, 1); }

@@ -178,7 +178,7 @@ static struct costs costs_on_ranks(int size, onebit_shards_t shards, onebit_dtyp
   costs.options.freeze_step = freeze_step;
   costs.options.beta2 = 0.875; /* an automatic freeze comes at the ninth step */
   costs.options.common.parameter_dtype = parameters;
-  costs.options.common.chunk_size = 4096; /* few bytes of dense messages in windows */
+  costs.options.common.chunk_size = 4096; /* keeps the windows of dense plans small */
   on_ranks(size, measure_costs, &costs);
   return costs;
 }

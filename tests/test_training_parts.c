@@ -231,7 +231,7 @@ Test(images, files_that_end_too_early_or_too_late_are_refused) {
 Test(images, files_of_another_kind_are_refused) {
   unsigned char other[PLAIN];
   memcpy(other, plain, PLAIN);
-  check_file_refused(plain, PLAIN, 1, "is no IDX file of a row of bytes");
+  check_file_refused(plain, PLAIN, 1, "is no IDX file of labels");
   other[2] = 0x0d;
   check_file_refused(other, PLAIN, 3, "is no IDX file of images");
   memcpy(other, plain, PLAIN);

@@ -87,10 +87,10 @@ typedef struct onebit_adam_options {
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
   /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Any freeze waits while
-   * the variance lags behind the gradients: while |m^|^2 > 4 |v^|, with |v^| the sum of the
-   * variances, or there is no variance yet; but not with shards or in profile deepspeed. In profile
-   * deepspeed it is DeepSpeed's own count, whose first call makes no step: freeze_step - 1 steps of
-   * warm-up, and at least one. */
+   * the variance lags behind the gradients: while there is no variance yet, or |m^|^2 > 4 |v^|,
+   * where |v^| is the sum of the variances. With shards or in profile deepspeed it does not wait.
+   * In profile deepspeed freeze_step is DeepSpeed's own count, whose first call makes no step: the
+   * warm-up has freeze_step - 1 steps, and at least one. */
   size_t freeze_step;
   /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
    * variance satisfies

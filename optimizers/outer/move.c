@@ -138,7 +138,7 @@ enum { WORKER, SERVER };
 
 /* --- Detach ------------------------------------------------------------------------------------*/
 
-onebit_status_t ob_outer_hold(struct onebit_outer *outer) {
+onebit_status_t ob_outer_hold_residuals(struct onebit_outer *outer) {
   for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++)
     if (!outer->array[k])
       outer->array[k] = ob_allocate(outer->count, sizeof(float));
@@ -175,7 +175,7 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
     ob_fragment_abandon(&outer->fragments[f]);
   outer->refused = false;
   if (!outer->detached)
-    OB_TRY(ob_outer_hold(outer));
+    OB_TRY(ob_outer_hold_residuals(outer));
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);

@@ -254,7 +254,7 @@ static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum 
                   : fragment->array[ob_saved_rows[what].slot];
 }
 /* Fills in the held residuals, with zeros for elements that have no residual on this rank. */
-onebit_status_t ob_outer_hold(struct onebit_outer *outer);
+onebit_status_t ob_outer_hold_residuals(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
 /* Exports a residual while no exchange is in flight: fragment->count values on the host, with zeros
@@ -275,7 +275,7 @@ struct ob_state ob_outer_state(struct onebit_outer *outer);
  * in OB_OUTER_SENT for a drift that is sent again. */
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
-/* The numbers of a part, which belong to one rank. */
+/* The numbers of a fragment, which belong to one rank. */
 struct ob_fragment_numbers {
   uint64_t count, state, remaining; /* remaining: local steps until it is applied */
   uint64_t finite;

@@ -145,7 +145,7 @@ static onebit_status_t outer_save_read_run(struct ob_saving *saving, enum ob_sav
   const struct ob_outer_piece *piece = &fragment->piece[run->piece];
   OB_TRY(ob_outer_to_host(outer));
   if (!outer->array[OB_OUTER_HELD_WORKER])
-    OB_TRY(ob_outer_hold(outer));
+    OB_TRY(ob_outer_hold_residuals(outer));
   const float *from = what == OB_SAVED_PARAMETERS ? NULL : ob_fragment_array(fragment, what);
   for (size_t i = run->offset, end = i + run->count; i < end; i++)
     *values++ = from ? from[piece->at + i]

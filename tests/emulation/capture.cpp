@@ -24,7 +24,7 @@ std::vector<std::shared_ptr<capture>> &captures() {
   return active;
 }
 
-/* All graphs, of both kinds. */
+/* Returns all graphs: the captured ones, and the executable ones made from them. */
 std::set<const CUgraph_st *> &graphs() {
   static std::set<const CUgraph_st *> all;
   return all;

@@ -355,7 +355,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, 
   if (!comm || !win || (winFlags & ~NCCL_WIN_COLL_SYMMETRIC) || !is_free_for_one(buff, size))
     return refuse(ncclInvalidArgument, "no such communicator, or no memory of ncclMemAlloc");
   if (comm->error || !all_agree(held, *comm, size))
-    return refuse(comm->error ? comm->error : ncclInvalidArgument, "not alike on all ranks");
+    return refuse(comm->error ? comm->error : ncclInvalidArgument,
+                  "the window's arguments differ between ranks");
   *win = new ncclWindow_vidmem{handle, buff};
   windows().insert(*win);
   registrations++;

@@ -258,8 +258,8 @@ void scene_fill_plan(struct scene *scene) {
 
 /* --- The caller's buffers */
 
-/* Allocates the pieces of a buffer, with `each` at any place, else `step` apart. Empty pieces are
- * NULL where that is allowed, and so are some inputs. */
+/* Allocates the pieces of a buffer: each by itself with what->each, else all together, `step`
+ * elements apart. With what->each empty pieces are NULL, and so is every fifth input. */
 static struct ob_cuda_pieces allocate_pieces(struct scene *scene, const char *name, void **host,
                                              size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;

@@ -406,7 +406,7 @@ def check_written_parameters(rank, size):
     """Parameters of 16 bits go on from what the program writes to them; what it does not write to goes
     on from its master values."""
     if not hasattr(torch, "compile"):
-        return  # whose gloo has no bfloat16
+        return  # torch 1.13: its gloo has no bfloat16
     for through in "no_grad", "data":
         torch.manual_seed(3)
         model = make_replica(nn.Linear(20, 20, dtype=torch.bfloat16))
