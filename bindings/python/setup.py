@@ -105,9 +105,10 @@ def run_make(*options):
 
 def build_library():
     """Builds the shared libraries, and returns their paths."""
-    for needed in ("make", compiler()[0]):
-        if not shutil.which(needed):
-            raise SystemExit(f"onebit: {needed} is needed to build the library, and is not there")
+    missing = [needed for needed in ("make", compiler()[0]) if not shutil.which(needed)]
+    if missing:
+        raise SystemExit(f"onebit: {' and '.join(missing)} needed to build the library, and not there: "
+                         "apt-get install make gcc, where there is apt-get")  # fmt: skip
     names = [one.partition("=")[0] for one in settings()]
     common = ["FORTRAN=0", *settings()]
     common += [] if "OPENMP" in names or links_openmp() else ["OPENMP=0"]

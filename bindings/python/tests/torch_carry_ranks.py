@@ -138,6 +138,10 @@ def check_changed_gradients(comm, rank):
     def clip(run):
         nn.utils.clip_grad_norm_(run.module.parameters(), 0.1)
 
+    def ask_for_norm(run):
+        run.optimizer.clip_grad_norm_(float("inf"))
+
+    assert check_same_steps(comm, rank, Run(comm, {}), ask_for_norm) == 3  # gradients stay, and overlap
     for view in False, True:
         run = Run(comm, {"gradient_as_bucket_view": view})
         assert check_same_steps(comm, rank, run, clip) == 0

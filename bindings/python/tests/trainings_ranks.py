@@ -453,8 +453,10 @@ def check_reports(rank, size):
     gradients = sum(one.numel() * one.element_size() for one in model.parameters())
     assert report.dense_bytes == 100 * gradients  # of a ring of two ranks
     assert 3 < report.dense_bytes / report.bytes_sent < 40, report
+    text = optimizer.describe()
     optimizer.close()
     assert optimizer.report() == report and "x less traffic" in str(report), str(report)
+    assert optimizer.describe().split("; sent")[0] == text.split("; sent")[0]
     model = make_replica(make_network())
     optimizer = onebit.torch.compress(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
     run_steps(model, [optimizer], rank)

@@ -413,7 +413,7 @@ class _Optimizer(StatefulOptimizer):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Clips all the model's gradients by the norm of their mean over the ranks, and returns
-        that norm, which `MeanNorm` finds. Call it before `step`, after a GradScaler's `unscale_`.
+        that norm, which `MeanNorm` finds; math.inf changes nothing. Call it before `step`, after a GradScaler's `unscale_`.
         Collective."""
         if norm_type != 2:
             raise argument_error(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
@@ -425,6 +425,8 @@ class _Optimizer(StatefulOptimizer):
         squares = float(sum((one.float().norm() ** 2).cpu() for one in others))
         self._agree_on_action(("clip", squares))
         norm = self._find_norm(squares)
+        if float(max_norm) == math.inf:  # as trainers ask for the norm: the gradients stay
+            return norm
         factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
         for one in every.values():
             if one.grad is not None:
@@ -636,7 +638,10 @@ class _Optimizer(StatefulOptimizer):
                        f"{self._skipped} steps)")
 
     def describe(self):
-        """Returns the statistics in a line of text, and which ranks exchange what, in which memory."""
+        """Returns the statistics in a line of text, and which ranks exchange what, in which memory;
+        after `close` those of the end."""
+        if self._closed:
+            return self._described
         where = "the host's memory, in copies" if self._stage is not None else "place"
         return (f"{self.onebit.describe()}; {self._shards.describe()}, in {where}, over "
                 f"{self.comm.transport}")
@@ -659,7 +664,7 @@ class _Optimizer(StatefulOptimizer):
     def close(self):
         """Frees the state, and the communicator if the optimizer has made it. On all ranks."""
         if not self._closed:
-            self._reported = self.report()
+            self._reported, self._described = self.report(), self.describe()
         self._closed = True
         self._forget_state()
         if self._norm is not None:
