@@ -182,6 +182,11 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   facts.yields = 1;
   facts.hosts[1].local_hop = 5000;
   cr_expect(!strstr(only_finding(&facts, &diagnosis)->seen, "is off"), "it is on already");
+  facts.yields = 0;
+  facts.hosts[1].others = 1.8;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect(diagnosis.count == 2 && diagnosis.findings[1].kind == DOCTOR_SPINNING,
+            "busy processors do not hide it: %s", diagnosis.findings[0].seen);
 }
 
 /* --- Misconfigured clusters: the culprit comes first, and nobody is named where there is none. */

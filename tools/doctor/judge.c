@@ -326,13 +326,13 @@ static const struct {
 } rules[DOCTOR_KINDS] = {
     /* Half a processor is more than a system's own services use. */
     [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
-        "times measure the processors, not the network: no host less than 5 times slower is named",
+        "a slow exchange then proves no slow network: only a host 5 times slower is named",
         "end the other programs, or give ranks cores of their own; then again", NULL},
     /* A twentieth of the time is beyond chance. */
     [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
-        "ranks are stopped at any moment: no host less than 5 times slower is named",
+        "ranks are stopped at any moment: only a host 5 times slower is named",
         "a container's cpu.max, or another instance type; then again", NULL},
-    [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, TIMES | BLURS | ONCE,
+    [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, COARSE | BLURS | ONCE,
         "ranks that wait keep the processors from those that have work",
         "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", NULL},
     [DOCTOR_SAME_CPU] = {judge_binding, 0, HOSTS, ONCE | SURE,

@@ -30,7 +30,7 @@ static void print_hosts(FILE *file, const struct doctor_facts *facts) {
 }
 
 static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
-  char network[DOCTOR_ADDRESS];
+  char network[DOCTOR_ADDRESS], speed[16];
   fprintf(file,
           "\nInterfaces (* virtual: its speed means nothing); MiB that they sent while MPI sent "
           "%.1f MiB\n  %-16s %-12s %-18s %6s %8s %-5s %9s\n",
@@ -39,9 +39,11 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
   for (int h = 0; h < count_shown_hosts(facts); h++)
     for (int i = 0; i < facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
-      fprintf(file, "  %-16s %-12s %-18s %6d %7d%c %-5s %9.2f\n", facts->hosts[h].name, one->name,
-              doctor_format_network(one->address, one->netmask, network), one->mtu, one->speed,
-              one->physical ? ' ' : '*', one->up ? "up" : "down", (double)one->sent / (1 << 20));
+      snprintf(speed, sizeof speed, one->speed > 0 ? "%d%s" : "?%.0d%s", one->speed,
+               one->physical ? " " : "*");
+      fprintf(file, "  %-16s %-12s %-18s %6d %8s %-5s %9.2f\n", facts->hosts[h].name, one->name,
+              doctor_format_network(one->address, one->netmask, network), one->mtu, speed,
+              one->up ? "up" : "down", (double)one->sent / (1 << 20));
     }
 }
 
