@@ -198,8 +198,9 @@ static enum ob_tuning_state accept_costs(struct reader *reader, const char *path
   }
   *costs = reader->costs;
   snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_CAPACITY - 1, reader->codec);
-  snprintf(costs->source, sizeof costs->source, "%.120s of %.40s, %g hosts", path,
-           *reader->origin.date ? reader->origin.date : "some day", costs->hosts);
+  snprintf(costs->source, sizeof costs->source, "%.120s of %.40s, %g host%s", path,
+           *reader->origin.date ? reader->origin.date : "some day", costs->hosts,
+           costs->hosts > 1 ? "s" : "");
   return OB_TUNING_READ;
 }
 

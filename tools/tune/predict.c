@@ -16,6 +16,18 @@ static void set_mpi_costs(struct ob_costs *costs) {
   costs->mpi_byte = 2 * costs->between.byte;
 }
 
+/* A file of one host has fitted what belongs between hosts to times inside it. */
+static void forget_costs_between(struct ob_costs *costs) {
+  struct ob_costs defaults;
+  ob_costs_default("avx2", &defaults);
+  costs->between = defaults.between;
+  costs->exchange_efficiency = defaults.exchange_efficiency;
+  costs->mpi_round = defaults.mpi_round;
+  set_mpi_costs(costs);
+  snprintf(costs->source + strlen(costs->source), sizeof costs->source - strlen(costs->source),
+           "; between hosts, which it has not measured, the defaults");
+}
+
 static bool predict_load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
   char found[OB_TUNING_PATH_CAPACITY];
@@ -34,6 +46,8 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
     ob_costs_default("avx2", costs);
     memcpy(costs->source, source, sizeof source);
     set_mpi_costs(costs);
+  } else if (costs->hosts <= 1 && options->training.hosts > 1) {
+    forget_costs_between(costs);
   }
   /* Times of whole calls are left out: they belong to one network and one number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
