@@ -61,7 +61,7 @@ def finish_training(model, optimizers, rank, **options):
     return compute_held_out_loss(model)
 
 
-# --- The cases, train_CASE: take(model, optimizer) is compress, or gives the optimizer back --------
+# --- The cases, train_CASE: their argument take compresses the optimizer, or returns it unchanged -
 
 
 class Language(nn.Module):
@@ -453,7 +453,11 @@ def check_reports(rank, size):
     gradients = sum(one.numel() * one.element_size() for one in model.parameters())
     assert report.dense_bytes == 100 * gradients  # of a ring of two ranks
     assert 3 < report.dense_bytes / report.bytes_sent < 40, report
-    text = optimizer.describe()
+    optimizer.consolidate_state_dict()
+    saving = optimizer.report()
+    assert saving.checkpoint_bytes > gradients and saving._replace(checkpoint_bytes=0) == report, saving
+    assert "MB sent for checkpoints" in str(saving) and "checkpoints" not in str(report)
+    text, report = optimizer.describe(), saving
     optimizer.close()
     assert optimizer.report() == report and "x less traffic" in str(report), str(report)
     assert optimizer.describe().split("; sent")[0] == text.split("; sent")[0]

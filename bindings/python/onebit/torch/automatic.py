@@ -603,8 +603,8 @@ class Automatic:
         every += [self.local.report(self.hook.averaged)] if self.local is not None else []
         last = every[-1]
         sums = [sum(getattr(one, name) for one in every)
-                for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes")]  # fmt: skip
-        return Report(self.steps, *sums, last.averaged)
+                for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes", "checkpoint_bytes")]
+        return Report(self.steps, *sums[:4], last.averaged, sums[4])
 
     def close(self):
         """Closes on all ranks. The method stays, but after local steps the parameters become equal."""

@@ -242,7 +242,7 @@ class _Optimizer(StatefulOptimizer):
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
         self._tag = self._skipped = 0
-        self.averaged, self._sent_before = {}, self.comm.bytes_sent
+        self.averaged, self._sent_before, self._checkpoint_bytes = {}, self.comm.bytes_sent, 0
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # some factors are 0
 
@@ -646,6 +646,10 @@ class _Optimizer(StatefulOptimizer):
         return (f"{self.onebit.describe()}; {self._shards.describe()}, in {where}, over "
                 f"{self.comm.transport}")
 
+    def _count_sent(self):
+        sent = self.comm.bytes_sent - self._sent_before
+        return sent if self._remainder is None else sent + self._remainder.state.report().bytes_sent
+
     def report(self):
         """Returns a `Report` of the steps so far, also after `close`. Local."""
         if self._closed:
@@ -655,16 +659,18 @@ class _Optimizer(StatefulOptimizer):
         gradients = sum(one.numel() * one.element_size() for one in own) * steps
         ranks = self._shards.ranks(self.comm)[1]
         dense = ring(passes.gradients if passes else gradients, ranks)
-        sent = self.comm.bytes_sent - self._sent_before
-        if self._remainder is not None:
-            sent += self._remainder.state.report().bytes_sent
+        sent = self._count_sent() - self._checkpoint_bytes
         overlapped = passes.overlapped if passes else 0
-        return Report(steps, self._skipped, overlapped, sent, dense, self.averaged)
+        return Report(steps, self._skipped, overlapped, sent, dense, self.averaged, self._checkpoint_bytes)
 
     def close(self):
         """Frees the state, and the communicator if the optimizer has made it. On all ranks."""
         if not self._closed:
-            self._reported, self._described = self.report(), self.describe()
+            self._reported = self.report()
+            try:
+                self._described = self.describe()
+            except Error as reason:  # a step was begun, and not ended
+                self._described = f"no statistics: {reason.message}"
         self._closed = True
         self._forget_state()
         if self._norm is not None:

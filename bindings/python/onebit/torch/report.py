@@ -9,9 +9,10 @@ class Report(NamedTuple):
     steps: the steps that were made, with those of a loaded state
     skipped: further steps, with gradients that were not finite
     overlapped: steps whose exchange began in the backward pass
-    bytes_sent: what torch averages is counted for a ring
+    bytes_sent: without those of checkpoints; what torch averages is counted for a ring
     dense_bytes: the bytes of a ring for the same gradients in their own type
     averaged: by name, why a parameter is not exchanged in one bit
+    checkpoint_bytes: what this rank has sent so that another one saves its state
     """
 
     steps: int
@@ -20,6 +21,7 @@ class Report(NamedTuple):
     bytes_sent: int
     dense_bytes: int
     averaged: Any
+    checkpoint_bytes: int = 0
 
     def __str__(self):
         sent, dense = self.bytes_sent, self.dense_bytes
@@ -30,6 +32,8 @@ class Report(NamedTuple):
             f"{self.steps} steps, {self.skipped} skipped, {self.overlapped} with an exchange in the "
             f"backward pass; {less}{sent / 1e6:.3g} MB sent instead of {dense / 1e6:.3g} MB"
         )
+        if self.checkpoint_bytes:
+            text += f"; {self.checkpoint_bytes / 1e6:.3g} MB sent for checkpoints"
         return "; ".join([text, *summaries(self.averaged)])
 
 

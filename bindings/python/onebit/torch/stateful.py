@@ -56,6 +56,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def consolidate_state_dict(self, to=0):
         """Makes the next `state_dict` of rank `to` that of all ranks, as with torch's ZeroRedundancyOptimizer:
         for a program in which one rank saves. Collective."""
+        before = self._count_sent()
         parts = gather(self.comm, self.onebit.save())
         if self._remainder is not None:
             self._remainder.saved.consolidate(to)
@@ -65,6 +66,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
             self._shards.complete(self._state)
             self._state = self._with_remainder(self._state)
         self._consolidated = True
+        self._checkpoint_bytes += self._count_sent() - before
 
     def state_dict(self):
         """Returns the state in torch's form. It has the residuals of this rank, or after
