@@ -177,9 +177,9 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
     return ONEBIT_OK;
   if (plan->executor != &ob_executor_host)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
-                    "of the host",
-                    options->bits, options->max_bits);
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: changing bits needs "
+                    "memory of the host; set max_bits to %d for a device",
+                    options->bits, options->max_bits, options->bits);
   plan->state->ladder.elements = ob_residual_elements(&plan->state->worker, &plan->geometry.layout);
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);

@@ -174,7 +174,7 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
       !(dense || shape->of_segments))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that is for memory of the host",
+                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that needs memory of the host",
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
@@ -184,10 +184,11 @@ static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "residual_copies is 1, %s: that is for memory of the host and schedules that are "
-                  "not hierarchical",
-                  hosts ? "and the schedule hierarchical" : "device is ONEBIT_DEVICE_CUDA");
+  return ob_error(
+      ONEBIT_ERROR_UNSUPPORTED,
+      "residual_copies is 1, %s: one copy needs memory of the host and a schedule that is "
+      "not hierarchical",
+      hosts ? "and the schedule hierarchical" : "device is ONEBIT_DEVICE_CUDA");
 }
 
 static onebit_status_t set_up_group(struct onebit_plan *plan) {

@@ -218,7 +218,7 @@ static void print_record(FILE *file, const struct ob_record *record,
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
             atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));
   if (atomic_load(&record->skipped))
-    fprintf(file, "; %llu or more gave not-a-number, since a value was not finite",
+    fprintf(file, "; %llu or more calls gave not-a-number, since a value was not finite",
             (unsigned long long)atomic_load(&record->skipped));
   fputc('\n', file);
   print_seconds(file, record, report);

@@ -208,7 +208,7 @@ typedef struct log_bilinear_shape {
   size_t vocabulary; /* rows of a table */
   size_t width;      /* columns */
   size_t context;    /* words before the one that is predicted */
-  size_t samples;    /* most predictions in one forward pass */
+  size_t samples;    /* the largest number of predictions in one forward pass */
 } log_bilinear_shape_t;
 
 /* Rows of the words before, the matrix, rows of the next word, and its bias. */

@@ -76,8 +76,8 @@ static onebit_status_t arguments_check_bits(const struct ob_recipe *recipe, int 
                     bits, max_bits, shards ? "shards" : "trust_ratio");
   if (recipe->common.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
-                    "of the host",
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: more than one bit "
+                    "needs memory of the host; set both to 1 for a device",
                     bits, max_bits);
   return ONEBIT_OK;
 }

@@ -208,8 +208,8 @@ static onebit_transport_callbacks_t make_callbacks(struct member *member, const 
   return callbacks;
 }
 
-long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
-                    void *argument) {
+long try_on_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
+                   void *argument) {
   struct hub hub = {.fault = fault};
   struct member *members = allocate((size_t)size, sizeof *members);
   pthread_t *threads = allocate((size_t)size, sizeof *threads);
@@ -257,7 +257,7 @@ static void create_and_run(const onebit_transport_callbacks_t *callbacks, int ra
 
 void on_custom(int size, int hosts, rank_body *body, void *context) {
   struct custom_body what = {body, context};
-  attempt_custom(size, hosts, (struct custom_fault){0}, create_and_run, &what);
+  try_on_custom(size, hosts, (struct custom_fault){0}, create_and_run, &what);
   checks_must_hold();
 }
 

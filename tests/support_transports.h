@@ -29,8 +29,8 @@ void on_custom(int size, int hosts, rank_body *body, void *context);
  * it. Returns how often the rank of the fault made calls of its kind. */
 typedef void custom_attempt(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                             void *context);
-long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
-                    void *context);
+long try_on_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
+                   void *context);
 
 /* Ports for communicators over sockets. */
 

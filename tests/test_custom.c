@@ -75,8 +75,8 @@ static void make_mistake_on_one(const onebit_transport_callbacks_t *callbacks, i
 
 Test(custom, a_mistake_on_one_rank) {
   static char tag[] = "largest_tag", timeout[] = "timeout";
-  attempt_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, tag);
-  attempt_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, timeout);
+  try_on_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, tag);
+  try_on_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, timeout);
 }
 
 /* A rank whose callbacks do not work cannot tell the others: they wait until their timeout. */
@@ -93,7 +93,7 @@ static void break_callbacks_on_one(const onebit_transport_callbacks_t *callbacks
 }
 
 Test(custom, useless_callbacks_on_one_rank) {
-  attempt_custom(3, 1, (struct custom_fault){.quiet = true}, break_callbacks_on_one, NULL);
+  try_on_custom(3, 1, (struct custom_fault){.quiet = true}, break_callbacks_on_one, NULL);
 }
 
 /* --- Failures ----------------------------------------------------------------------------------*/
@@ -159,7 +159,7 @@ static long run_with_fault(struct custom_fault fault) {
   struct outcome outcomes[3] = {{0}};
   check_case("call %ld of kind %d on rank %d fails%s", fault.at, (int)fault.call, fault.rank,
              fault.quiet ? ", quietly" : "");
-  long calls = attempt_custom(3, 1, fault, create_and_use, outcomes);
+  long calls = try_on_custom(3, 1, fault, create_and_use, outcomes);
   bool struck = fault.at > 0 && calls >= fault.at;
   for (int rank = 0; rank < 3; rank++) {
     onebit_status_t status = outcomes[rank].status;
@@ -195,7 +195,7 @@ Test(custom, any_test_fails) { fail_at_every_call(CUSTOM_TEST, 40); }
 /* Checks that a failure of the first call of a callback reaches all ranks. */
 static void check_all_fail(struct custom_fault fault) {
   struct outcome outcomes[3] = {{0}};
-  attempt_custom(3, 1, fault, create_and_use, outcomes);
+  try_on_custom(3, 1, fault, create_and_use, outcomes);
   for (int rank = 0; rank < 3; rank++)
     CHECK(outcomes[rank].status == ONEBIT_ERROR_TRANSPORT, "rank %d: %s", rank,
           onebit_status_string(outcomes[rank].status));
@@ -215,8 +215,8 @@ Test(custom, a_failure_reaches_all) {
 
 Test(custom, a_message_that_is_too_long) {
   struct outcome outcomes[2] = {{0}};
-  attempt_custom(2, 1, (struct custom_fault){CUSTOM_SEND, 0, 1, false, true}, create_and_use,
-                 outcomes);
+  try_on_custom(2, 1, (struct custom_fault){CUSTOM_SEND, 0, 1, false, true}, create_and_use,
+                outcomes);
   CHECK(outcomes[1].status == ONEBIT_ERROR_TRANSPORT &&
             strstr(outcomes[1].words, "longer than expected"),
         "%s: %s", onebit_status_string(outcomes[1].status), outcomes[1].words);
@@ -244,7 +244,7 @@ static void receive_without_operation(const onebit_transport_callbacks_t *callba
 }
 
 Test(custom, a_receive_without_an_operation) {
-  attempt_custom(2, 1, (struct custom_fault){0}, receive_without_operation, NULL);
+  try_on_custom(2, 1, (struct custom_fault){0}, receive_without_operation, NULL);
 }
 
 /* --- Memory ------------------------------------------------------------------------------------*/
@@ -262,7 +262,7 @@ Test(custom, any_allocation_fails) {
   long n = 0;
   while (statuses[0] != ONEBIT_OK || statuses[1] != ONEBIT_OK) {
     ob_memory_fail_at(++n);
-    attempt_custom(2, 1, (struct custom_fault){0}, create_only, statuses);
+    try_on_custom(2, 1, (struct custom_fault){0}, create_only, statuses);
     ob_memory_fail_at(0);
     check_case("allocation %ld", n);
     CHECK((statuses[0] == ONEBIT_OK) == (statuses[1] == ONEBIT_OK), "%s and %s",

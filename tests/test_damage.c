@@ -169,7 +169,7 @@ static void damage_every_message(const onebit_transport_callbacks_t *callbacks, 
   Test(damage, of_##name) {                                                                        \
     struct damage_case what = {                                                                    \
         #name, ranks, on, elements, every, {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}};  \
-    attempt_custom(ranks, on, (struct custom_fault){0}, damage_every_message, &what);              \
+    try_on_custom(ranks, on, (struct custom_fault){0}, damage_every_message, &what);               \
   }
 DAMAGE(every_bit_of_an_exchange, 3, 1, 70, 1, EXCHANGE)
 DAMAGE(several_chunks, 2, 1, 300, 29, EXCHANGE, .chunk_size = 64, .block_size = 32)
@@ -230,7 +230,7 @@ static void damage_step(const onebit_transport_callbacks_t *callbacks, int rank,
 Test(damage, of_a_step) {
   for (int warm = 0; warm < 2; warm++) {
     bool stage = warm;
-    attempt_custom(LEARNERS, 1, (struct custom_fault){0}, damage_step, &stage);
+    try_on_custom(LEARNERS, 1, (struct custom_fault){0}, damage_step, &stage);
     checks_must_hold();
   }
 }
@@ -259,7 +259,7 @@ static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank
   onebit_comm_destroy(comm);
 }
 
-Test(damage, of_terms) { attempt_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL); }
+Test(damage, of_terms) { try_on_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL); }
 
 /* Sends terms twice, or eight bytes too few. */
 static void send_wrong_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
@@ -280,7 +280,7 @@ static void send_wrong_terms(const onebit_transport_callbacks_t *callbacks, int 
 Test(damage, of_terms_doubled_and_shortened) {
   for (int doubled = 0; doubled < 2; doubled++) {
     bool how = doubled;
-    attempt_custom(2, 1, (struct custom_fault){0}, send_wrong_terms, &how);
+    try_on_custom(2, 1, (struct custom_fault){0}, send_wrong_terms, &how);
     checks_must_hold();
   }
 }

@@ -130,7 +130,7 @@ static void join_net(const onebit_transport_callbacks_t *callbacks, int rank, in
 
 static void run_net(struct net *net, int sites) {
   pthread_barrier_init(&net->clock, NULL, (unsigned)sites);
-  attempt_custom(sites, sites, (struct custom_fault){0}, join_net, net);
+  try_on_custom(sites, sites, (struct custom_fault){0}, join_net, net);
   pthread_barrier_destroy(&net->clock);
   checks_must_hold();
   for (int s = 1; s < sites; s++)
@@ -301,8 +301,8 @@ Test(outer_sites_gone, a_transport_that_fails_ends_all) {
     for (int call = CUSTOM_SEND; call <= CUSTOM_RECEIVE && sample_has((size_t)at - 1, CALLS);
          call++) {
       check_case("call %d, number %ld", call, at);
-      attempt_custom(3, 3, (struct custom_fault){(enum custom_call)call, 1, at, false, false},
-                     train_until_it_fails, NULL);
+      try_on_custom(3, 3, (struct custom_fault){(enum custom_call)call, 1, at, false, false},
+                    train_until_it_fails, NULL);
       checks_must_hold();
     }
 }

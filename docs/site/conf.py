@@ -29,7 +29,7 @@ def below(entries):
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(entries) + "\n```\n"
 
 
-def adapted(app, name, source):
+def adapt_page(app, name, source):
     """Links to headers lead to their pages, and a link that is named by its path gets a title."""
     text = re.sub(r"\]\(((?:\.\./)*)include/onebit/(\w+\.h(?:pp)?)\)", r"](\1reference/\2.md)", source[0])
     text = re.sub(r"\[([^][]+)\]\([\w./-]+/\)", r"\1", text)  # a directory
@@ -44,4 +44,4 @@ def adapted(app, name, source):
 
 
 def setup(app):
-    app.connect("source-read", adapted)
+    app.connect("source-read", adapt_page)

@@ -67,7 +67,7 @@ static onebit_status_t load_check_numbers(const struct ob_part *part,
   const uint64_t rounds = numbers->local_steps;
   if (rounds < (outer->sites ? 1 : outer->options.fragments) || rounds > UINT32_MAX ||
       numbers->position >= rounds)
-    return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
+    return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps is impossible",
                          numbers->position, rounds);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     OB_TRY(check_fragment(part, &numbers->fragment[f], &outer->fragments[f]));

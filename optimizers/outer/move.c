@@ -80,7 +80,7 @@ static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragme
     return ob_agree(ranks->comm, status, NULL, 0);
   fragment->keeps = false;
   fragment->stage = OB_FRAGMENT_IDLE;
-  ob_fragment_set(fragment, 1);
+  ob_fragment_set_parameters(fragment, 1);
   fragment->weight = 0;
   for (int k = 0; k < 2; k++)
     memset(fragment->held[k], 0, fragment->count * sizeof(float));

@@ -219,11 +219,11 @@ onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed);
 
 /* The passes over a fragment's arrays on the host. read: reads the consensus from the parameters.
  * drift: computes the changes since the parameters were set, and returns whether they can be sent.
- * update: applies the outer rule. set: sets the parameters to the consensus, with that mixing. */
+ * update: applies the outer rule. set_parameters: sets them to the consensus, with that mixing. */
 void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
-void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
+void ob_fragment_set_parameters(const struct ob_fragment *fragment, double mixing);
 /* Subtracts `by` from the parameters, unless it is zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
 /* Sets the elements first to first + count - 1 to the consensus less `ahead`, with the mixing of

@@ -47,7 +47,7 @@ static void compute_ahead_after_round(struct ob_shard *shard, struct ob_sites *s
 static void restart_from_consensus(struct ob_fragment *fragment, const float *ahead) {
   memcpy(fragment->drift, ahead, fragment->count * sizeof *ahead);
   fragment->keeps = true;
-  ob_fragment_set(fragment, 1);
+  ob_fragment_set_parameters(fragment, 1);
 }
 
 /* --- A drift, and the mean of drifts -----------------------------------------------------------*/

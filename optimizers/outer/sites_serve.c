@@ -356,7 +356,7 @@ onebit_status_t ob_sites_synchronize(struct ob_sites *sites) {
     shard->final = shard->ended = false;
     fragment->keeps = false;
     fragment->stage = OB_FRAGMENT_IDLE;
-    ob_fragment_set(fragment, 1);
+    ob_fragment_set_parameters(fragment, 1);
   }
   for (size_t g = 0; g < outer->groups; g++)
     sites->groups[g].in_flight = false;

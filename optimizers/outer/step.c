@@ -121,7 +121,7 @@ static void set_piece_parameters(const float *consensus, const float *left, void
   }
 }
 
-void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
+void ob_fragment_set_parameters(const struct ob_fragment *fragment, double mixing) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
@@ -182,7 +182,7 @@ static onebit_status_t outer_update(struct ob_fragment *fragment) {
 }
 
 static onebit_status_t outer_update_set(const struct ob_fragment *fragment, double mixing) {
-  ob_fragment_set(fragment, mixing);
+  ob_fragment_set_parameters(fragment, mixing);
   return ONEBIT_OK;
 }
 

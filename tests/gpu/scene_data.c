@@ -322,7 +322,7 @@ static void allocate_outputs(struct scene *scene) {
   bool gathered = what->mode >= SCENE_GATHERED;
   size_t count = gathered ? what->members : what->pieces;
   scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
-  /* The outputs of a reduce-scatter's pieces would all be the same buffer. */
+  /* The pieces of a reduce-scatter share one output buffer, so the step between them is 0. */
   scene->outputs =
       allocate_pieces(scene, "output", scene->host.outputs, count,
                       what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);

@@ -17,7 +17,12 @@ _SECTION = 65536  # the most elements of a section; checksums of sections of one
 
 
 class Part(NamedTuple):
-    """A part. header, tensors: bytes; sections: (what, space, number of the first element, values)"""
+    """A part is what one rank has saved of a checkpoint.
+
+    header, tensors: bytes
+    sections: tuples (what, space, number of the first element, values); what is NUMBERS to MOMENTS,
+        space is ELEMENTS or PADDING
+    """
 
     header: Any
     tensors: Any

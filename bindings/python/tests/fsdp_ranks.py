@@ -68,8 +68,8 @@ def train_model(model, optimizer, first, end, group=None):
 
 
 def check_full_precision(rank, size):
-    """The steps are those of HSDP and torch's AdamW: which gradients are averaged over whom, and which
-    values a gradient that came in two passes has."""
+    """Steps equal those of HSDP with torch's AdamW: gradients are averaged over the same ranks, also
+    where a gradient is the sum of two backward passes."""
     mesh = make_mesh(2, size // 2)
     for policy in {}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}:
         plain, model = make_network(mesh, **policy), make_network(mesh, **policy)

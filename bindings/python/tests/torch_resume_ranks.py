@@ -173,8 +173,8 @@ def check_other_averaging(rank, size):
 
 
 def check_half_precision(rank, size):
-    """Parameters of 16 bits: torch's optimizer rounds what is loaded into it, which is said; into
-    the optimizer that is here it is loaded exactly."""
+    """With parameters of 16 bits torch's optimizer rounds the state that it loads, and a warning says
+    so. The compressed optimizer loads the same state exactly."""
     if not hasattr(torch, "compile"):
         return  # 1.13 has no convolution in float16, and its gloo no bfloat16
     trainer = Trainer(dtype=torch.float16)

@@ -358,8 +358,8 @@ class Backward:
         self.overlap, self._clean, self._passes = overlap, 0, 0
 
     def discard(self):
-        """Called when gradients are not final after a backward pass: ends a step that has begun as one that
-        fails on all ranks, and begins no more steps in backward passes."""
+        """Called when gradients are not final after a backward pass: ends an open step as failed on all
+        ranks, and begins no more steps in backward passes."""
         self.overlap = False
         if self.open:
             self.open = False

@@ -468,7 +468,7 @@ def load(optimizer, state, begin):
     whole = all(one.get("whole") == everyone[0].get("whole") for one in everyone)
     whole = everyone[0].get("whole") if whole else 0
 
-    def make():
+    def make_parts():
         if len(kinds) > 1:
             raise argument_error(f"the ranks have states of different kinds: {', '.join(kinds)}")
         if kinds == ["torch's"]:
@@ -478,7 +478,7 @@ def load(optimizer, state, begin):
         here = loaded.template.header
         return [], loaded.part(part.rank_of(here), part.ranks_of(here), False)
 
-    parts, mine = agreed(comm, make)
+    parts, mine = agreed(comm, make_parts)
     if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
         parts = [mine]  # no rank needs parts of others
     elif kinds == ["torch's"]:
