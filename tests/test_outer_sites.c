@@ -78,36 +78,10 @@ Test(outer_sites, in_float32_equals_single_ranks) {
 
 /* --- Compressed --------------------------------------------------------------------------------*/
 
-struct descent {
-  onebit_outer_options_t options;
-  double distance[MAX_SITES];
-  uint32_t checksum[MAX_SITES];
-};
-
-static void descend_at_site(onebit_comm_t comm, void *context) {
-  struct descent *descent = context;
-  const int rank = onebit_comm_rank(comm);
-  float p[SITES_ALL] = {0};
-  onebit_outer_t outer = sites_make_alone(comm, p, &descent->options, FOR_EVER, 0);
-  for (size_t step = 1; outer && step <= 600; step++) {
-    sites_train(p, rank, 0.02f / (1 + (float)step / 40));
-    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
-  }
-  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  descent->distance[rank] = sites_distance_to_mean_target(p, onebit_comm_size(comm));
-  descent->checksum[rank] = outer_info(outer).checksum;
-  onebit_outer_destroy(outer);
-}
-
 static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int sites) {
-  struct descent descent = {.options = sites_options(rule, bits)};
-  descent.options.no_error_feedback = no_error_feedback;
-  on_ranks(sites, descend_at_site, &descent);
-  for (int s = 1; s < sites; s++)
-    cr_expect(descent.checksum[s] == descent.checksum[0] &&
-                  descent.distance[s] == descent.distance[0],
-              "site %d differs", s);
-  return descent.distance[0];
+  onebit_outer_options_t options = sites_options(rule, bits);
+  options.no_error_feedback = no_error_feedback;
+  return outer_distance_after(&options, sites, 600, true);
 }
 
 Test(outer_sites, every_width_comes_to_the_optimum) {

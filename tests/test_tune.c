@@ -308,6 +308,7 @@ Test(tune, fit_finds_what_made_the_measurements) {
   add_measurements(&truth, &points);
   tune_fit(&costs, &points);
   cr_expect_lt(costs.residual, 0.05);
+  cr_expect(!tune_is_doubtful(&costs));
   cr_expect_float_eq(costs.mpi_efficiency, 0.6, 0.03);
   for (size_t i = 0; i < points.count; i++)
     cr_expect_float_eq(points.point[i].predicted / points.point[i].measured, 1, 0.15);
@@ -323,6 +324,16 @@ Test(tune, fit_bears_one_wild_measurement) {
       points.point[points.count - 1].predicted / points.point[points.count - 1].measured, 1, 0.1);
   cr_expect_float_eq(
       points.point[points.count - 2].predicted / points.point[points.count - 2].measured, 1, 0.1);
+}
+
+Test(tune, fit_of_a_busy_host_is_doubtful) {
+  struct ob_costs truth = default_costs(), costs = default_costs();
+  struct tune_points points = {.count = 0};
+  add_measurements(&truth, &points);
+  for (size_t i = 0; i < points.count; i++)
+    points.point[i].measured *= i / 2 % 2 ? 20 : 1;
+  tune_fit(&costs, &points);
+  cr_expect(tune_is_doubtful(&costs), "off by %g", exp(costs.residual));
 }
 
 /* --- GPUs */
@@ -503,6 +514,24 @@ Test(tune, predicts_without_corrections) {
     ob_cost_add_point(&costs.measured.factor[k], 1e6, 7);
   cr_assert(tune_write_file(path, &costs, &origin));
   cr_expect_str_eq(program(0, "%s", command), plain);
+  remove(path);
+}
+
+/* One host has measured nothing between hosts, whatever the fit has made of it. */
+Test(tune, predicts_between_hosts_by_defaults_where_one_was_measured) {
+  char path[] = "/tmp/onebit-tune-XXXXXX", plain[4096];
+  static const char *const hosts[] = {"node1"};
+  static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI", hosts, 1};
+  struct ob_costs costs = default_costs();
+  close(mkstemp(path));
+  costs.hosts = costs.ranks_per_host = 1;
+  cr_assert(tune_write_file(path, &costs, &origin));
+  snprintf(plain, sizeof plain, "%s", program(0, PREDICT "--compute 1 --tuning %s", path));
+  cr_expect(strstr(plain, "; between hosts, which it has not measured, the defaults"), "%s", plain);
+  costs.mpi_efficiency = costs.exchange_efficiency = 0.2;
+  costs.between.bandwidth /= 9;
+  cr_assert(tune_write_file(path, &costs, &origin));
+  cr_expect_str_eq(program(0, PREDICT "--compute 1 --tuning %s", path), plain);
   remove(path);
 }
 

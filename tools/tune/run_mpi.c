@@ -395,16 +395,12 @@ static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   return run->cluster.ranks == 1 || tune_measure_calls(run, points);
 }
 
-/* Measurements that the model is off by more are those of a host that does other things: the file
- * would make plans choose by chance. On idle hosts, emulated ones too, it is off by 1.1 to 1.5. */
-#define MAX_DOUBT 2.0
-
 /* Returns whether the file is to be written. Collective. */
 static bool is_file_wanted(const struct tune_run *run) {
   if (run->cluster.ranks == 1 || run->options->dry_run)
     return false;
   if (run->options->output ||
-      tune_have_all_succeeded(run->team.rank != 0 || run->costs.residual <= log(MAX_DOUBT)))
+      tune_have_all_succeeded(run->team.rank != 0 || !tune_is_doubtful(&run->costs)))
     return true;
   if (run->team.rank == 0)
     printf(

@@ -96,6 +96,9 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
 
 /* Prints links. `cluster`: a task without elements, for its hosts and ranks. */
 void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
+/* True if the measurements contradict each other, as on hosts that other programs use: plans would
+ * choose by chance. */
+bool tune_is_doubtful(const struct ob_costs *costs);
 void tune_print_points(const struct tune_points *points, double residual);
 /* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
 void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
