@@ -33,6 +33,7 @@ class Network(automatic.Meter):
 
     rate = 1e3  # elements' bytes a second
     extra = 0.0  # seconds that this rank computes longer
+    beside = 0.0  # the part of an exchange's seconds by which it makes the computation beside it longer
     surprise = {}  # by method: what steps take beyond the model
     probes = 0
 
@@ -40,19 +41,43 @@ class Network(automatic.Meter):
         Network.probes += (method, count) == ("dense", 1024)  # the smallest, twice each time
         return BYTES[method] * count / self.rate
 
-    def step(self, method, total, compute):
+    def step(self, method, total, compute, holds):
         compute = COMPUTE + self.extra
         exchange = BYTES[method] * ELEMENTS / self.rate
         if method == "local steps":
             steps = (10, 30, 100, 300)
             exchange /= next((one for one in steps if exchange / one <= COMPUTE / 20), 300)
             return compute + exchange, compute
-        wait = max(exchange - 2 / 3 * COMPUTE, exchange / 25) + self.surprise.get(method, 0.0)
+        compute += 0.0 if holds else self.beside * exchange
+        wait = exchange if holds else max(exchange - 2 / 3 * COMPUTE, exchange / 25)
+        wait += self.surprise.get(method, 0.0)
         return compute + wait, compute
 
 
 ELEMENTS = sum(one.numel() for one in make_network().parameters())
 automatic.Meter = Network
+
+
+def record_early_exchanges(run):
+    """Returns a set of the steps, from 0 on, in whose backward pass an exchange is going to begin."""
+    automatic, begun, passes = run.optimizer.automatic, set(), []
+    add, start = automatic.add, automatic.hook._start
+
+    def add_bucket(bucket):
+        passes.append(bucket.index())
+        future, made = add(bucket), automatic.made
+        passes.clear()
+        if made is not None and made._backward.open:
+            begun.add(automatic.steps)
+        return future
+
+    def start_job(job, *saved):
+        if passes:
+            begun.add(automatic.steps)
+        start(job, *saved)
+
+    automatic.add, automatic.hook._start = add_bucket, start_job
+    return begun
 
 
 def rate_for_seconds(seconds):
@@ -98,6 +123,17 @@ def check_choices(rank, size):
             assert "takes one bit, and expects a step of" in lines[1] and "instead of" in lines[1]
         assert type(run.optimizer) is torch.optim.AdamW and is_equal_on_ranks(run.get_parameters())
         run.close()
+    for twin, method in (torch.optim.AdamW, "one bit"), (torch.optim.SGD, "one bit"), (torch.optim.RMSprop, "8 bits"):
+        Network.rate, Network.beside = rate_for_seconds(2.4), 1.0  # as where ranks share cores
+        run = Run(twin=twin)
+        begun = record_early_exchanges(run)
+        run.train(0, 8)
+        assert run.method == method and abs(run.optimizer.automatic._choice.compute - COMPUTE) < 1e-6
+        assert not begun & {3, 4, 5, 6} and (2 in begun or twin is torch.optim.AdamW), begun
+        run.train(8, 60)
+        assert run.method == method and run.optimizer.automatic.changes == 0
+        run.close()
+    Network.beside = 0.0
     Network.rate = rate_for_seconds(12.0)
     run = Run(twin=torch.optim.RMSprop)
     run.train(0, 8)
@@ -201,7 +237,7 @@ def check_corrections(rank, size):
     run.train(0, 60)
     assert run.method == "one bit"
 
-    def choose(total, compute):  # as on two hosts; those of one send nothing
+    def choose(total):  # as on two hosts; those of one send nothing
         raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
 
     Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose

@@ -2,9 +2,11 @@
 
 The ranks time small exchanges of each method. A training that begins, and could go on in one bit, has
 the warm-up of one bit, in 8 bits, where that exchanges sooner than dense sums; others begin dense, as
-DistributedDataParallel makes steps, or in 8 bits where that would take long. These steps are timed. Then
-`onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all come to the
-same choice. From then on windows of steps are compared with what was expected of them.
+DistributedDataParallel makes steps, or in 8 bits where that would take long. A few of these steps are
+timed, whose exchanges begin when the gradients are computed: an exchange beside the computation takes
+time of the same cores. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank
+counts, and all come to the same choice. From then on windows of steps are compared with what was
+expected of them; before another choice computation is timed anew.
 """
 
 import ctypes
@@ -24,7 +26,7 @@ from onebit import _native
 from onebit._native import Error, OnebitWarning, Status, argument_error, check
 from onebit.plan import Plan
 from onebit.torch.backward import scalers_of, tell_scalers
-from onebit.torch.hook import CHUNK
+from onebit.torch.hook import CHUNK, wait_for_device
 from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import SavedHook, is_in_warmup, moments_of, records, save_with, take
@@ -55,8 +57,11 @@ class Meter:
     def __init__(self, comm, group, device):
         self._comm, self._group, self._device = comm, group, device
 
-    def step(self, method, total, compute):
-        """Returns the seconds of a step, and the part of them without exchanges."""
+    def step(self, method, total, compute, holds):
+        """Returns the seconds of a step, and the part of them without exchanges.
+
+        holds: whether the exchange has begun when the gradients were computed
+        """
         return total, compute
 
     def exchange(self, method, count):
@@ -127,7 +132,7 @@ class Automatic:
         self._said = False
         self._reports, self._own, self._end = [], 0.0, None
         self._length, self._cost_of_comparing = _WINDOW, 0.0
-        self._on_device = every[0].device.type != "cpu"
+        self._device = every[0].device
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
@@ -199,7 +204,7 @@ class Automatic:
         return future
 
     def _own_gradients(self, buffer):
-        future = torch.futures.Future(devices=[buffer.device] if self._on_device else [])
+        future = torch.futures.Future(devices=[buffer.device] if buffer.device.type != "cpu" else [])
         future.set_result(buffer)
         return future
 
@@ -210,6 +215,8 @@ class Automatic:
     # --- What a step is --------------------------------------------------------------------------
 
     def _step(self, closure):
+        if self._holds:
+            wait_for_device(self._device)
         begin = self.meter.now()
         if self.local is not None and "found_inf" in vars(self.lead):
             result = self._leave_to_scaler()
@@ -222,6 +229,7 @@ class Automatic:
         else:
             result = self._step_made(closure)
         self._note_step(begin, self.meter.now())
+        self._hold_next_step()
         self._end = self.meter.now()
         return result
 
@@ -353,7 +361,8 @@ class Automatic:
         self.expected = record.get("expected")
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
-        self.hook.is_timed = not self.decided
+        self._holds = self.hook.holds = False
+        self._pending = None  # a choice that waits for its timing: a step's seconds, and whether they deviate
         self._skip_next_steps(_SETTLING if self.decided else _FIRST)
 
     def _skip_next_steps(self, steps):
@@ -363,6 +372,13 @@ class Automatic:
             self._skip += self._warmup_left()
         if self.local is not None and self.local.seconds is None:  # until an exchange has been measured
             self._skip += self.local.steps
+
+    def _hold_next_step(self):
+        """Lets an exchange begin when the gradients are computed, if the next step's computation is timed."""
+        is_timed = not self.decided or self._pending is not None
+        self._holds = self.hook.holds = is_timed and not self._skip and self.local is None
+        if self.made is not None:
+            self.made._backward.holds = self._holds
 
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
@@ -384,12 +400,10 @@ class Automatic:
             total += (self.local.seconds or 0.0) / self.local.steps - spent
         if self.made is None:
             self._own, compute = end - begin - spent, compute - self.hook.waited
-        elif not self.decided:
+        elif self._holds:
             self._own = max(end - begin - self._choice.exchange[METHODS.index(self._timed_method())], 0.0)
         compute += self._own  # a step of the library's optimizer includes its exchange
-        if self._on_device and self.decided:  # the host does not wait for the device
-            compute = self._compute
-        total, compute = self.meter.step(self._timed_method(), total, compute)
+        total, compute = self.meter.step(self._timed_method(), total, compute, self._holds)
         if self._skip:
             self._skip -= 1
             return
@@ -417,18 +431,24 @@ class Automatic:
         measured = self._cost_of_comparing, self._cost
         total, compute, cost, self._cost = self._max_over_ranks([*medians, *measured])
         self._cost_of_comparing = self.meter.now() - began
-        self._window, self._compute = [], compute
+        self._window = []
+        if self._holds or self.local is not None and self._device.type == "cpu":
+            self._compute = compute
         usual = max(5, min(_WINDOW, math.ceil(5 / total)))
         self._length = max(usual, min(math.ceil(cost / _CHECKS / total), 5 * _WINDOW))
         if not self.decided:
-            self._decide(total, compute)
+            self._decide(total)
+            return
+        if self._pending is not None:
+            self._reconsider(*self._pending)
             return
         self.expected = self.expected or total
         deviates = abs(total / self.expected - 1) > _DEVIATION
         pays = self._cost < _PROBES * self._since * total
         windows = 2 ** min(max(self.changes - 1, 0) if deviates else self._looks, 4)
         if (deviates or pays) and self._since >= windows * self._length:
-            self._reconsider(total, compute, deviates)
+            self._measure()
+            self._pending, self._length = (total, deviates), _MEASURED
 
     def _measure(self):
         """Measures exchanges by each method. Collective."""
@@ -449,8 +469,8 @@ class Automatic:
         check(code)
         self._cost = self.meter.now() - began
 
-    def _choose(self, total, compute):
-        """Returns the best method, and each one's expected step time; `total` is measured."""
+    def _choose(self, total):
+        """Returns the best method, and sets each one's expected step time; `total` is measured."""
         choice, now = self._choice, METHODS.index(self.method)
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER
@@ -458,7 +478,7 @@ class Automatic:
         self._obstacle = _OBSTACLES[int(number)]
         choice.methods = 2 ** len(self.methods) - 1
         choice.local_steps = self.local.steps if self.local is not None else 0
-        choice.compute, choice.current, choice.step = compute, now, total
+        choice.compute, choice.current, choice.step = self._compute, now, total
         warms = self._warmup_left() > 0  # such a step says little about other methods
         for number, one in enumerate(self.methods):
             # Steps have taken this many seconds more than the model says. On a faster link they take
@@ -467,7 +487,9 @@ class Automatic:
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
         if not warms:
+            choice.blocking = not self.decided  # as the steps that were measured
             self._call_choose()
+            choice.blocking = 0
             self._extras[self.method] = choice.extra[now], choice.exchange[now]
         if not self.decided:  # the method of the first steps has no advantage
             choice.current, choice.step = 0, 0.0
@@ -478,26 +500,25 @@ class Automatic:
         arguments = self.comm.handle, ctypes.byref(self._choice)
         check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
-    def _decide(self, total, compute):
-        best, left = self._choose(total, compute), self._warmup_left()
+    def _decide(self, total):
+        best, left = self._choose(total), self._warmup_left()
         lasts = total > _PATIENCE * self._choice.expected[METHODS.index(best)]
         if left > _MEASURED and not (lasts and best == LOCAL):
             return self._skip_next_steps(left - _MEASURED - 1)  # in the last step all ranks know second moments
         self._print_choice()
-        self.decided, self.hook.is_timed = True, False
+        self.decided = True
         self._change(best)
 
-    def _reconsider(self, total, compute, deviates):
+    def _reconsider(self, total, deviates):
         before = self.expected
-        self._measure()
         try:
-            best = self._choose(total, compute)
+            best = self._choose(total)
         except Error as reason:
             if reason.status != Status.ERROR_ARGUMENT:
                 raise
             # The link has changed, and no method keeps to bytes_a_day: a training goes on with its own.
             warnings.warn(f"{reason.message}; {self.method} goes on", OnebitWarning, stacklevel=2)
-            self._looks, self._since, self.expected = self._looks + 1, 0, total
+            self._looks, self._since, self.expected, self._pending = self._looks + 1, 0, total, None
             return self._skip_next_steps(0)
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
@@ -515,7 +536,7 @@ class Automatic:
         if changed:
             self._switch_method(method)
         self.expected = self._choice.expected[METHODS.index(method)]
-        self._since = 0
+        self._since, self._pending = 0, None
         self._skip_next_steps(_SETTLING if changed else 0)
 
     def _why_not_local(self, method):

@@ -167,6 +167,7 @@ class Backward:
         self._views = {}  # by number: the view of a bucket from which the library reads the gradient
         self._old = []  # views that only the open step still reads
         self.open = False  # a step of the library has begun
+        self.holds = False  # no step begins in the pass, whose time is then that of computation
         self._clean = 0  # steps in a row whose gradients were final
         self._passes = 0  # backward passes since the latest step
         self._rates = None  # the rates at the beginning of the pass
@@ -249,7 +250,7 @@ class Backward:
         if not self.overlap or self._passes > 1 or self.is_joining():
             return
         self._rates = self._optimizer._wanted_rates()
-        if self._clean < _OBSERVED or len(self._views) < len(self._numbers):
+        if self.holds or self._clean < _OBSERVED or len(self._views) < len(self._numbers):
             return
         if self._optimizer._is_coupled():  # a weight decay was set since
             return

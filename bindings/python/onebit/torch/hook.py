@@ -56,6 +56,12 @@ def future_of(tensor):
     return torch.futures.Future(devices=[tensor.device] if tensor.device.type != "cpu" else [])
 
 
+def wait_for_device(device):
+    """Waits for what was put on the current stream of a CUDA device."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.current_stream(device).synchronize()
+
+
 def instances_of(kind):
     """Returns all objects of a class, and of classes that derive from it."""
     kinds = [kind]
@@ -148,7 +154,8 @@ class HookState:
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
         self.averaged = {}
-        self.waited, self.is_timed = 0.0, False  # seconds of waiting for gradients at the end of the latest pass
+        # Seconds of waiting for gradients at the end of the latest pass; whether exchanges begin only there.
+        self.waited, self.holds = 0.0, False
         self._gradients = self._sent_dense = 0  # bytes of all buckets; of the buckets that torch averages
         self._numbers = {}  # numbers of parameters, in the order of the first step; keeps these alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
@@ -204,7 +211,7 @@ class HookState:
             job.gradients = bucket.gradients() if self.normalise else None
         self._pass.append(job)
         self._gradients += bytes_of(job.tensor)
-        if self._loaded is None:
+        if self._loaded is None and not self.holds:
             self._start(job)
         return job.future
 
@@ -302,7 +309,7 @@ class HookState:
         self._wait_for_device(jobs)
         began = time.perf_counter()
         try:
-            for job in jobs if self._loaded is None else self._resume(jobs):
+            for job in self._start_rest(jobs):
                 self._wait(job)
         except BaseException as caught:  # noqa: BLE001: once the model has ended its pass
             reason = caught
@@ -316,10 +323,18 @@ class HookState:
         for job in jobs:
             job.future.set_result(job.tensor)
 
+    def _start_rest(self, jobs):
+        """Starts the jobs that have not been, and returns all that are to be waited for."""
+        if self._loaded is not None:
+            return self._resume(jobs)
+        for job in jobs if self.holds else ():
+            self._start(job)
+        return jobs
+
     def _wait_for_device(self, jobs):
-        """Waits for the device's queue if the pass is timed, so that its time includes that work."""
-        if self.is_timed and jobs and jobs[0].on_device and torch.cuda.is_available():
-            torch.cuda.current_stream(jobs[0].tensor.device).synchronize()
+        """Waits for the device's queue if exchanges are held, so that the pass's time includes that work."""
+        if self.holds and jobs:
+            wait_for_device(jobs[0].tensor.device)
 
     def _wait(self, job):
         wait_for(self.comm, job.done)
