@@ -260,11 +260,12 @@ static void print_sum(FILE *file, const struct ob_report *report) {
   fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)\n",
           report_speedup(report), report->calls, report->seconds, report->span,
           report->seconds + report->seconds_saved);
-  if (report->compressed && report->seconds_saved < 0)
-    fprintf(file, "%s",
-            is_dense_time_rough()
-                ? "  Few dense calls were timed, so the speed-up is a rough estimate.\n"
-                : "  Compressing took longer than the network did: dense sums are faster here.\n");
+  if (report->compressed && is_dense_time_rough())
+    fprintf(file,
+            "  Few dense calls were timed, so the speed-up is a rough estimate: compare with a run "
+            "without onebit.\n");
+  else if (report->compressed && report->seconds_saved < 0)
+    fprintf(file, "  Compressing took longer than the network did: dense sums are faster here.\n");
 }
 
 static void print_advice(FILE *file, const struct ob_report *report) {
@@ -288,8 +289,11 @@ static void print_advice(FILE *file, const struct ob_report *report) {
           report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
   if (seconds < 0.05 * report->seconds)
-    fprintf(file, "  On this network that is hardly worth it; onebit-tune --predict computes the "
-                  "saving on another one.\n");
+    fprintf(
+        file,
+        "  On this network that is hardly worth it. For another one: onebit-tune --predict "
+        "--parameters COUNT --hosts HOSTS --compute SECONDS --bandwidth 1gbit, with the seconds "
+        "of a step without MPI's.\n");
 }
 
 /* Prints the smallest number of bits of the compressed calls, and for which optimizers it is
@@ -306,8 +310,8 @@ static void print_bits_advice(FILE *file) {
       "running sum converges. %s\n",
       format_bits(bits),
       bits >= 8 ? "8 bits serve every optimizer (losses within 0.3 % of dense ones were measured); "
-                  "where SGD with momentum gets the sums, ONEBIT_BITS=1 sends an eighth of the "
-                  "bytes."
+                  "where SGD with momentum gets the sums, --bits 1 (ONEBIT_BITS=1) sends an eighth "
+                  "of these bytes."
                 : "So few bits are for SGD with momentum; Adam and similar optimizers train worse "
                   "below 8 bits (one bit: 5 % more loss): set ONEBIT_BITS=8, or use onebit's "
                   "optimizers, which compress the momentum. Compare the loss with a dense run's.");
@@ -376,11 +380,11 @@ static void print_plan(int size, const char *over, const char *sums) {
             rules->min_bytes >> 10, format_bits(rules->bits.max),
             rules->bits.min == rules->bits.max ? "" : " or fewer");
   if (rules->rules)
-    fprintf(stderr, "%s %zu rules of ONEBIT_RULES",
+    fprintf(stderr, "%s %zu rule%s of ONEBIT_RULES",
             !ob_rules_can_compress(rules) ? ", by"
             : rules->gradients            ? ", but for"
                                           : "Compresses what is named by",
-            rules->rules);
+            rules->rules, rules->rules == 1 ? "" : "s");
   fprintf(stderr, ".\n");
 }
 

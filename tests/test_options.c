@@ -136,6 +136,9 @@ Test(options, quantities_are_a_number_and_a_unit) {
   for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++)
     cr_expect(!tool_read_quantity(wrong[k], TOOL_REAL, &value), "%s", wrong[k]);
   cr_expect(!tool_read_quantity("1", TOOL_RATE, &value), "a rate needs its unit");
+  cr_expect(tool_read_quantity("2Gbit/s", TOOL_RATE, &value) && value == 2.5e8);
+  cr_expect(!tool_read_quantity("2Gbit/", TOOL_RATE, &value));
+  cr_expect(!tool_read_quantity("2s/s", TOOL_SECONDS, &value));
 }
 
 Test(options, errors_name_option_value_and_what_was_expected) {

@@ -32,6 +32,13 @@ const char *tool_read_integer(const char *text, bool suffix, size_t *value) {
   return end + (letter != NULL);
 }
 
+/* Returns true if a word is the unit; that of a rate may end with "/s". */
+static bool is_unit(const char *word, const char *unit, enum tool_option_kind kind) {
+  const size_t length = strlen(unit);
+  return strncasecmp(word, unit, length) == 0 &&
+         (!word[length] || (kind == TOOL_RATE && strcmp(word + length, "/s") == 0));
+}
+
 bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *value) {
   static const struct {
     enum tool_option_kind kind;
@@ -50,7 +57,7 @@ bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *va
   number[length] = '\0';
   *value = strtod(number, &end);
   for (size_t k = 0; k < sizeof units / sizeof units[0] && end > number && !*end; k++)
-    if (units[k].kind == kind && strcasecmp(text + length, units[k].name) == 0) {
+    if (units[k].kind == kind && is_unit(text + length, units[k].name, kind)) {
       *value *= units[k].factor;
       return true;
     }

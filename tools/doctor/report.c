@@ -32,15 +32,16 @@ static void print_hosts(FILE *file, const struct doctor_facts *facts) {
 static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
   char network[DOCTOR_ADDRESS], speed[16];
   fprintf(file,
-          "\nInterfaces (* virtual: its speed means nothing); MiB that they sent while MPI sent "
+          "\nInterfaces (? unknown; * virtual: its speed means nothing); MiB that they sent while "
+          "MPI sent "
           "%.1f MiB\n  %-16s %-12s %-18s %6s %8s %-5s %9s\n",
           (double)facts->bulk / (1 << 20), "host", "interface", "address", "MTU", "Mbit/s", "state",
           "MiB");
   for (int h = 0; h < count_shown_hosts(facts); h++)
     for (int i = 0; i < facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
-      snprintf(speed, sizeof speed, one->speed > 0 ? "%d%s" : "?%.0d%s", one->speed,
-               one->physical ? " " : "*");
+      snprintf(speed, sizeof speed, one->speed > 0 ? "%d%s" : "?%.0d%s",
+               one->speed > 0 ? one->speed : 0, one->physical ? " " : "*");
       fprintf(file, "  %-16s %-12s %-18s %6d %8s %-5s %9.2f\n", facts->hosts[h].name, one->name,
               doctor_format_network(one->address, one->netmask, network), one->mtu, speed,
               one->up ? "up" : "down", (double)one->sent / (1 << 20));

@@ -40,7 +40,7 @@ _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
 _DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), on all ranks; "
            "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
-_SLOW = 0.1  # if a dense exchange takes as many seconds, the first steps are in 8 bits
+_SLOW = 0.1  # seconds of an exchange that ends a beginning with it: dense sums, or a warm-up for local steps
 _FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before a choice
 _PATIENCE = 8  # a warm-up whose steps take more times as long as local steps ends with the first choice
 _SETTLING = 3  # steps after a change that are ignored
@@ -156,6 +156,8 @@ class Automatic:
             return
         if eight < dense and self._is_early():
             self._switch_method(ONE)
+            if eight < _SLOW:  # local steps would not end the warm-up
+                self._skip_next_steps(max(self._warmup_left() - _MEASURED - 2, _FIRST))
             self._print(f"begins with {self._warmup_left()} steps in 8 bits, one bit's warm-up, and then chooses")
         else:
             self._switch_method(self._method_without_warmup())
