@@ -562,6 +562,20 @@ def check_refused(rank, size):
     expect_error("method is 'automatic', not 'auto'", wrong)
     expect_error("is a Linear, not a Dist", lambda: onebit.torch.auto(nn.Linear(2, 2), optimizer))
     onebit.torch.auto(model, optimizer).close()
+    Network.rate = rate_for_seconds(0.01)
+    run = Run()
+    run.train(0, 12)
+    saved = run.saved()
+    run.close()
+    words = "the ranks' states differ: method dense, "
+    expect_error(words + "0 steps, before a choice; method dense, 12 steps", lambda: Run(saved if rank == 0 else None))
+    run = Run()
+    wrong = words + "12 steps; method one bit, 0 steps, before a choice"
+    expect_error(wrong, lambda: run.optimizer.load_state_dict(
+        saved["optimizer"] if rank else run.saved()["optimizer"]))  # fmt: skip
+    run.train(0, 3)  # as before
+    assert is_equal_on_ranks(run.get_parameters())
+    run.close()
 
 
 if __name__ == "__main__":
