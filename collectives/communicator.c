@@ -325,7 +325,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
   /* The check comes before `mine` is written: after a failed agreement the message that lies there
    * may still be in flight. */
   OB_TRY(ob_comm_check(comm));
-  snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
+  snprintf(what, sizeof what, "collective creation, loading or saving, number %" PRIu32,
            ++comm->agreements);
   *mine = (struct proposal){
       .magic = PROPOSAL_MAGIC, .status = status, .count = (uint32_t)count, .note = note};

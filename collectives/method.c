@@ -3,6 +3,7 @@
 #include "onebit/method.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -270,12 +271,21 @@ static double estimate_local_step_seconds(onebit_comm_t comm, onebit_method_choi
   return INFINITY;
 }
 
+/* Returns true if a method's exchange alone saves as much of a dense step as a change must. What
+ * measured steps took beyond the model may be due to other programs. */
+static bool saves_exchange(const onebit_method_choice_t *choice, int method) {
+  return !isfinite(choice->expected[ONEBIT_METHOD_DENSE]) ||
+         choice->exchange[ONEBIT_METHOD_DENSE] - choice->exchange[method] >=
+             (OB_STEP_WORTH - 1) * choice->expected[method];
+}
+
 static int find_best_method(const onebit_method_choice_t *choice) {
   int best = (int)choice->current;
   for (int m = 0; m < METHODS; m++) {
     const double worth = m == ONEBIT_METHOD_DENSE ? OB_STEP_WORTH_DENSE : OB_STEP_WORTH;
     if (m != best && isfinite(choice->expected[m]) &&
-        worth * choice->expected[m] <= choice->expected[best])
+        worth * choice->expected[m] <= choice->expected[best] &&
+        (best != ONEBIT_METHOD_DENSE || saves_exchange(choice, m)))
       best = m;
   }
   return best;
@@ -293,27 +303,46 @@ static struct duration format_duration(double seconds) {
   return made;
 }
 
+static void append_text(onebit_method_choice_t *choice, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Text that does not fit is left out. */
+static void append_text(onebit_method_choice_t *choice, const char *format, ...) {
+  const size_t at = strlen(choice->text);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(choice->text + at, sizeof choice->text - at, format, arguments);
+  va_end(arguments);
+}
+
+/* Appends the seconds of a method's step, and those that measured steps took beyond the model. */
+static void append_step(onebit_method_choice_t *choice, int method) {
+  const double seconds = choice->expected[method], extra = choice->extra[method];
+  append_text(choice, "%s", format_duration(seconds).text);
+  if (fabs(extra) > 0.01 * seconds)
+    append_text(choice, " (%s%s of it unexplained)", extra < 0 ? "-" : "",
+                format_duration(fabs(extra)).text);
+}
+
 static void describe_choice(onebit_method_choice_t *choice) {
-  const double *expected = choice->expected;
-  char *text = choice->text;
-  const size_t capacity = sizeof choice->text;
-  size_t at = (size_t)snprintf(text, capacity, "takes %s", rows[choice->method].name);
+  choice->text[0] = '\0';
+  append_text(choice, "takes %s", rows[choice->method].name);
   if (choice->local_steps)
-    at += (size_t)snprintf(text + at, capacity - at, " (%zu)", choice->local_steps);
-  at += (size_t)snprintf(text + at, capacity - at, ", and expects a step of %s",
-                         format_duration(expected[choice->method]).text);
-  if (choice->method != ONEBIT_METHOD_DENSE && isfinite(expected[ONEBIT_METHOD_DENSE]))
-    at += (size_t)snprintf(text + at, capacity - at, " instead of %s dense",
-                           format_duration(expected[ONEBIT_METHOD_DENSE]).text);
-  at += (size_t)snprintf(text + at, capacity - at, ": computation %s, an exchange",
-                         format_duration(choice->compute).text);
+    append_text(choice, " (%zu)", choice->local_steps);
+  append_text(choice, ", and expects a step of ");
+  append_step(choice, (int)choice->method);
+  if (choice->method != ONEBIT_METHOD_DENSE && isfinite(choice->expected[ONEBIT_METHOD_DENSE])) {
+    append_text(choice, " instead of ");
+    append_step(choice, ONEBIT_METHOD_DENSE);
+    append_text(choice, " dense");
+  }
+  append_text(choice, ": computation %s, an exchange", format_duration(choice->compute).text);
   for (int m = 0, some = 0; m < EXCHANGES; m++)
     if (needs_exchange_time(choice, m))
-      at += (size_t)snprintf(text + at, capacity - at, "%s %s %s", some++ ? "," : "",
-                             format_duration(choice->exchange[m]).text, rows[m].name);
+      append_text(choice, "%s %s %s", some++ ? "," : "", format_duration(choice->exchange[m]).text,
+                  rows[m].name);
   if (choice->method == ONEBIT_METHOD_DENSE)
-    snprintf(text + at, capacity - at, "; no other step is %.0f %% faster",
-             100 * (OB_STEP_WORTH - 1));
+    append_text(choice, "; no other step is %.0f %% faster", 100 * (OB_STEP_WORTH - 1));
 }
 
 static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {

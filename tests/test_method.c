@@ -74,6 +74,27 @@ static void check_choices(onebit_comm_t comm, void *context) {
 }
 Test(method, choices) { on_ranks(3, check_choices, NULL); }
 
+/* Checks that a training stays dense if steps took longer than a short exchange explains, as beside
+ * other programs, and that the text says how much; and that a long exchange is compressed then. */
+static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
+  (void)context;
+  for (int is_long = 0; is_long < 2; is_long++) {
+    onebit_method_choice_t choice = make_choice(ELEMENTS, 1.0);
+    const double exchange[4] = {0.04, 0.03, 0.02, 0.02};
+    for (int m = 0; m < 4; m++)
+      choice.exchange[m] = exchange[m] * (is_long ? 10 : 1);
+    choice.current = ONEBIT_METHOD_DENSE;
+    choice.step = 1.3;
+    CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+    CHECK(choice.method == (is_long ? ONEBIT_METHOD_EIGHT_BITS : ONEBIT_METHOD_DENSE), "%s",
+          choice.text);
+    CHECK(strstr(choice.text, is_long ? "instead of 1.3 s (0.284 s of it unexplained) dense: "
+                                      : "a step of 1.3 s (0.298 s of it unexplained): "),
+          "%s", choice.text);
+  }
+}
+Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
+
 /* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
  * timed on a slow link; and that a latency of 40 ms does not count as a slow link. */
 static void check_slowest_decides(onebit_comm_t comm, void *context) {

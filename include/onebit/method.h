@@ -16,11 +16,13 @@
  *
  * The model of a step: an exchange hides behind two thirds of the computation, except for a 25th of
  * the exchange, the last bucket (with `blocking` it hides behind nothing). A method with fewer bits
- * is chosen if its steps are at least 5 % shorter. Local steps change what is learned, and are
- * chosen only if one bit in each step would wait for the link longer than it computes, or send more
- * than the caller allows: the smallest number of 10, 30, 100 and 300 with which an exchange takes
- * at most a 20th of the computation. A training with local steps leaves them if one bit would wait
- * for less than 0.7 of the computation, and changes their number only if another is clearly better.
+ * is chosen if its steps are at least 5 % shorter, and its exchange saves that part of a step.
+ *
+ * Local steps change what is learned, and are chosen only if one bit in each step would wait for
+ * the link longer than it computes, or send more than the caller allows: the smallest number of 10,
+ * 30, 100 and 300 with which an exchange takes at most a 20th of the computation. A training with
+ * local steps leaves them if one bit would wait for less than 0.7 of the computation, and changes
+ * their number only if another is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H

@@ -3,6 +3,7 @@ tensors in one process, ends of processes, and `python -m onebit.torch.run`."""
 
 import functools
 import importlib.util
+import os
 
 import onebit
 import pytest
@@ -128,6 +129,15 @@ def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
         "assert run.begun == 4 and ranks.is_equal_on_ranks(run.get_parameters()); print('well', flush=True)\n"
     )
     assert run_on_two_ranks(tmp_path, script) == ["well\n"] * 2
+
+
+@pytest.mark.skipif(os.environ.get("ONEBIT_TEST_SHARE") != "1", reason="a minute, which make check-long takes")
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="the figures are of a newer torch")
+def test_the_guides_have_the_lines_of_the_example():
+    said = run_python(HERE.parent / "examples" / "train_ddp.py", timeout=300).stdout.splitlines()
+    guides = "".join((HERE.parents[2] / "docs" / f"python-{one}.md").read_text() for one in ("optimizers", "trainers"))
+    missing = [line for line in said if "validation loss" in line and f"    {line}\n" not in guides]
+    assert len(said) >= 6 and not missing, missing
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():

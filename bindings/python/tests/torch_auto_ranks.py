@@ -264,9 +264,14 @@ def check_resumed(rank, size):
             assert run.method == method and one_bit == (method == "one bit"), (method, twin)
             for saved in own, whole:
                 for when in "saved", "late":
-                    other = Run(**{when: copy.deepcopy(saved)}, twin=twin)
-                    assert other.method == method and other.optimizer.automatic.steps == 12
-                    other.train(12, 18)
+                    with contextlib.redirect_stderr(io.StringIO()) as said:
+                        other = Run(**{when: copy.deepcopy(saved)}, twin=twin)
+                        assert other.method == method and other.optimizer.automatic.steps == 12
+                        other.train(12, 18)
+                    assert said.getvalue() == (f"onebit: auto goes on with {method}, as saved\n" if rank == 0 else "")
+                    report = other.optimizer.report()
+                    assert (report.steps, report.loaded_steps) == (18, 12) and report.overlapped <= 6, report
+                    assert "18 steps (12 of them loaded; since then), 0 skipped" in str(report), str(report)
                     assert torch.equal(run.get_parameters(), other.get_parameters()), (method, twin, when)
                     other.close()
             run.close()
@@ -346,10 +351,11 @@ def check_resumed_local_steps(rank, size):
         for when in "saved", "late":
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 other = Run(**{when: copy.deepcopy(own)}, twin=twin)
+                assert other.method == "local steps" and not is_equal_on_ranks(other.get_parameters())
+                assert other.optimizer.automatic.steps == 40
+                found = other.train(40, 160)
+            assert found == wanted and torch.equal(run.get_parameters(), other.get_parameters()), when
             assert said.getvalue().count("auto goes on with local steps (100), as saved; the ranks' models") == (rank == 0)
-            assert other.method == "local steps" and not is_equal_on_ranks(other.get_parameters())
-            assert other.optimizer.automatic.steps == 40
-            assert other.train(40, 160) == wanted and torch.equal(run.get_parameters(), other.get_parameters()), when
             other.close()
             other = Run(**{when: copy.deepcopy(alone)}, twin=twin)
             assert other.method == "local steps" and is_equal_on_ranks(other.get_parameters())

@@ -143,7 +143,6 @@ class Automatic:
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
         self._begin(record)
-        self._print_resumed()
         if not self.decided:
             self._measure()
         self._begin_training()
@@ -158,7 +157,6 @@ class Automatic:
             self._switch_method(ONE)
             if eight < _SLOW:  # local steps would not end the warm-up
                 self._skip_next_steps(max(self._warmup_left() - _MEASURED - 2, _FIRST))
-            self._print(f"begins with {self._warmup_left()} steps in 8 bits, one bit's warm-up, and then chooses")
         else:
             self._switch_method(self._method_without_warmup())
 
@@ -217,6 +215,8 @@ class Automatic:
     # --- What a step is --------------------------------------------------------------------------
 
     def _step(self, closure):
+        if not self._has_begun:
+            self._print_beginning()
         if self._holds:
             wait_for_device(self._device)
         begin = self.meter.now()
@@ -358,8 +358,9 @@ class Automatic:
     def _begin(self, record):
         """Continues from a record, with a new window."""
         self.method = record["method"]
-        self.steps, self.changes = record.get("steps", 0), record.get("changes", 0)
-        self.decided = record.get("decided", False)
+        self.steps = self._loaded_steps = record.get("steps", 0)
+        self.changes = record.get("changes", 0)
+        self.decided, self._has_begun = record.get("decided", False), False
         self.expected = record.get("expected")
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
@@ -551,9 +552,15 @@ class Automatic:
         text = self._choice.text.decode() + self._why_not_local(method)
         self._print(text + words + (_DIFFER if method == LOCAL != self.method else ""))
 
-    def _print_resumed(self):
+    def _print_beginning(self):
+        """Called at the first step, since a state may have been loaded before."""
+        self._has_begun, left = True, self._warmup_left()
         if self.local is not None:
             self._print(f"goes on with local steps ({self.local.steps}), as saved{_DIFFER}")
+        elif self.decided:
+            self._print(f"goes on with {self.method}, as saved")
+        elif left:
+            self._print(f"begins with {left} steps in 8 bits, one bit's warm-up, and then chooses")
 
     def _print(self, text):
         if not self.comm.rank:
@@ -604,7 +611,6 @@ class Automatic:
         if self.made is not None:
             self.lead.param_groups = self.made.param_groups
         self._begin(record)
-        self._print_resumed()
         self._begin_training()
 
     def _consolidate(self, to=0):
@@ -627,7 +633,7 @@ class Automatic:
         last = every[-1]
         sums = [sum(getattr(one, name) for one in every)
                 for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes", "checkpoint_bytes")]
-        return Report(self.steps, *sums[:4], last.averaged, sums[4])
+        return Report(self.steps, *sums[:4], last.averaged, sums[4], self._loaded_steps)
 
     def close(self):
         """Closes on all ranks. The method stays, but after local steps the parameters become equal."""

@@ -149,7 +149,7 @@ class HookState:
     def _begin(self, process_group, warmup_steps, timeout, bits, normalise, plan_options):
         self._given_group, self.warmup_steps, self._timeout = process_group, warmup_steps, timeout
         self.bits, self.normalise, self._plan_options = bits, normalise, plan_options
-        self.steps = self.compressed = self.dense = self.skipped = self.dropped = 0
+        self.steps = self._loaded_steps = self.compressed = self.dense = self.skipped = self.dropped = 0
         self._normaliser = Normaliser() if normalise else None
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
@@ -188,7 +188,8 @@ class HookState:
         ranks = self._group.size() if self._group is not None else 1
         sent = self.bytes_sent + ring(self._sent_dense, ranks)
         dense = ring(self._gradients, ranks)
-        return Report(self.steps, 0, self.steps, sent, dense, self.averaged)
+        own = self.steps - self._loaded_steps
+        return Report(self.steps, 0, own, sent, dense, self.averaged, loaded_steps=self._loaded_steps)
 
     def add(self, bucket):
         """Returns the future of a bucket's average, which is complete when the backward pass ends."""
@@ -424,6 +425,7 @@ class HookState:
         self._loaded = state_dict if goes_on else None  # without buckets the hook has averaged nothing
         for name in "steps", "skipped", "dropped":
             setattr(self, name, state_dict[name] if self._loaded else 0)
+        self._loaded_steps = self.steps
 
     def _check(self, comm, state_dict):
         reason = None

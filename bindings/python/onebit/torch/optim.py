@@ -241,7 +241,7 @@ class _Optimizer(StatefulOptimizer):
         self._found, self._copies = [], []
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
-        self._tag = self._skipped = 0
+        self._tag = self._skipped = self._loaded_steps = 0
         self.averaged, self._sent_before, self._checkpoint_bytes = {}, self.comm.bytes_sent, 0
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # some factors are 0
@@ -655,13 +655,15 @@ class _Optimizer(StatefulOptimizer):
         if self._closed:
             return self._reported
         steps, passes = self.onebit.info()["steps"], self._backward
+        made = steps - self._loaded_steps
         own = [self._shards.local(one) for one in self._parameters]
-        gradients = sum(one.numel() * one.element_size() for one in own) * steps
+        gradients = sum(one.numel() * one.element_size() for one in own) * made
         ranks = self._shards.ranks(self.comm)[1]
         dense = ring(passes.gradients if passes else gradients, ranks)
         sent = self._count_sent() - self._checkpoint_bytes
         overlapped = passes.overlapped if passes else 0
-        return Report(steps, self._skipped, overlapped, sent, dense, self.averaged, self._checkpoint_bytes)
+        return Report(steps, self._skipped, overlapped, sent, dense, self.averaged, self._checkpoint_bytes,
+                      self._loaded_steps)  # fmt: skip
 
     def close(self):
         """Frees the state, and the communicator if the optimizer has made it. On all ranks."""
@@ -694,6 +696,7 @@ class _Optimizer(StatefulOptimizer):
     def _load(self, loaded, groups=None):
         self._refresh()
         super()._load(loaded, groups)
+        self._loaded_steps = self.onebit.info()["steps"]
         if self._remainder is not None:
             self._remainder.load(loaded)
         with torch.no_grad():

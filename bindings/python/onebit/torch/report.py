@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 class Report(NamedTuple):
     """The steps of a training, and the bytes that this rank has sent.
 
-    steps: the steps that were made, with those of a loaded state
+    steps: the steps that were made, with those of a loaded state; all else is of this process
     skipped: further steps, with gradients that were not finite
     overlapped: steps whose exchange began in the backward pass
     bytes_sent: without those of checkpoints; what torch averages is counted for a ring
     dense_bytes: the bytes of a ring for the same gradients in their own type
     averaged: by name, why a parameter is not exchanged in one bit
     checkpoint_bytes: what this rank has sent so that another one saves its state
+    loaded_steps: those of the steps that a loaded state had
     """
 
     steps: int
@@ -22,14 +23,16 @@ class Report(NamedTuple):
     dense_bytes: int
     averaged: Any
     checkpoint_bytes: int = 0
+    loaded_steps: int = 0
 
     def __str__(self):
         sent, dense = self.bytes_sent, self.dense_bytes
         less = "no less traffic yet: " if sent else ""
         if sent and dense > sent:
             less = f"{dense / sent:.1f}x less traffic: "
+        loaded = f" ({self.loaded_steps} of them loaded; since then)" if self.loaded_steps else ""
         text = (
-            f"{self.steps} steps, {self.skipped} skipped, {self.overlapped} with an exchange in the "
+            f"{self.steps} steps{loaded}, {self.skipped} skipped, {self.overlapped} with an exchange in the "
             f"backward pass; {less}{sent / 1e6:.3g} MB sent instead of {dense / 1e6:.3g} MB"
         )
         if self.checkpoint_bytes:
