@@ -91,6 +91,7 @@ function declared(all, kind,    rest, name, list) {
     }
   } else if (all ~ /typedef/) {
     sub(/;[^;]*$/, "", all)
+    if (all !~ /\{/ && match(all, /\(\*[A-Za-z0-9_]+\)\(/)) all = substr(all, RSTART + 2, RLENGTH - 4) # a function's type
     sub(/.*[ *}]/, "", all)
     list = all
   } else {

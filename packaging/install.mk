@@ -29,7 +29,7 @@ FILLED   := $(BUILD)/install
 CMAKEDIR  = $(LIBDIR)/cmake/onebit
 EXAMPLE_SOURCES := $(addprefix examples/,minimal.c allreduce.c allreduce.cpp adam.c train_plain.c average.f90)
 DOCUMENTS  := README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/measured/*.md)
-BESIDE     := LICENSE $(wildcard docs/measured/*.svg) $(EXAMPLE_SOURCES)
+BESIDE     := LICENSE $(wildcard packaging/jobs/*) $(wildcard docs/measured/*.svg) $(EXAMPLE_SOURCES)
 
 to = $(foreach file,$(2),"$(file):$(1)/$(notdir $(file))")
 INSTALLED_PROGRAMS = $(call to,$$BINDIR,$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
@@ -146,20 +146,23 @@ install: all $(FILLED_FILES)
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
 	@rm -rf $(FILLED)/*
 	$(if $(DESTDIR)$(is_elsewhere),,@ldconfig 2>/dev/null || :)
-	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
-	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS),try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
+	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit and onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
+	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS)$(comma) or module use "$(MODULEDIR)" && module load onebit,try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
 	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor)'
 
-# Headers of all builds are removed, since another build may have been installed. Directories are
-# removed only if they are onebit's own and empty.
+# Headers and pages of all builds are removed, since another build may have been installed. Directories
+# are removed only if they are onebit's own and empty. Nothing is built, which root would then own.
 UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INSTALLED_LINKS) \
-  $(call to,$$INCLUDEDIR/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
-uninstall: $(MAN_LIST)
-	@set -e; $(set_paths) for pair in $(UNINSTALLED); do rm -f "$$DESTDIR$${pair#*:}"; done
-	@$(set_paths) for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
-	  "$$DOCDIR/examples" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
-	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done
-	@echo 'onebit is removed from $(DESTDIR)$(PREFIX)'
+  $(call to,$$INCLUDEDIR/onebit,$(wildcard include/onebit/*)) \
+  $(foreach page,$(notdir $(MANUAL)),"$(page):$$MANDIR/$(call in_section,$(page))")
+uninstall:
+	@set -e; $(set_paths) was=; for pair in $(UNINSTALLED); do file="$$DESTDIR$${pair#*:}"; \
+	  if [ -e "$$file" ] || [ -L "$$file" ]; then was=1; rm -f "$$file"; fi; done; \
+	rm -f "$$DESTDIR$$MANDIR"/man3/onebit_*.3 "$$DESTDIR$$MANDIR"/man3/ONEBIT_*.3; \
+	for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
+	  "$$DOCDIR/examples" "$$DOCDIR/packaging/jobs" "$$DOCDIR/packaging" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
+	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done; \
+	[ "$$was" ] && echo 'onebit is removed from $(DESTDIR)$(PREFIX)' || echo 'onebit is not in $(DESTDIR)$(PREFIX)'
 
 # The source archive of a release has the same bytes from every checkout of the commit.
 .PHONY: dist
@@ -168,4 +171,4 @@ dist:
 	@git diff --quiet HEAD || { echo "dist: the checkout has changes that are in no commit" >&2; exit 1; }
 	@mkdir -p $(BUILD)
 	@git archive --prefix=onebit-$(VERSION)/ HEAD | gzip -9 -n >$(DIST)
-	@cd $(BUILD) && sha256sum $(notdir $(DIST))
+	@sha256sum $(DIST)

@@ -51,6 +51,7 @@ _HOWS = {
 }
 _BITS = 8
 _FROZEN = "is frozen"
+_ASKED = "kind is HookState"  # of which there is no warning
 
 
 def _refuse_step(self, *_, **__):
@@ -156,7 +157,7 @@ class _Choice:
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
         self.carried = best if sizes[best] and kind is not HookState and not self.dense else None
-        why = "kind is HookState" if kind is HookState else "another optimizer has more parameters"
+        why = _ASKED if kind is HookState else "another optimizer has more parameters"
         self.reasons = {}
         for number, of in enumerate(every):
             for one, reason in of.items():
@@ -189,7 +190,8 @@ class _Choice:
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
         bits = f"averaged in {_BITS} bits an element, "
-        return [bits + one for one in summaries(self.averaged())]
+        unasked = {name: why for name, why in self.averaged().items() if why != _ASKED}
+        return [bits + one for one in summaries(unasked)]
 
     def digest(self):
         """Returns a text that is the same on all ranks if they choose alike."""
