@@ -40,7 +40,9 @@ _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
 _DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), on all ranks; "
            "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
-_SLOW = 0.1  # seconds of an exchange that ends a beginning with it: dense sums, or a warm-up for local steps
+# Seconds. If a dense exchange takes longer, first steps are in 8 bits; if one in 8 bits does, local steps may
+# end the warm-up early.
+_SLOW = 0.1
 _FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before a choice
 _PATIENCE = 8  # a warm-up whose steps take more times as long as local steps ends with the first choice
 _SETTLING = 3  # steps after a change that are ignored
