@@ -96,7 +96,8 @@ static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
 Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
 
 /* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
- * timed on a slow link; and that a latency of 40 ms does not count as a slow link. */
+ * timed on a slow link, but for two exchanges in one bit; and that a latency of 40 ms does not
+ * count as a slow link. */
 static void check_slowest_decides(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
@@ -104,7 +105,7 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
   onebit_method_choice_t choice = make_choice(ELEMENTS, rank), other;
   CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
   CHECK(fabs(choice.exchange[0] - 4 * ELEMENTS / 1.25e6 - 0.02) < 0.05, "%g s", choice.exchange[0]);
-  CHECK(link.elements < ELEMENTS && link.calls < 25, "%zu elements", link.elements);
+  CHECK(link.elements < 2.5 * ELEMENTS && link.calls < 25, "%zu elements", link.elements);
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
   CHECK(choice.compute == 2, "%g s", choice.compute);
   link = (struct link){1e9, 0.04, 0, 0, 0};
@@ -112,7 +113,7 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
   CHECK(choice.exchange[0] < 0.06, "%g s", choice.exchange[0]);
   link = (struct link){1e9, 0.1, 0, 0, 0};
   CHECK_STATUS(onebit_method_measure(comm, &choice, time_exchange, &link), ONEBIT_OK);
-  CHECK(link.calls <= 12, "%zu calls of 0.1 s", link.calls);
+  CHECK(link.calls <= 8, "%zu calls of 0.1 s", link.calls);
   const double wire = 4e-9 * ELEMENTS;
   CHECK(fabs(choice.exchange[0] - 0.1 - wire) < 0.2 * (0.1 + wire), "%g s", choice.exchange[0]);
   /* Steps that were seen count, and a method in use stays where no other is worth a change. */

@@ -82,8 +82,9 @@ typedef struct onebit_method_choice {
 typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method_t method,
                                                     size_t elements, double *seconds);
 
-/* Measures exchanges of growing sizes until the link's rate shows: in all some 100 ms of each
- * method, and less than a second. Collective.
+/* Measures exchanges of growing sizes until the link's rate shows, and where one takes less than a
+ * second, all elements with fewer bits: some 100 ms of each method, and less than two seconds.
+ * Collective.
  *   comm      the ranks
  *   choice    elements and methods; out: exchange, the same on all ranks
  *   exchange  how exchanges are made; NULL: as the library makes them, in memory of the host
