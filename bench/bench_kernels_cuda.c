@@ -93,8 +93,8 @@ static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
   return kernel;
 }
 
-/* Defines a pass of `count` launches, each of a chunk, on stream `s`, of entry `e` of passes `p`
- * with kernels `k`. */
+/* Defines `function`, a pass that calls `launch` for each of `count` chunks. `launch` may use the
+ * entry `e`, its passes `p`, their kernels `k` and the stream `s`. */
 #define KERNEL(function, count, launch)                                                            \
   static int function(const struct bench_entry *e) {                                               \
     struct bench_passes *p = e->context;                                                           \

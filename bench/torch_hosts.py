@@ -32,7 +32,7 @@ FIRST = 4  # steps that are not counted: the buckets of DistributedDataParallel,
 CONTEXT, SYMBOLS, HEADS, WIDTH = 64, 256, 4, 256  # of the transformers
 
 
-def sent():
+def read_sent_bytes():
     """Bytes of this host's eth0 so far, by the kernel."""
     line = next(one for one in open("/proc/net/dev") if one.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
@@ -46,12 +46,12 @@ class Times:
 
     def begin(self):
         dist.barrier()
-        self.began, self.before = time.perf_counter(), sent()
+        self.began, self.before = time.perf_counter(), read_sent_bytes()
 
     def end(self):
         self.seconds.append(time.perf_counter() - self.began)
         dist.barrier()
-        self.bytes.append(sent() - self.before)
+        self.bytes.append(read_sent_bytes() - self.before)
 
     def __str__(self):
         seconds = [1000 * one for one in sorted(self.seconds[FIRST:])]

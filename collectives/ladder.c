@@ -294,7 +294,8 @@ static onebit_status_t check_budget(const onebit_plan_t *plans, size_t count, do
   if (!plans && count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plans is NULL");
   if (!(budget > 0 && budget <= 1))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "budget is %g, not above 0 and up to 1", budget);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "budget is %g: it must be above 0 and at most 1",
+                    budget);
   for (size_t i = 0; i < count; i++) {
     OB_TRY(ob_handle_check(plans[i], OB_HANDLE_PLAN, "plans"));
     if (plans[i]->state->in_flight)

@@ -46,7 +46,8 @@ static bool is_number(double value) { return isfinite(value) && value >= 0; }
 static onebit_status_t check_numbers(const char *name, const double *values, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (!is_number(values[i]))
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->%s is %g: from 0 on", name, values[i]);
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->%s is %g: it must be finite and at least 0",
+                      name, values[i]);
   return ONEBIT_OK;
 }
 
@@ -145,7 +146,8 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   *seconds = 0;
   onebit_status_t status = probe->exchange(probe->context, method, elements, seconds);
   if (status == ONEBIT_OK && !is_number(*seconds))
-    status = ob_error(ONEBIT_ERROR_ARGUMENT, "exchange has set seconds to %g: from 0 on", *seconds);
+    status = ob_error(ONEBIT_ERROR_ARGUMENT,
+                      "exchange has set seconds to %g: it must be finite and at least 0", *seconds);
   if (status != ONEBIT_OK)
     *seconds = 0;
   return agree_on_choice(probe->comm, status, probe->choice, seconds);

@@ -177,9 +177,10 @@ static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ran
   size_t buffers = shape->options.operation == ONEBIT_ALLREDUCE ? 1 : ranks;
   /* 16 bytes an element leave room for residuals and messages in a size_t. */
   if (count > SIZE_MAX / 16 / buffers - ranks * 8 * ranks)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "count is %zu: too large to address in buffers of %zu times as many elements",
-                    count, buffers);
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "count is %zu: too large to address, since a buffer has %zu times as many elements", count,
+        buffers);
   return ONEBIT_OK;
 }
 

@@ -59,12 +59,12 @@ struct ob_device {
   struct ob_staging staging;  /* staged.c */
   struct ob_overlap overlap;
   /* stream.c */
-  cudaStream_t own;           /* for calls without a stream */
-  cudaStream_t stream;        /* of the call in flight */
-  bool capturing;             /* that stream is capturing a graph */
-  cudaEvent_t reached;        /* messages are ready, for a transport that the host drives */
-  bool sealed;                /* the next messages are sealed, and `reached` is behind them */
-  cudaEvent_t last;           /* the end of the latest call on any stream */
+  cudaStream_t own;    /* for calls without a stream */
+  cudaStream_t stream; /* of the call in flight */
+  bool capturing;      /* that stream is capturing a graph */
+  cudaEvent_t reached; /* messages are ready, for a transport that the host drives */
+  bool sealed;      /* kernels that seal the next messages are queued, and `reached` after them */
+  cudaEvent_t last; /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
   bool has_sealed;            /* a message of the call in flight has been sealed */
   /* Received messages that must be opened before anything depends on them; NULL: none. */

@@ -26,7 +26,7 @@ struct weighed_input {
 
 /* Does what compress_tile does, without momentum; `divided`: with reciprocals and a limit. */
 template <onebit_dtype_t dtype, bool divided, bool whole>
-static __device__ inline void compress_tile(const struct level_run &run,
+static __device__ inline void compress_tile(const struct level_block &run,
                                             const struct weighed_input &in, unsigned first,
                                             struct level_sums *sums) {
   float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
@@ -77,7 +77,7 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
     return;
   const uint32_t now = plan.state->now;
   const struct ob_view out = view_of(message_to(plan, now, blockIdx.y), location);
-  const struct level_run run = level_run_of(plan.worker, now, location, out, width, tiles);
+  const struct level_block run = make_level_block(plan.worker, now, location, out, width, tiles);
   const struct weighed_input in = describe_input(plan, now, source, location, size_of<dtype>);
   struct level_sums sums = {};
   for (unsigned first = 0; first < run.count; first += tile_elements)
@@ -167,7 +167,7 @@ static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
 }
 
 template <unsigned width, bool whole>
-static __device__ inline void reduce_tile(const struct level_run &run, const float *residuals,
+static __device__ inline void reduce_tile(const struct level_block &run, const float *residuals,
                                           const struct ob_cuda_plan &plan,
                                           const struct location &location,
                                           const struct parts &parts, unsigned first,
@@ -193,7 +193,7 @@ static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, floa
   const uint32_t now = plan.state->now;
   const struct ob_view out =
       view_of(result_of(plan, next_copy(plan, now), plan.geometry.member), location);
-  const struct level_run run = level_run_of(plan.server, now, location, out, width, tiles);
+  const struct level_block run = make_level_block(plan.server, now, location, out, width, tiles);
   const float *residuals = values_of(plan.server, now, location.block);
   const struct parts parts = {senders_of(plan, now), weight, known};
   struct level_sums sums = {};

@@ -57,7 +57,7 @@ template <unsigned width> static __device__ inline float level_of(uint32_t codes
 constexpr unsigned resident_tiles = 4, resident_elements = resident_tiles * tile_elements;
 
 /* A block whose values become levels. */
-struct level_run {
+struct level_block {
   unsigned count, end; /* the number of elements; the same in whole words */
   float *residual_out;
   uint32_t *fields;
@@ -70,18 +70,18 @@ struct level_sums {
   uint32_t largest; /* bits of a magnitude: as integers they have the magnitudes' order */
 };
 
-static __device__ inline float4 *tile_at(const struct level_run &run, unsigned first) {
+static __device__ inline float4 *tile_at(const struct level_block &run, unsigned first) {
   return run.tiles + first % resident_elements / 4;
 }
 
 /* True if the values from `first` on stay in shared memory: no later ones overwrite them. */
-static __device__ inline bool is_resident(const struct level_run &run, unsigned first) {
+static __device__ inline bool is_resident(const struct level_block &run, unsigned first) {
   return first + resident_elements >= run.count;
 }
 
 /* Stores a tile until the scale is known, and adds it to the sums. */
 template <bool whole>
-static __device__ inline void keep_tile(const struct level_run &run, unsigned first,
+static __device__ inline void keep_tile(const struct level_block &run, unsigned first,
                                         const float (&value)[fours_a_tile][4],
                                         struct level_sums *sums) {
   float4 *tile = tile_at(run, first);
@@ -101,7 +101,7 @@ static __device__ inline void keep_tile(const struct level_run &run, unsigned fi
 
 /* Stores the codes of the stored values, and the residuals. Past the block's end both are zeros. */
 template <unsigned width, bool whole>
-static __device__ inline void quantise_tile(const struct level_run &run, unsigned first,
+static __device__ inline void quantise_tile(const struct level_block &run, unsigned first,
                                             float scale) {
   const float inverse = ob_inverse_scale(scale);
   const bool resident = is_resident(run, first);
@@ -130,11 +130,9 @@ static __device__ inline void quantise_tile(const struct level_run &run, unsigne
 
 /* --- A block */
 
-static __device__ inline struct level_run level_run_of(const struct ob_cuda_residual &residual,
-                                                       uint32_t now,
-                                                       const struct location &location,
-                                                       const struct ob_view &out, unsigned width,
-                                                       float4 *tiles) {
+static __device__ inline struct level_block make_level_block(
+    const struct ob_cuda_residual &residual, uint32_t now, const struct location &location,
+    const struct ob_view &out, unsigned width, float4 *tiles) {
   const unsigned count = (unsigned)location.block.count;
   return {count, padded_count(count), values_of(residual, !now, location.block),
           out.words + location.word * width, tiles};
@@ -161,7 +159,7 @@ static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, 
 }
 
 template <unsigned width>
-static __device__ inline void quantise_tiles(const struct level_run &run, float scale) {
+static __device__ inline void quantise_tiles(const struct level_block &run, float scale) {
   for (unsigned first = 0; first < run.count; first += tile_elements)
     if (first + tile_elements <= run.count)
       quantise_tile<width, true>(run, first, scale);

@@ -140,7 +140,7 @@ static __global__ void __launch_bounds__(threads_a_block)
       load_group<all, ONEBIT_FLOAT32>(momentum, at, run.count, m);
     OB_UNROLL
     for (unsigned w = 0; w < words_at_once; w++) {
-      x[w] -= rate * ob_outer_move(rule, &m[w], d[w], decay);
+      x[w] -= rate * ob_outer_apply_rule(rule, &m[w], d[w], decay);
       squares += (double)d[w] * (double)d[w];
     }
     store_group<all, ONEBIT_FLOAT32>(consensus, at, run.count, x);

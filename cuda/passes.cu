@@ -138,12 +138,12 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
 
 /* --- Elements */
 
-/* Returns element number `word` of a lane, and whether it exists. `whole`: all elements exist, so
- * that no access has a condition, and one address serves all of an array. */
+/* Returns the index of a lane's element number `word`. */
 static __device__ inline unsigned element_at(unsigned word) {
   return word * OB_LANES + lane_number();
 }
 
+/* Returns true if an element exists. With `whole` all do, so that no access has a condition. */
 template <bool whole> static __device__ inline bool has_element(const struct run &run, unsigned i) {
   return whole || i < run.count;
 }

@@ -20,7 +20,7 @@
 
 /* The number of members decides how they are added up. FEW are one group, all of whose words are
  * loaded before the first is used. SOME are several groups, of eight where registers allow it. MANY
- * are more than a warp holds the parts of at once. */
+ * are so many that a warp does not hold the parts of all at once. */
 constexpr unsigned few_members = 4;
 enum member_class { FEW, SOME, MANY };
 

@@ -97,7 +97,7 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
 
 /* After NCCL has failed, its kernels go on waiting, and so do streams and calls that free memory,
  * until the communicator is aborted. */
-static onebit_status_t note_failure(onebit_comm_t comm, onebit_status_t status) {
+static onebit_status_t give_up_after_failure(onebit_comm_t comm, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_comm_give_up(comm, onebit_last_error());
   return status;
@@ -110,7 +110,7 @@ static onebit_status_t nccl_put(struct ob_batch *batch, void *stream) {
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = state->aborted ? aborted_error() : put_group(state, batch, stream);
   pthread_mutex_unlock(&state->lock);
-  return note_failure(batch->comm, status);
+  return give_up_after_failure(batch->comm, status);
 }
 
 static void *message_stream(onebit_comm_t comm) { return state_of(comm)->messages; }
@@ -129,7 +129,7 @@ static onebit_status_t nccl_health(onebit_comm_t comm) {
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = check_health(state);
   pthread_mutex_unlock(&state->lock);
-  return note_failure(comm, status);
+  return give_up_after_failure(comm, status);
 }
 
 /* --- Messages of the host */

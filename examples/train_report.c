@@ -209,7 +209,7 @@ static void print_outer(const training_t *training) {
          outer->fragments, outer->delay, training->residual_ratio,
          (unsigned long long)outer->skipped);
   if (sum_bytes(training) > 0)
-    printf("sent per rank: %llu bytes a round; in all 1/%.1f of float32 in every step\n",
+    printf("sent per rank: %llu bytes a round; in all 1/%.1f of float32 sums in each step\n",
            (unsigned long long)outer->exchange_bytes,
            float32_bytes(training) / (double)sum_bytes(training));
 }

@@ -457,7 +457,7 @@ onebit_status_t ob_buckets_for_each(struct onebit_optimizer *optimizer,
                                     onebit_status_t (*body)(struct onebit_optimizer *optimizer,
                                                             struct ob_bucket *bucket));
 
-/* Applies the exchanges that were held. */
+/* Applies the results of all buckets that were exchanged with `hold`. Returns the worst status. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer);
 
 /* Fills in the usual call: it sends the momentum, and the pass `kind` applies the result. */

@@ -337,8 +337,8 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT,
         "bits is 3, not a width of the plan, 1 to 1");
   WRONG(onebit_plan_fit_budget, (NULL, 1, 0.5), ARGUMENT, "plans is NULL");
-  WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0), ARGUMENT, "budget is 0, not above 0");
-  WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 1.5), ARGUMENT, "budget is 1.5, not above 0");
+  WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0), ARGUMENT, "budget is 0: it must be above 0");
+  WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 1.5), ARGUMENT, "budget is 1.5: it must");
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0.01), ARGUMENT, "the fewest bits");
   WRONG(onebit_plan_fit_budget, (&scene->busy, 1, 0.5), BUSY, "plans[0] has a request in flight");
   WRONG_VALUE(onebit_plan_explain, (no_plan), !*onebit_plan_explain(scene->no_plan),

@@ -184,7 +184,8 @@ Test(outer_sites_checkpoint, fragments_keep_their_weights) {
 }
 
 /* One site's part is one round older: it starts from the consensus of the others. */
-static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+static void load_parts_of_unequal_rounds(struct place *place, int site, onebit_comm_t comm,
+                                         onebit_comm_t between) {
   struct story *story = place->more;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
@@ -210,7 +211,7 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
     story->other = other;
     place->options.fragments = 1 + (size_t)other;
     on_sites(place, train_and_save);
-    on_sites(place, load_uneven);
+    on_sites(place, load_parts_of_unequal_rounds);
     sites_agree(place);
     free_place(place);
   }

@@ -112,8 +112,8 @@ void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
   }
   size_t k = candidate_of(field[0], field[1]);
   if (k == OB_COST_CANDIDATES)
-    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "corrects '%.40s %.40s', which does not exist",
-             field[0], field[1]);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY,
+             "corrects '%.40s %.40s': no such pair of schedule and wire", field[0], field[1]);
   else if (tuning_points_read_number("size", field[2], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
            tuning_points_read_number("factor", field[3], OB_COST_MIN_FACTOR, OB_COST_MAX_FACTOR,
                                      &factor, wrong))

@@ -90,10 +90,11 @@ static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_
     snprintf(text, sizeof text, "rank 0 at %.100s is of another job: its %s is another one",
              state->options->rendezvous, job_source_name(named));
   else
-    snprintf(text, sizeof text,
-             "rank 0 at %.72s is of another job, or is not told the same: there %s names the job, "
-             "here %.31s (ONEBIT_JOB on all ranks names it)",
-             state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
+    snprintf(
+        text, sizeof text,
+        "rank 0 at %.72s is of another job, or takes the job's name from %s, and this rank from "
+        "%.31s: set ONEBIT_JOB on all ranks",
+        state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
   refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
 

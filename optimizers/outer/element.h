@@ -32,9 +32,10 @@ OB_INLINE int ob_outer_can_send(float drift) {
   return drift <= OB_OUTER_LARGEST && drift >= -OB_OUTER_LARGEST;
 }
 
-/* Returns the move of the consensus before the learning rate, and updates the momentum if the rule
- * has one. */
-OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float drift, float decay) {
+/* Returns the change of the consensus before the learning rate, and updates the momentum if the
+ * rule has one. */
+OB_INLINE float ob_outer_apply_rule(onebit_outer_rule_t rule, float *momentum, float drift,
+                                    float decay) {
   if (rule == ONEBIT_OUTER_MEAN)
     return drift;
   *momentum = decay * *momentum + drift;

@@ -79,7 +79,7 @@ static onebit_status_t resolve_times(onebit_outer_options_t *options) {
                     options->delay, options->local_steps);
   options->mixing = ob_value_or_default(options->mixing, options->delay ? 0.5 : 1);
   if (!(options->mixing > 0 && options->mixing <= 1))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "mixing is %g, not above 0 and up to 1",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "mixing is %g: it must be above 0 and at most 1",
                     options->mixing);
   return ONEBIT_OK;
 }

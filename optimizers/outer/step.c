@@ -80,7 +80,8 @@ FIXED double update_run(float *restrict x, float *restrict m, const float *restr
   double lanes[OB_LANES] = {0};
   float none;
   for (size_t i = 0; i < count; i++) {
-    x[i] -= rate * ob_outer_move(rule, rule == ONEBIT_OUTER_MEAN ? &none : &m[i], d[i], decay);
+    x[i] -=
+        rate * ob_outer_apply_rule(rule, rule == ONEBIT_OUTER_MEAN ? &none : &m[i], d[i], decay);
     lanes[i % OB_LANES] += (double)d[i] * (double)d[i];
   }
   for (int width = OB_LANES / 2; width > 0; width /= 2)
@@ -316,7 +317,7 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
     ob_plan_abandon(fragment->weigh);
     fragment->outer->exchange->abandon(fragment);
     outer_step_end(fragment,
-                   ob_error(ONEBIT_ERROR_TRANSPORT, "the outer step was moved meanwhile"));
+                   ob_error(ONEBIT_ERROR_TRANSPORT, "onebit_outer_move has ended this exchange"));
   }
   (void)outer_step_apply(fragment, fragment->outer->options.mixing, true);
 }

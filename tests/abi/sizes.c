@@ -1,8 +1,8 @@
 /*
  * A program that was compiled against the headers of an earlier release gives the sizes that
- * structs had then. The library must take them for as long as its soname is the same: for each
- * SIZE_type that tests/scripts/check-abi defines, a call with that size. Ends with status 1 and the
- * message of the refused call.
+ * structs had then. The library must accept them for as long as its soname is the same. This test
+ * makes a call with the size of each SIZE_type that tests/scripts/check-abi defines. If one is
+ * refused, it prints the library's message and ends with status 1.
  */
 #include <onebit/onebit.h>
 #include <stdio.h>

@@ -324,7 +324,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, in
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
   if (!comm || ndev < 1)
-    return refuse(ncclInvalidArgument, "no devices, or nowhere to answer to");
+    return refuse(ncclInvalidArgument, "ndev is below 1, or comm is NULL");
   std::vector<int> devices(static_cast<size_t>(ndev));
   std::iota(devices.begin(), devices.end(), 0);
   if (devlist)

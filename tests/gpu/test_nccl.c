@@ -53,7 +53,8 @@ static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(here));
 }
 
-/* Ranks that are processes may all share a single device. */
+/* Ranks that are processes may have one device in all. Then there is no wrong one, and nothing is
+ * tested. */
 static void another_device_is_refused(void) {
   int devices = 0;
   CHECK_CUDA(cudaGetDeviceCount(&devices));

@@ -94,7 +94,7 @@ struct tune_points {
 void tune_fit(struct ob_costs *costs, struct tune_points *points);
 double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point);
 
-/* Prints links. `cluster`: a task without elements, for its hosts and ranks. */
+/* Prints links. `cluster` has the numbers of hosts and ranks; its elements are not used. */
 void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
 /* True if the measurements contradict each other, as on hosts that other programs use: plans would
  * choose by chance. */

@@ -107,7 +107,7 @@ def mean(loss):
     return loss.item() / dist.get_world_size()
 
 
-def with_deepspeed(rank, options, kind, folder, loads):
+def train_with_deepspeed(rank, options, kind, folder, loads):
     model = network(options.inputs, options.hidden)
     engine = engine_of(options, kind, model)
     if loads:
@@ -151,7 +151,7 @@ def run(options, kind, way, folder):
     if way.startswith("here"):
         losses = here(rank, options, kind, folder)
     else:
-        losses = with_deepspeed(rank, options, kind, folder, way == WAYS[3])
+        losses = train_with_deepspeed(rank, options, kind, folder, way == WAYS[3])
     if rank == 0:
         (pathlib.Path(folder) / f"{way}.json").write_text(json.dumps(losses))
     os.dup2(said, 1)

@@ -54,7 +54,7 @@ def test_checkpoints_go_on_to_the_bit(on_ranks, tmp_path, dtype):
 
 @pytest.mark.parametrize("kind", ["outer", "optimizer"])
 def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
-    def make(comm, parameters, gradients):
+    def make_stepper(comm, parameters, gradients):
         if kind == "outer":
             made = onebit.Outer(comm, parameters, local_steps=2)
             return made, made.step
@@ -69,7 +69,7 @@ def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
 
     def body(comm):
         parameters, gradients = make_parameters(), make_parameters()
-        made, step = make(comm, parameters, gradients)
+        made, step = make_stepper(comm, parameters, gradients)
         for number in range(3):
             local(comm, parameters, gradients, number)
             assert step() is Status.OK

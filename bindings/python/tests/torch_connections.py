@@ -113,7 +113,7 @@ class _OnCuda:
 
 
 def check_nccl_by_default(rank, size):
-    """NCCL is taken for parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
+    """The default is NCCL if parameters are on CUDA, torch uses NCCL there, and every rank can create its communicator."""
     asked, create, kernels = [], transport.create_nccl, transport.has_kernels
     get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
     backend, device = getattr(dist, get), torch.cuda.device

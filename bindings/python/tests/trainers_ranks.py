@@ -57,7 +57,7 @@ def check_resumed(rank, train):
         assert torch.equal(train(STEPS, where, None), wanted), stop
 
 
-def check_documented_program(page, word, names):
+def check_documented_program(page, word, make_names):
     """Runs a program of a document as it is, and without its new lines; losses are alike."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
     blocks = [one.partition("```")[0] for one in text.split("```python\n")[1:]]
@@ -67,7 +67,7 @@ def check_documented_program(page, word, names):
     points, losses, before = draw_normal(9, 512, 20), [], os.getcwd()
     os.chdir(make_shared_directory())
     for one in "", program, "".join(plain):
-        named, module = names()
+        named, module = make_names()
         with record_warnings() as said:
             exec(compile(one, page, "exec"), named)  # noqa: S102
         # The program clips by the norm of the mean gradient, so torch gives no warning of writes.
@@ -148,11 +148,11 @@ def lightning(rank, size):
         assert callback.optimizer[0].report().steps == stop
         return flatten_parameters(module)
 
-    def names():
+    def make_names():
         module = Module()
         return {"lightning": lightning, "module": module}, module.network
 
-    check_documented_program("python-trainers.md", "lightning.Trainer", names)
+    check_documented_program("python-trainers.md", "lightning.Trainer", make_names)
     check_documented_program("python-trainers.md", "lightning.Fabric",
                              lambda: make_program_objects(lightning=lightning))  # fmt: skip
     check_resumed(rank, train)
@@ -268,7 +268,7 @@ def transformers(rank, size):
         assert callback.optimizer.report().steps == stop
         return flatten_parameters(trainer.model)
 
-    def names():
+    def make_names():
         model = Model()
         arguments = make_arguments(
             "unused", max_steps=STEPS, per_device_train_batch_size=4, gradient_accumulation_steps=2,
@@ -276,7 +276,7 @@ def transformers(rank, size):
         return {"transformers": transformers, "model": model, "arguments": arguments,
                 "examples": examples}, model.network  # fmt: skip
 
-    check_documented_program("python-trainers.md", "transformers.Trainer", names)
+    check_documented_program("python-trainers.md", "transformers.Trainer", make_names)
     check_resumed(rank, train)
 
 
