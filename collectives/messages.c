@@ -330,7 +330,8 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
 void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(plan->comm); /* sets the communicator's first error, not one that followed it */
+    ob_comm_health(
+        plan->comm); /* onebit_last_error() becomes the first error, not one that followed it */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;

@@ -97,7 +97,7 @@ typedef struct train_options {
   size_t held_out; /* images, 0: a fifth; bytes of the held-out text to use, 0: all */
 } train_options_t;
 
-/* The initial members of a program's own defaults. */
+/* Defaults that all programs share; a program's own follow them in its initialiser. */
 #define TRAIN_OPTIONS_DEFAULTS                                                                     \
   .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET,                    \
   .freeze = COUNT_UNSET, .local_scaler = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,            \

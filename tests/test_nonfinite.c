@@ -160,8 +160,8 @@ static void check_schedules(onebit_schedule_t schedule) {
 Test(nonfinite, allreduce_by_allgather) { check_schedules(ONEBIT_SCHEDULE_ALLGATHER); }
 Test(nonfinite, allreduce_by_hosts) { check_schedules(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
-/* Every codec must notice it in any lane of a vector: all places of a buffer with a short last word
- * are tried. */
+/* Every codec must notice a value that is not finite in any lane of a vector: all places of a
+ * buffer with a short last word are tried. */
 Test(nonfinite, every_place_with_every_codec) {
   for (size_t c = 0; c < test_codecs_count; c++) {
     if (!use_codec(test_codecs[c]))

@@ -129,7 +129,7 @@ static void start_and_call_late(onebit_sockets_options_t *options, void *context
   CHECK_STATUS(onebit_allreduce(&value, &value, plan), ONEBIT_OK);
   pthread_barrier_wait(&barrier);
   if (options->rank == 1)
-    CHECK(await_text("rank 1 of 2 over sockets: waits for no rank since "), "it waits");
+    CHECK(await_text("rank 1 of 2 over sockets: has waited for no rank for "), "it waits");
   pthread_barrier_wait(&barrier);
   onebit_plan_destroy(plan);
   onebit_comm_destroy(comm);

@@ -12,10 +12,10 @@
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 
-/* The default number of connections between two ranks. Windows of 640 kB on 8 of them fill
- * 500 Mbit/s at 80 ms (5 MB). With 0.1 % of packets lost, 8 connections carry less than a link of
- * 40 Mbit/s at 80 ms by TCP's classic rule, and 16 fill it. With more than MANY_RANKS ranks each
- * pair has fewer, to limit the open files of a process. */
+/* The default number of connections between two ranks. Eight windows of 640 kB are the 5 MB in
+ * flight at 500 Mbit/s and 80 ms. With 0.1 % of packets lost, 8 connections do not fill 40 Mbit/s
+ * at 80 ms by Mathis's formula, MSS / (RTT sqrt(loss)) each, and 16 do. With more than MANY_RANKS
+ * ranks each pair has fewer, to limit the open files of a process. */
 #define DEFAULT_STREAMS 16
 #define STREAMS_OF_MANY 8
 #define MANY_RANKS      32
