@@ -321,7 +321,7 @@ check-long: $(BUILD)/tests/test_long_faults
 	$(MAKE) faults
 	$(MAKE) installed-check TESTS="check-commands check-doctor"
 	tests/scripts/check-mpis
-	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-full gpu-alone
+	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
 # Runs the tests that are built, and those of an installation.
