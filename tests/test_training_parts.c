@@ -139,7 +139,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare --outer 2 %s", small);
   expect_output(said, "local Adam, ");
   expect_output(said, "outer step: every 2 steps; mean, rate 1, momentum 0; 1 bits; 1 fragments");
-  expect_output(said, " of float32 in every step");
+  expect_output(said, " of float32 sums in each step");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--optimizer momentum --compare %s",
