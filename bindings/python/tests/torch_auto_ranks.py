@@ -196,6 +196,13 @@ def check_warmup(rank, size):
     run.train(4, 14)  # torch's model stays in join(), and no step is timed there
     assert run.method == "dense" and not run.optimizer.automatic.decided
     run.close()
+    run = Run(twin=torch.optim.RMSprop)
+    run.train(0, 4)
+    assert run.optimizer.automatic._holds
+    with run.model.join():  # where no step is timed, and so none is held
+        run.train(4, 7)
+        assert not run.optimizer.automatic._holds
+    run.close()
     dense = Trainer(compressed=False)
     dense.train(0, 50)
     other = Run(dense.saved(), warmup_steps=40)  # a training that has begun has no warm-up

@@ -380,7 +380,7 @@ class Automatic:
 
     def _hold_next_step(self):
         """Lets an exchange begin when the gradients are computed, if the next step's computation is timed."""
-        is_timed = not self.decided or self._pending is not None
+        is_timed = (not self.decided or self._pending is not None) and not self._joins()
         self._holds = self.hook.holds = is_timed and not self._skip and self.local is None
         if self.made is not None:
             self.made._backward.holds = self._holds
