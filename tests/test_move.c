@@ -3,6 +3,7 @@
  * after every step is to the bit the one that does not. A rank that is lost leaves the others with
  * equal replicas, also where some had made more steps; a rank that joins gets the same replica.
  */
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "tests/support.h"
@@ -171,6 +172,7 @@ struct loss {
    * after each step, or NULL. */
   unsigned char *parameters[MAX_RANKS][MAX_STEPS + 1];
   atomic_int went_on;
+  pthread_barrier_t created; /* of all ranks: an abort would end another rank's creation */
 };
 
 static float step_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
@@ -227,6 +229,7 @@ static void lose_and_go_on(onebit_comm_t first, void *context) {
   onebit_comm_t comm = first;
   struct trainee trainee = trainee_create(comm, what, 0);
   check_case("%s, moment %d of step %d", what->name, loss->moment, loss->step);
+  pthread_barrier_wait(&loss->created);
   while (trainee.optimizer && (step = (int)optimizer_info(trainee.optimizer).steps) < what->steps) {
     if (step == loss->step && rank == loss->rank) {
       lose_rank(loss, &trainee, comm, step);
@@ -270,10 +273,12 @@ static void compare_survivors(struct loss *loss) {
 
 static void check_loss(const struct checkpoint_case *what, enum moment moment, int step, int rank) {
   struct loss loss = {.what = what, .moment = moment, .step = step, .rank = rank};
+  pthread_barrier_init(&loss.created, NULL, (unsigned)what->size);
   on_hosts(what->size, what->hosts ? what->hosts : 1, lose_and_go_on, &loss);
   check_case("%s, moment %d of step %d", what->name, (int)moment, step);
   compare_survivors(&loss);
   checks_must_hold();
+  pthread_barrier_destroy(&loss.created);
   for (int r = 0; r < MAX_RANKS; r++)
     for (int s = 0; s <= MAX_STEPS; s++)
       free(loss.parameters[r][s]);

@@ -193,6 +193,7 @@ static void aborted_by_a_thread(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = NULL;
   pthread_t thread;
   CHECK_STATUS(onebit_plan_create(comm, 3, NULL, &plan), ONEBIT_OK);
+  pthread_barrier_wait(context);
   if (onebit_comm_rank(comm) == 0)
     pthread_create(&thread, NULL, abort_soon, comm);
   if (onebit_comm_rank(comm) < 2) {

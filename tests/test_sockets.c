@@ -219,7 +219,7 @@ Test(sockets, strangers_are_turned_away) { sockets_attempt(2, 1, 2, join_among_s
 /* Rank 1 destroys its communicator, or aborts, or is late; the others wait for it in a call. */
 enum leaving { DESTROYS, ABORTS, STAYS_AWAY };
 
-static pthread_barrier_t given_up; /* of all ranks, for the case that one stays away */
+static pthread_barrier_t together; /* of all ranks, which the communicator cannot synchronize */
 
 static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
   static const char *const words[] = {"rank 1 on host h", "rank 1 called onebit_comm_abort",
@@ -230,6 +230,7 @@ static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_create(comm, 4096, NULL, &plan), ONEBIT_OK);
+  pthread_barrier_wait(&together); /* an abort would end a plan_create of another rank */
   if (how == STAYS_AWAY)
     comm->timeout = 2;
   if (options->rank == 1) {
@@ -242,14 +243,14 @@ static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
     CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_ERROR_TRANSPORT);
   }
   if (how == STAYS_AWAY)
-    pthread_barrier_wait(&given_up);
+    pthread_barrier_wait(&together);
   onebit_plan_destroy(plan);
   onebit_comm_destroy(comm);
 }
 
 Test(sockets, a_rank_that_leaves) {
   enum leaving all[] = {DESTROYS, ABORTS, STAYS_AWAY};
-  pthread_barrier_init(&given_up, NULL, 3);
+  pthread_barrier_init(&together, NULL, 3);
   for (int i = 0; i < 3; i++)
     sockets_attempt(3, 3, 3, let_rank_1_leave, &all[i]);
 }
