@@ -361,6 +361,8 @@ static void describe_choice(onebit_method_choice_t *choice) {
     if (needs_exchange_time(choice, m))
       append_text(choice, "%s %s %s", some++ ? "," : "", format_duration(choice->exchange[m]).text,
                   rows[m].name);
+  if (choice->blocking)
+    append_text(choice, ", not overlapped");
   if (choice->method == ONEBIT_METHOD_DENSE)
     append_text(choice, "; no other step is %.0f %% faster", 100 * (OB_STEP_WORTH - 1));
 }

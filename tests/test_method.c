@@ -93,6 +93,22 @@ static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
           "%s", choice.text);
   }
 }
+/* Checks that an exchange that nothing hides adds all of its seconds to a step. */
+static void check_blocking(onebit_comm_t comm, void *context) {
+  (void)context;
+  for (int blocking = 0; blocking < 2; blocking++) {
+    onebit_method_choice_t choice = make_choice(ELEMENTS, 1.0);
+    choice.exchange[0] = 1, choice.exchange[1] = 0.25, choice.exchange[2] = 0.03;
+    choice.blocking = blocking;
+    CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+    CHECK(choice.method == (blocking ? ONEBIT_METHOD_ONE_BIT : ONEBIT_METHOD_EIGHT_BITS), "%s",
+          choice.text);
+    CHECK(fabs(choice.expected[1] - (blocking ? 1.25 : 1.01)) < 1e-9, "%g", choice.expected[1]);
+    CHECK(!strstr(choice.text, " one bit, not overlapped") == !blocking, "%s", choice.text);
+  }
+}
+Test(method, blocking) { on_ranks(2, check_blocking, NULL); }
+
 Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
 
 /* Checks that the slowest rank decides, in exchanges and in computation; that few elements are

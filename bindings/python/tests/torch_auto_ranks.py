@@ -90,7 +90,7 @@ class Run(Trainer):
 
     def __init__(self, saved=None, twin=torch.optim.AdamW, late=None, **options):
         if twin is torch.optim.AdamW:
-            options.setdefault("warmup_steps", 8)
+            options.setdefault("warmup_steps", 9)
         super().__init__(saved, "Momentum" if twin is torch.optim.SGD else "EfficientAdam",
                          twin=twin, compressed=False)  # fmt: skip
         self.optimizer = onebit.torch.auto(self.model, self.optimizer, **options)
@@ -113,7 +113,7 @@ def check_choices(rank, size):
         Network.rate = rate_for_seconds(seconds)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             run = Run()
-            run.train(0, 8)
+            run.train(0, 9)
         assert run.method == wanted and run.optimizer.automatic.decided, (seconds, run.method)
         hook = run.optimizer.automatic.hook
         assert (hook.dense if seconds > 0.1 else hook.compressed) == 0  # the first step, too
@@ -127,21 +127,29 @@ def check_choices(rank, size):
         Network.rate, Network.beside = rate_for_seconds(2.4), 1.0  # as where ranks share cores
         run = Run(twin=twin)
         begun = record_early_exchanges(run)
-        run.train(0, 8)
+        run.train(0, 9)
         assert run.method == method and abs(run.optimizer.automatic._choice.compute - COMPUTE) < 1e-6
-        assert not begun & {3, 4, 5, 6} and (2 in begun or twin is torch.optim.AdamW), begun
-        run.train(8, 60)
+        assert not begun & {4, 5, 6, 7} and (3 in begun or twin is torch.optim.AdamW), begun
+        run.train(9, 60)
         assert run.method == method and run.optimizer.automatic.changes == 0
+        run.close()
+    for beside, method in (0.0, "8 bits"), (1.0, "one bit"):  # the exchange in 8 bits hides, or it does not
+        Network.rate, Network.beside = rate_for_seconds(0.7), beside
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            run = Run()
+            run.train(0, 60)
+        assert run.method == method and run.optimizer.automatic.changes == 0, (beside, run.method)
+        assert ("not overlapped" in said.getvalue()) == (rank == 0 and beside > 0), said.getvalue()
         run.close()
     Network.beside = 0.0
     Network.rate = rate_for_seconds(12.0)
     run = Run(twin=torch.optim.RMSprop)
-    run.train(0, 8)
+    run.train(0, 9)
     assert run.method == "8 bits"
     run.close()
     Network.rate, Network.extra = rate_for_seconds(0.2), 5.0 * rank
     run = Run()
-    run.train(0, 8)
+    run.train(0, 9)
     assert run.method == "dense"
     run.close()
     Network.extra = 0.0
@@ -150,7 +158,7 @@ def check_choices(rank, size):
 def check_warmup(rank, size):
     """A training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
     goes on to the bit from any step of it. Local steps end it where a step waits long."""
-    for seconds, method, decides in (0.01, "dense", 39), (12.0, "one bit", 39), (20.0, "local steps", 7):
+    for seconds, method, decides in (0.01, "dense", 39), (12.0, "one bit", 39), (20.0, "local steps", 8):
         Network.rate = rate_for_seconds(seconds)
         with contextlib.redirect_stderr(io.StringIO()) as said:
             run = Run(warmup_steps=40)
@@ -244,7 +252,7 @@ def check_corrections(rank, size):
     run.train(0, 60)
     assert run.method == "one bit"
 
-    def choose(total):  # as on two hosts; those of one send nothing
+    def choose(held, total):  # as on two hosts; those of one send nothing
         raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
 
     Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose
@@ -313,18 +321,18 @@ def check_local_steps(rank, size):
     Network.rate = rate_for_seconds(20.0)
     run = Run()
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        run.train(0, 7)
+        run.train(0, 8)
     assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
     if rank == 0:
         assert "takes local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
         assert said.getvalue().count("the ranks' models differ until optimizer.automatic.synchronize()") == 1
     assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
-    run.train(7, 10)
+    run.train(8, 10)
     assert not is_equal_on_ranks(run.get_parameters())
     Network.rate = rate_for_seconds(40.0)  # no reason for another number of steps
-    run.train(10, 107)
+    run.train(10, 108)
     assert count_exchanges(run) == 1
-    run.train(107, 150)
+    run.train(108, 150)
     assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
     assert not is_equal_on_ranks(collect_moments(run))
     before, Network.rate, step = run.optimizer.report(), rate_for_seconds(0.01), 150
@@ -332,7 +340,7 @@ def check_local_steps(rank, size):
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1
-        assert step < 270 and (step != 207 or run.method != "local steps" or count_exchanges(run) == 2)
+        assert step < 270 and (step != 208 or run.method != "local steps" or count_exchanges(run) == 2)
     assert run.method == "dense" and is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
     found = run.train(step, 300)
     assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
@@ -434,7 +442,7 @@ def check_excluded_local_steps(rank, size):
 
     def check(run, why):
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            run.train(0, 8)
+            run.train(0, 9)
         assert run.method in ("one bit", "8 bits") and why in run.optimizer.describe(), run.optimizer.describe()
         assert rank or why in said.getvalue(), said.getvalue()
         run.close()

@@ -4,11 +4,13 @@ The ranks time small exchanges of each method. A training that begins, and could
 the warm-up of one bit, in 8 bits, where that exchanges sooner than dense sums; others begin dense, as
 DistributedDataParallel makes steps, or in 8 bits where that would take long. A few of these steps are
 timed, whose exchanges begin when the gradients are computed: an exchange beside the computation takes
-time of the same cores. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank
-counts, and all come to the same choice. From then on windows of steps are compared with what was
-expected of them; before another choice computation is timed anew.
+time of the same cores. If overlapped steps were hardly shorter, as on cores that are all busy, no
+exchange counts as overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the
+slowest rank counts, and all come to the same choice. From then on windows of steps are compared with
+what was expected of them; before another choice computation is timed anew.
 """
 
+import collections
 import ctypes
 import json
 import math
@@ -43,9 +45,10 @@ _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 # Seconds. If a dense exchange takes longer, first steps are in 8 bits; if one in 8 bits does, local steps may
 # end the warm-up early.
 _SLOW = 0.1
-_FIRST, _MEASURED = 2, 4  # steps that are ignored, and then measured, before a choice
+_FIRST, _MEASURED = 3, 4  # steps before a choice, after the first: as they are, and then not overlapped
 _PATIENCE = 8  # a warm-up whose steps take more times as long as local steps ends with the first choice
 _SETTLING = 3  # steps after a change that are ignored
+_VISIBLE = 0.05  # the least part of a step that overlapping must save by the model, for a comparison
 _DEVIATION = 0.3  # relative to the expected time of a step
 _WINDOW = 20  # the most steps that are compared at once; fewer if steps take more than 0.25 s
 _PROBES, _CHECKS = 1 / 200, 1 / 200  # the parts of the time that new measurements, and comparisons, may take
@@ -367,6 +370,8 @@ class Automatic:
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
         self._holds = self.hook.holds = False
+        self._hides = record.get("hides", True)  # whether overlapped exchanges make steps shorter
+        self._overlapped = collections.deque([], _MEASURED)  # seconds of the latest steps that are not timed
         self._pending = None  # a choice that waits for its timing: a step's seconds, and whether they deviate
         self._skip_next_steps(_SETTLING if self.decided else _FIRST)
 
@@ -388,7 +393,7 @@ class Automatic:
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
         record = {name: getattr(self, name) for name in names}
-        record.update(extras=self._extras, cost=self._cost, compute=self._compute)
+        record.update(extras=self._extras, cost=self._cost, compute=self._compute, hides=self._hides)
         if self.local is None:
             return {"auto": json.dumps(record)}
         return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
@@ -411,6 +416,7 @@ class Automatic:
         total, compute = self.meter.step(self._timed_method(), total, compute, self._holds)
         if self._skip:
             self._skip -= 1
+            self._overlapped.append(total)
             return
         self._since += 1
         self._window.append((total, compute))
@@ -424,17 +430,17 @@ class Automatic:
     def _max_over_ranks(self, values):
         """Returns the maximum of each value over all ranks. Collective."""
         if self._plan is None:
-            self._plan = Plan(self.comm, 4, operation="allgather", wire="dense")
-        mine, found = torch.zeros(4, **FLOATS), torch.empty(4 * self.comm.size, **FLOATS)
+            self._plan = Plan(self.comm, 5, operation="allgather", wire="dense")
+        mine, found = torch.zeros(5, **FLOATS), torch.empty(5 * self.comm.size, **FLOATS)
         mine[: len(values)] = torch.tensor(values, **FLOATS)
         interruptible(self.comm, lambda: self._plan.allgather(mine, found))
-        return found.view(-1, 4).max(0).values.tolist()[: len(values)]
+        return found.view(-1, 5).max(0).values.tolist()[: len(values)]
 
     def _compare(self):
         medians = [statistics.median(one) for one in zip(*self._window)]
         began = self.meter.now()
-        measured = self._cost_of_comparing, self._cost
-        total, compute, cost, self._cost = self._max_over_ranks([*medians, *measured])
+        measured = statistics.median(self._overlapped or [0.0]), self._cost_of_comparing, self._cost
+        total, compute, overlapped, cost, self._cost = self._max_over_ranks([*medians, *measured])
         self._cost_of_comparing = self.meter.now() - began
         self._window = []
         if self._holds or self.local is not None and self._device.type == "cpu":
@@ -442,10 +448,10 @@ class Automatic:
         usual = max(5, min(_WINDOW, math.ceil(5 / total)))
         self._length = max(usual, min(math.ceil(cost / _CHECKS / total), 5 * _WINDOW))
         if not self.decided:
-            self._decide(total)
+            self._decide(total, overlapped)
             return
         if self._pending is not None:
-            self._reconsider(*self._pending)
+            self._reconsider(total, *self._pending)
             return
         self.expected = self.expected or total
         deviates = abs(total / self.expected - 1) > _DEVIATION
@@ -474,39 +480,53 @@ class Automatic:
         check(code)
         self._cost = self.meter.now() - began
 
-    def _choose(self, total):
-        """Returns the best method, and sets each one's expected step time; `total` is measured."""
-        choice, now = self._choice, METHODS.index(self.method)
+    def _choose(self, held, overlapped):
+        """Returns the best method, and sets each one's expected step time.
+
+        held: measured seconds of a step whose exchange has begun when the gradients were computed
+        overlapped: of a step whose exchange has begun before
+        """
+        choice, now = self._choice, METHODS.index(self._timed_method())
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER
         (number,) = self._max_over_ranks([float(_OBSTACLES.index(self._obstacle))])
         self._obstacle = _OBSTACLES[int(number)]
         choice.methods = 2 ** len(self.methods) - 1
         choice.local_steps = self.local.steps if self.local is not None else 0
-        choice.compute, choice.current, choice.step = self._compute, now, total
-        warms = self._warmup_left() > 0  # such a step says little about other methods
+        choice.compute = self._compute
         for number, one in enumerate(self.methods):
             # Steps have taken this many seconds more than the model says. On a faster link they take
             # less, never more, so a method that is slower than expected is recognised.
             seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
-        if not warms:
-            choice.blocking = not self.decided  # as the steps that were measured
-            self._call_choose()
-            choice.blocking = 0
+        if not self.decided and not self._warmup_left():  # of a warm-up, a step says little about other methods
+            self._call_choose(True, now, held)
             self._extras[self.method] = choice.extra[now], choice.exchange[now]
-        if not self.decided:  # the method of the first steps has no advantage
-            choice.current, choice.step = 0, 0.0
-            self._call_choose()
+        if self.local is None:
+            self._note_hiding(now, held - overlapped)
+        current = (now, overlapped) if self.decided else (0, 0.0)  # the method of the first steps has no advantage
+        self._call_choose(not self._hides, *current)
+        if self.decided:
+            self._extras[self.method] = choice.extra[now], choice.exchange[now]
         return METHODS[choice.method]
 
-    def _call_choose(self):
+    def _note_hiding(self, now, hidden):
+        """Compares the seconds that overlapping saves in a step with half of what the model says of it."""
+        self._call_choose(True, 0, 0.0)
+        expected = self._choice.expected[now]
+        self._call_choose(False, 0, 0.0)
+        expected -= self._choice.expected[now]
+        if expected > _VISIBLE * self._choice.expected[now]:
+            self._hides = hidden > expected / 2
+
+    def _call_choose(self, blocking, current, step):
+        self._choice.blocking, self._choice.current, self._choice.step = blocking, current, step
         arguments = self.comm.handle, ctypes.byref(self._choice)
         check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
-    def _decide(self, total):
-        best, left = self._choose(total), self._warmup_left()
+    def _decide(self, total, overlapped):
+        best, left = self._choose(total, overlapped), self._warmup_left()
         lasts = total > _PATIENCE * self._choice.expected[METHODS.index(best)]
         if left > _MEASURED and not (lasts and best == LOCAL):
             return self._skip_next_steps(left - _MEASURED - 1)  # in the last step all ranks know second moments
@@ -514,10 +534,10 @@ class Automatic:
         self.decided = True
         self._change(best)
 
-    def _reconsider(self, total, deviates):
+    def _reconsider(self, held, total, deviates):
         before = self.expected
         try:
-            best = self._choose(total)
+            best = self._choose(held, total)
         except Error as reason:
             if reason.status != Status.ERROR_ARGUMENT:
                 raise
