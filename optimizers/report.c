@@ -121,7 +121,9 @@ static void append_text(struct line *line, const onebit_optimizer_statistics_t *
                 statistics->residual_ratio);
   append_bytes(line, statistics->dense_bytes, "in the warm-up, ");
   append_bytes(line, statistics->bits_bytes, "compressed; ");
-  append_format(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update",
+  append_format(line,
+                "%.3f s of exchanges and updates: %.0f%% work on messages, %.0f%% network (with "
+                "waiting for other ranks), %.0f%% update",
                 statistics->seconds, percent_of(statistics->compress_seconds, statistics->seconds),
                 percent_of(statistics->network_seconds, statistics->seconds),
                 percent_of(statistics->update_seconds, statistics->seconds));

@@ -147,7 +147,7 @@ install: all $(FILLED_FILES)
 	@rm -rf $(FILLED)/*
 	$(if $(DESTDIR)$(is_elsewhere),,@ldconfig 2>/dev/null || :)
 	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit and onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
-	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS)$(comma) or module use "$(MODULEDIR)" && module load onebit,try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
+	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS)$(comma) or module use "$(MODULEDIR)" && module load onebit,try: onebit-info; $(if $(has_mpi),mpicc,cc) program.c $$(pkg-config --cflags --libs onebit))'
 	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor)'
 
 # Headers and pages of all builds are removed, since another build may have been installed. Directories

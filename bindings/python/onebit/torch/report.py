@@ -33,7 +33,7 @@ class Report(NamedTuple):
         loaded = f" ({self.loaded_steps} of them loaded; since then)" if self.loaded_steps else ""
         text = (
             f"{self.steps} steps{loaded}, {self.skipped} skipped, {self.overlapped} with an exchange in the "
-            f"backward pass; {less}{sent / 1e6:.3g} MB sent instead of {dense / 1e6:.3g} MB"
+            f"backward pass; {less}{sent / 1e6:.3g} MB sent by this rank instead of {dense / 1e6:.3g} MB"
         )
         if self.checkpoint_bytes:
             text += f"; {self.checkpoint_bytes / 1e6:.3g} MB sent for checkpoints"
