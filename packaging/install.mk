@@ -148,7 +148,7 @@ install: all $(FILLED_FILES)
 	$(if $(DESTDIR)$(is_elsewhere),,@ldconfig 2>/dev/null || :)
 	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit and onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
 	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS)$(comma) or module use "$(MODULEDIR)" && module load onebit,try: onebit-info; $(if $(has_mpi),mpicc,cc) program.c $$(pkg-config --cflags --libs onebit))'
-	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor)'
+	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor -- mpirun --hostfile HOSTS)'
 
 # Headers and pages of all builds are removed, since another build may have been installed. Directories
 # are removed only if they are onebit's own and empty. Nothing is built, which root would then own.
