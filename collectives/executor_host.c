@@ -53,7 +53,7 @@ static bool compress_whole(const struct onebit_plan *plan, size_t chunk, bool wa
   return true;
 }
 
-/* Computes the mean of the host's inputs, message by message. */
+/* Compresses the mean of the inputs of the host's ranks, message by message. */
 static bool executor_host_compress_host_mean(const struct onebit_plan *plan, size_t chunk,
                                              bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;

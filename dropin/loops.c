@@ -36,7 +36,7 @@ struct ob_loops {
   size_t repeats;
   size_t learned, next_look; /* calls since learning began; the number at which ranks agree */
   struct seen seen[OB_MAX_POSITIONS];   /* the latest calls, by their numbers */
-  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by length: latest calls that repeat */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by way, length: latest calls that repeat */
   uint64_t before;      /* hash of the calls that were noted since the latest other call */
   bool is_started;      /* there was a call; the calls before the first are not known */
   int count, positions; /* the number of loops; the sum of their lengths */

@@ -210,7 +210,7 @@ Test(adam, lambs_scalings_at_their_ends) {
   CHECK(ob_lamb_level(12, 3) == 2 && ob_lamb_level(0, 0) == 0, "wrong levels");
   CHECK(ob_lamb_scaling(3, 2) == 1.5f, "not the mean over the level");
   CHECK(ob_lamb_scaling(3, 0) == 1, "scaling without momentum");
-  CHECK(ob_lamb_scaling(NAN, 0) == 1, "scaling without any momentum");
+  CHECK(ob_lamb_scaling(NAN, 0) == 1, "a scaling of NaN that is not 1");
   CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1,
         "a scaling beyond float32");
 }

@@ -14,8 +14,8 @@ enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, CALLS };
 enum { SAVE_SITE = CALLS, LOAD_SITE, MOVE_SITE, OUTER_CALLS };
 
 struct memory_run {
-  const struct checkpoint_case *what; /* of an optimizer */
-  int outer_call;                     /* of an outer step */
+  const struct checkpoint_case *what; /* the optimizer that is saved; or: */
+  int outer_call;                     /* the call of an outer step */
   struct directories directories;
   onebit_comm_t next[RANKS]; /* to move to */
   struct saved_parts parts;

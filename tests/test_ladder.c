@@ -60,7 +60,7 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
   end_windows(plan, 5, OB_FLAG_STAY, 4);
   end_windows(plan, 3, 0, 4);
   end_windows(plan, 1, 0, 2);
-  for (int patience = 8; patience <= 128; patience *= 2) { /* twice as much, and 64 at most */
+  for (int patience = 8; patience <= 128; patience *= 2) { /* patience doubles, up to 64 */
     end_windows(plan, 2, 0, 2);
     end_windows(plan, 1, OB_FLAG_CLIMB, 4);
     end_windows(plan, 2 + (patience < 64 ? patience : 64) - 1, 0, 4);

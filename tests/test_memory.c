@@ -222,8 +222,7 @@ Test(memory, adam_create_on_several_hosts) {
 /* The schedule and the shards with which calls are made without memory. */
 struct calls {
   pthread_barrier_t everyone;
-  onebit_schedule_t
-      schedule; /* of the allreduce and, unless it is an allgather, of the optimizer */
+  onebit_schedule_t schedule; /* of the allreduce; the optimizer takes it if it is no allgather */
   onebit_shards_t shards;
 };
 

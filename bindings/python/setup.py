@@ -36,7 +36,7 @@ SOURCES = (
     " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
     " packaging/install.mk docs/site/rules.mk tests/rules.mk tests/gpu/rules.mk"
 ).split()
-# Also the tree of the source distribution, which setuptools makes in the current directory.
+# Paths that the sources leave out, among them the folder onebit-VERSION that setuptools makes here.
 LEFT_OUT = re.compile(
     r"(^|/)(__pycache__|build[^/]*|onebit-\d[^/]*|[^/]*\.egg-info|\..*)(/|$)"
     r"|\.(so|pyc|whl)$|_interface\.py$"

@@ -94,8 +94,9 @@ static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan
   geometry->chunks = choose_chunk_count(plan, shape, longest);
   if (geometry->chunks > MAX_CHUNKS_ASKED)
     return plan->options.chunk_size
-               ? ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu: %zu messages to a rank",
-                          plan->options.chunk_size, geometry->chunks)
+               ? ob_error(ONEBIT_ERROR_ARGUMENT,
+                          "chunk_size is %zu, which makes %zu messages to a rank, more than %zu",
+                          plan->options.chunk_size, geometry->chunks, MAX_CHUNKS_ASKED)
                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu elements", longest * OB_LANES);
   geometry->bounds =
       ob_allocate(geometry->segments * geometry->chunks + 1, sizeof *geometry->bounds);

@@ -109,12 +109,12 @@ static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   MPI_TRY(MPI_Comm_split_type,
           (creation->mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &creation->host));
   MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
-  OB_TRY(mpi_wait(&request, "creation of a communicator: hosts"));
+  OB_TRY(mpi_wait(&request, "creation of a communicator: first rank of the host"));
   MPI_Comm_free(&creation->host);
   /* PMPI, since libonebit-mpi.so may replace MPI's collectives. */
   MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
                                               MPI_INT, creation->mpi, &request));
-  return mpi_wait(&request, "creation of a communicator: hosts of all ranks");
+  return mpi_wait(&request, "creation of a communicator: hosts of the ranks");
 }
 
 /* Creates this rank's communicator; if any rank fails, the caller frees the duplicate. */

@@ -63,8 +63,9 @@ static onebit_status_t settle_find_costs(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_settle(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
-                          size_t count, const char *host) {
+onebit_status_t ob_comm_exchange_setup(onebit_comm_t comm, onebit_status_t status,
+                                       const struct ob_term *terms, size_t count,
+                                       const char *host) {
   OB_TRY(ob_agree_noting(comm, status, terms, count, settle_host_number(host)));
   OB_TRY(ob_agree_noting(comm, settle_find_hosts(comm), NULL, 0, ob_machine_number()));
   status = settle_find_costs(comm);

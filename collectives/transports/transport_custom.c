@@ -271,7 +271,7 @@ static onebit_status_t agree_on_custom(onebit_comm_t comm, onebit_status_t statu
                                        const char *host) {
   const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
                                   {"largest_tag", (uint64_t)comm->largest_tag}};
-  return ob_settle(comm, status, terms, sizeof terms / sizeof terms[0], host);
+  return ob_comm_exchange_setup(comm, status, terms, sizeof terms / sizeof terms[0], host);
 }
 
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,

@@ -231,7 +231,7 @@ static onebit_status_t sockets_create(const onebit_sockets_options_t *options, d
   (*comm)->timeout = timeout;
   sockets->comm = *comm;
   const struct ob_term terms[] = {{"size", (uint64_t)options->ranks}};
-  return ob_settle(*comm, ONEBIT_OK, terms, 1, options->host);
+  return ob_comm_exchange_setup(*comm, ONEBIT_OK, terms, 1, options->host);
 }
 
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,

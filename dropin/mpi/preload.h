@@ -57,8 +57,8 @@ void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tall
 /* Waits until all flights have ended, and stops the thread that moves them. */
 void ob_flights_finish(void);
 
-/* Between hold and release, MPI's calls of this thread move no flights: the thread moves them
- * itself. */
+/* Between ob_flights_pause and ob_flights_resume, MPI's calls of this thread advance no flights:
+ * the caller advances them. */
 void ob_flights_pause(void);
 void ob_flights_resume(void);
 

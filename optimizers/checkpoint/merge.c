@@ -267,7 +267,7 @@ static onebit_status_t merge_next_window(struct ob_merge *merge,
   }
   OB_TRY(merge_gather(&merge->moving, (unsigned char *)merge->hashes, merge->windows));
   for (size_t slot = 0; slot < count; slot++)
-    OB_TRY(ob_merge_settle(merge, &pieces[slot], slot));
+    OB_TRY(ob_merge_distribute(merge, &pieces[slot], slot));
   return ONEBIT_OK;
 }
 

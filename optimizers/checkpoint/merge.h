@@ -56,8 +56,8 @@ uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece
 size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 
 /* Sends piece number `slot` of the window, whose hashes are known, to the ranks that lack it. */
-onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
-                                size_t slot);
+onebit_status_t ob_merge_distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                    size_t slot);
 
 /* Replaces a piece that no rank has. All other pieces of the section are there. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece);

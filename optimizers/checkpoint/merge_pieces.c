@@ -112,8 +112,8 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
 
 /* Distributes a piece. Moments of uncompressed tensors come from the mean gradient, so they are
  * equal on all ranks. */
-onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
-                                size_t slot) {
+onebit_status_t ob_merge_distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                    size_t slot) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *section = piece->section;
   bool moments = section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS;

@@ -106,7 +106,7 @@ static onebit_status_t parts_check_object(const struct ob_part *part, const stru
       return ob_part_error(part, "tensor %zu has %" PRIu64 " elements, saved were %" PRIu64, t,
                            tensors[t].count, part->tensors[t].count);
   if (header->elements != elements)
-    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %" PRIu64,
+    return ob_part_error(part, "it says %" PRIu64 " elements, but its tensors have %" PRIu64,
                          header->elements, elements);
   return ONEBIT_OK;
 }

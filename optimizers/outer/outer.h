@@ -158,7 +158,7 @@ struct onebit_outer {
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
-  size_t groups; /* the number of fragments in the options: among sites each is cut into shards */
+  size_t groups; /* fragments that the caller asked for: among sites each is cut into shards */
   size_t tensor_count, count, piece_count;
   size_t longest;                   /* elements of the longest fragment */
   struct ob_outer_piece *pieces;    /* of all fragments */

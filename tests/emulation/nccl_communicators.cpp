@@ -200,7 +200,7 @@ ncclResult_t split_communicator(ncclComm_t handle, choice mine, size_t left_out,
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !made)
-    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
+    return refuse(ncclInvalidArgument, "unknown communicator, or the result's pointer is NULL");
   if (mine.color < 0 && mine.color != NCCL_SPLIT_NOCOLOR)
     return refuse(ncclInvalidArgument, "a color is not negative, or NCCL_SPLIT_NOCOLOR");
   if (comm->error)

@@ -48,7 +48,7 @@ double doctor_traffic_part(const struct doctor_facts *facts, int host, int subne
     for (int i = 0; i < facts->hosts[h].interface_count; i++)
       sent += facts->hosts[h].interfaces[i].sent;
     if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* other traffic is small */
+      continue; /* a host that sent so little has sent no bulk data */
     all += (double)sent;
     there += (double)doctor_find_interface(facts, h, subnet)->sent;
   }

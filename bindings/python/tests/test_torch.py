@@ -1,5 +1,5 @@
-"""torch.distributed over gloo, by the programs of `LAUNCHES`, whose ranks are processes of this machine. And torch
-tensors in one process, ends of processes, and `python -m onebit.torch.run`."""
+"""Tests torch.distributed over gloo with the programs of `LAUNCHES`, each rank a process of this machine; torch
+tensors in one process; what happens when a process ends; and `python -m onebit.torch.run`."""
 
 import functools
 import importlib.util

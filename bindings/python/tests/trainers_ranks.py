@@ -218,7 +218,7 @@ class Model(nn.Module):
 
 
 def transformers_local(rank, size):
-    """An evaluation has the same model on all ranks, and the best one, loaded at the end, stays what it was."""
+    """All ranks evaluate the same model. The best model, loaded at the end, has the parameters that were evaluated."""
     import transformers
 
     class Local(LocalSteps, transformers.TrainerCallback):

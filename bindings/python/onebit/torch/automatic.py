@@ -542,7 +542,7 @@ class Automatic:
             if reason.status != Status.ERROR_ARGUMENT:
                 raise
             # The link has changed, and no method keeps to bytes_a_day: a training goes on with its own.
-            warnings.warn(f"{reason.message}; {self.method} goes on", OnebitWarning, stacklevel=2)
+            warnings.warn(f"{reason.message}; the training continues with {self.method}", OnebitWarning, stacklevel=2)
             self._looks, self._since, self.expected, self._pending = self._looks + 1, 0, total, None
             return self._skip_next_steps(0)
         if best != self.method or deviates:

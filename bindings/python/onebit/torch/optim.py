@@ -530,7 +530,7 @@ class _Optimizer(StatefulOptimizer):
         if told == "skip":
             self.status = Status.SKIPPED
         else:
-            self.status = self._step_with(_Rates(*told[0]), told[1], False)
+            self.status = self._run_step(_Rates(*told[0]), told[1], False)
         self._count_skipped()
         self._forget_state()
 
@@ -553,9 +553,9 @@ class _Optimizer(StatefulOptimizer):
         except BaseException:
             fail_step(self.onebit)
             raise
-        return self._step_with(rates, passes, begun)
+        return self._run_step(rates, passes, begun)
 
-    def _step_with(self, rates, passes, begun):
+    def _run_step(self, rates, passes, begun):
         try:
             if not begun:
                 self._prepare(rates)

@@ -381,7 +381,7 @@ def create_nccl(kind, group, timeout):
 
     def begin():
         if not has_kernels():
-            raise Error(Status.ERROR_UNSUPPORTED, "the library has no kernels")
+            raise Error(Status.ERROR_UNSUPPORTED, "the library was built without CUDA: it has no kernels")
         nccl = Nccl()
         return nccl.unique_id() if dist.get_rank(group) == 0 else None
 
