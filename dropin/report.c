@@ -286,12 +286,12 @@ static void print_advice(FILE *file, const struct ob_report *report) {
     return;
   }
   fprintf(file,
-          "  %llu sums could be compressed to %s an element, which saves about %.3f s of %.3f s "
+          "  %llu sums could be compressed, which saves about %.3f s of %.3f s "
           "(%.0f %%) by the cost model. Where they are gradients that an optimizer averages over "
           "steps:\n"
           "    %s\n",
-          (unsigned long long)watched, format_bits(ob_preload.rules.bits.max), seconds,
-          report->seconds, report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
+          (unsigned long long)watched, seconds, report->seconds,
+          report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
   if (seconds < 0.05 * report->seconds)
     fprintf(file,

@@ -376,11 +376,10 @@ static void judge_result(struct replay_result *result, uint64_t values_per_excep
   const struct replay_result all = *result;
   const uint64_t allowed = all.values / values_per_exception;
   if (all.exceptions > allowed || all.wild > 0)
-    replay_fail(
-        result,
-        "%llu values differ, and %llu may; %llu differ by more than rounding; the first: %.300s",
-        (unsigned long long)all.exceptions, (unsigned long long)allowed,
-        (unsigned long long)all.wild, all.error);
+    replay_fail(result,
+                "%llu exceptions, %llu are allowed, %llu by more than rounding; the first: %.300s",
+                (unsigned long long)all.exceptions, (unsigned long long)allowed,
+                (unsigned long long)all.wild, all.error);
 }
 
 void replay_run(const char *directory, struct replay_result *result) {
