@@ -283,8 +283,8 @@ $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 # Tests link objects of programs.
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_dropin: $(RULES)
-$(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows test_tune test_doctor): $(OPTIONS)
-$(addprefix $(BUILD)/tests/,test_tune test_doctor): $(TUNED)
+$(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows test_tune test_tune_program test_doctor): $(OPTIONS)
+$(addprefix $(BUILD)/tests/,test_tune test_tune_program test_doctor): $(TUNED)
 $(BUILD)/tests/test_tools: $(BUILD)/tools/relay/network.o
 
 ifneq ($(has_fortran),)

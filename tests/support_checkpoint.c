@@ -162,6 +162,10 @@ static onebit_status_t create_optimizer(onebit_comm_t comm, struct trainee *trai
   return any_create(&options, comm, trainee->tensors, TRAINEE_TENSORS, &trainee->optimizer);
 }
 
+size_t trainee_parameter_bytes(const struct checkpoint_case *what) {
+  return TRAINEE_ELEMENTS * dtype_size(what->common.parameter_dtype);
+}
+
 struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start) {
   struct trainee trainee = {.what = what, .rank = onebit_comm_rank(comm)};
   trainee.parameters = allocate(TRAINEE_ELEMENTS, sizeof(float));

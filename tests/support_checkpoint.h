@@ -39,6 +39,9 @@ struct trainee {
   onebit_optimizer_t optimizer; /* NULL: this build lacks the optimizer */
 };
 
+/* Returns the bytes of a trainee's parameters. */
+size_t trainee_parameter_bytes(const struct checkpoint_case *what);
+
 /* Creates a trainee, collectively; its parameters are those of input_value at step `start`. */
 struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start);
 void trainee_destroy(struct trainee *trainee);

@@ -93,6 +93,8 @@ static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
           "%s", choice.text);
   }
 }
+Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
+
 /* Checks that an exchange that nothing hides adds all of its seconds to a step. */
 static void check_blocking(onebit_comm_t comm, void *context) {
   (void)context;
@@ -108,8 +110,6 @@ static void check_blocking(onebit_comm_t comm, void *context) {
   }
 }
 Test(method, blocking) { on_ranks(2, check_blocking, NULL); }
-
-Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
 
 /* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
  * timed on a slow link, but for two exchanges in one bit; and that a latency of 40 ms does not

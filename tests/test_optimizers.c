@@ -274,7 +274,7 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
       what.form = (enum adam_form)((rank + (int)k) % ADAM_FORMS);
       what.poison = values[k];
       what.poisoned_rank = rank;
-      /* 1e30 is finite, and its square overflows: the variance has squares, until the freeze */
+      /* until the freeze only the variance squares values, so that 1e30 is no poison yet */
       what.poisoned_from = k == 1 ? 4 : 0;
       what.size = 6;
       what.hosts = 2 + rank % 2;

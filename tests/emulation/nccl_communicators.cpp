@@ -260,7 +260,7 @@ ncclResult_t read_property(ncclComm_t handle, int *answer, int (*what)(const ncc
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !answer)
-    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
+    return refuse(ncclInvalidArgument, "unknown communicator, or the result's pointer is NULL");
   *answer = what(*comm);
   return ncclSuccess;
 }
