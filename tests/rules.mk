@@ -74,6 +74,6 @@ $(BUILD)/tests/test_models: $(addprefix $(BUILD)/examples/,transformer.o network
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)
 
 # The fault harness (tests/faults/faults.h): no test of Criterion's, since ranks are to be killed.
-$(FAULTS): $(call objects,tests/faults/*.c) $(STATIC) $(EMULATION_ARCHIVE)
+$(FAULTS): $(call objects,tests/faults/*.c tests/support_ports.c) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)

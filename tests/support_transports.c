@@ -1,9 +1,9 @@
 /* Communicators over a custom transport, whose ranks are threads, and over sockets. */
 #include "tests/support_transports.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
+
+#include "tests/support_ports.h"
 
 /* ---- A custom transport ---- */
 
@@ -263,55 +263,6 @@ void on_custom(int size, int hosts, rank_body *body, void *context) {
 
 /* ---- Sockets ---- */
 
-/* A port is closed again before rank 0 listens on it, and in some tests rank 0 never does; no other
- * process may get it meanwhile. So each test process has a block of ports of its own, below those
- * that the system gives to connections: it holds the block by listening on the first port until it
- * ends. */
-enum { FIRST_PORT = 10000, PORTS_EACH = 128, BLOCKS_OF_PORTS = 176 };
-
-static bool bind_port(int file, int family, int port) {
-  struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
-  const int on = 1;
-  ((struct sockaddr_in *)&address)->sin_port = htons((uint16_t)port); /* as in sockaddr_in6 */
-  if (family == AF_INET6)
-    ((struct sockaddr_in6 *)&address)->sin6_addr = in6addr_loopback;
-  else
-    ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  return bind(file, (struct sockaddr *)&address, sizeof address) == 0 && listen(file, 16) == 0;
-}
-
-static int take_port(void) {
-  static int first;
-  static unsigned calls;
-  for (int tries = 0; !first && tries < BLOCKS_OF_PORTS; tries++) {
-    const int port = FIRST_PORT + ((int)getpid() + tries) % BLOCKS_OF_PORTS * PORTS_EACH;
-    const int file = socket(AF_INET, SOCK_STREAM, 0); /* stays open */
-    if (bind_port(file, AF_INET, port))
-      first = port;
-    else
-      close(file);
-  }
-  cr_assert(first, "none of %d blocks of ports is free", BLOCKS_OF_PORTS);
-  return first + 1 + (int)(calls++ % (PORTS_EACH - 1));
-}
-
-int sockets_free_port(int family, int *keep) {
-  for (int tries = 0; tries < PORTS_EACH; tries++) {
-    const int port = take_port(), file = socket(family, SOCK_STREAM, 0);
-    if (file >= 0 && bind_port(file, family, port)) {
-      if (keep)
-        *keep = file;
-      else
-        close(file);
-      return port;
-    }
-    close(file);
-  }
-  cr_assert_fail("none of %d ports is free", PORTS_EACH);
-  return 0;
-}
-
 struct socket_rank {
   onebit_sockets_options_t options;
   sockets_body *body;
@@ -329,7 +280,7 @@ void sockets_attempt(int size, int hosts, int streams, sockets_body *body, void 
   struct socket_rank members[SOCKETS_RANKS];
   pthread_t threads[SOCKETS_RANKS];
   char where[64];
-  snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, NULL));
+  snprintf(where, sizeof where, "127.0.0.1:%d", port_reserve(AF_INET, NULL));
   for (int rank = 0; rank < size; rank++) {
     members[rank] = (struct socket_rank){ONEBIT_SOCKETS_OPTIONS_INIT, body, context};
     members[rank].options.rank = rank;

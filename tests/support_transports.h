@@ -32,12 +32,6 @@ typedef void custom_attempt(const onebit_transport_callbacks_t *callbacks, int r
 long try_on_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
                    void *context);
 
-/* Ports for communicators over sockets. */
-
-/* Returns a free port of the loopback interface, which no other process takes for some time. If
- * `keep` is not NULL, *keep is a socket that holds the port from now on. */
-int sockets_free_port(int family, int *keep);
-
 /* Runs `body` on up to SOCKETS_RANKS threads as ranks and waits for all. Each gets options that it
  * may change: its number, a free port, a secret, its host of `hosts`. */
 enum { SOCKETS_RANKS = 4 };

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "tests/support_outer.h"
+#include "tests/support_ports.h"
 #include "tests/support_transports.h"
 
 /*
@@ -453,7 +454,7 @@ static void kill_site(onebit_outer_options_t options, int victim, int last_step,
   *job = (struct job){
       .options = options, .victim = victim, .last_step = last_step, .in_exchange = in_exchange};
   for (int k = 0; k < SITES; k++)
-    snprintf(job->where[k], sizeof job->where[k], "127.0.0.1:%d", sockets_free_port(AF_INET, NULL));
+    snprintf(job->where[k], sizeof job->where[k], "127.0.0.1:%d", port_reserve(AF_INET, NULL));
   for (int s = 0; s < SITES; s++)
     if ((sites[s] = fork()) == 0)
       run_site(job, s);

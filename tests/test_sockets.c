@@ -15,6 +15,7 @@
 #include "collectives/transports/sockets_state.h"
 #include "tests/support_collectives.h"
 #include "tests/support_errors.h"
+#include "tests/support_ports.h"
 #include "tests/support_requests.h"
 #include "tests/support_transports.h"
 
@@ -108,10 +109,10 @@ Test(sockets, over_ipv6) {
   close(file);
   if (!there)
     cr_skip_test("no IPv6 here");
-  snprintf(where, sizeof where, "[::1]:%d", sockets_free_port(AF_INET6, NULL));
+  snprintf(where, sizeof where, "[::1]:%d", port_reserve(AF_INET6, NULL));
   sockets_attempt(2, 2, 2, connect_over_ipv6, where);
   if (find_link_local(host)) {
-    snprintf(where, sizeof where, "[%s]:%d", host, sockets_free_port(AF_INET6, NULL));
+    snprintf(where, sizeof where, "[%s]:%d", host, port_reserve(AF_INET6, NULL));
     sockets_attempt(2, 2, 2, connect_over_ipv6, where);
   }
 }
@@ -138,7 +139,8 @@ Test(sockets, the_port_is_taken) {
   onebit_comm_t comm = NULL;
   char where[64];
   int keep;
-  snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, &keep));
+  snprintf(where, sizeof where, "127.0.0.1:%d", port_reserve(AF_INET, &keep));
+  cr_assert(listen(keep, 16) == 0);
   onebit_sockets_options_t options = {
       .size = sizeof options, .ranks = 2, .rendezvous = where, .timeout = 1};
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);

@@ -15,6 +15,7 @@
 #include "collectives/communicator.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"
+#include "tests/support_ports.h"
 #include "tests/support_transports.h"
 
 enum { COUNT = 1000 };
@@ -22,7 +23,7 @@ enum { COUNT = 1000 };
 static char where[64];
 
 static void choose_port(void) {
-  snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, NULL));
+  snprintf(where, sizeof where, "127.0.0.1:%d", port_reserve(AF_INET, NULL));
 }
 
 /* A rank that is a thread: its job, and the outcome. */

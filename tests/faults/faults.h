@@ -171,7 +171,6 @@ double participant_clock(void);
 void run_processes(struct shared *shared);
 void run_threads(struct shared *shared);
 connect_function connect_tcp, connect_threads;
-void tcp_choose_port(struct shared *shared);
 void tcp_connect_as_stranger(const struct shared *shared, int rank);
 /* These do nothing if their transport is not in this build. */
 void run_mpi(struct shared *shared, const char *program, const char *path);

@@ -3,10 +3,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/faults/faults.h"
+#include "tests/support_ports.h"
 
 /* Only with the emulated device: there each rank has its own device, and a rank that fails does not
  * take another's driver with it. */
@@ -26,13 +28,16 @@ static void run_rank_process(struct shared *shared, int rank) {
 }
 
 void run_processes(struct shared *shared) {
-  tcp_choose_port(shared);
   pid_t processes[RANKS];
+  int reserved;
+  if ((shared->port = port_reserve(AF_INET, &reserved)) == 0)
+    exit(3);
   for (int rank = 0; rank < RANKS; rank++)
     if ((processes[rank] = fork()) == 0)
       run_rank_process(shared, rank);
   for (int rank = 0; rank < RANKS; rank++)
     waitpid(processes[rank], NULL, 0);
+  close(reserved);
 }
 
 static onebit_comm_t comms[RANKS];

@@ -27,21 +27,6 @@ static struct sockaddr_in address_of(int port) {
                               .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
-/* Chooses a port below the range from which the system takes ports of connections, since tests make
- * many. */
-void tcp_choose_port(struct shared *shared) {
-  for (int port = 10000 + getpid() % 20000;; port++) {
-    struct sockaddr_in at = address_of(port);
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    bool is_free = bind(file, (struct sockaddr *)&at, sizeof at) == 0;
-    close(file);
-    if (is_free) {
-      shared->port = port;
-      return;
-    }
-  }
-}
-
 /* Commits the fault before the call that the seed chooses; every rank makes more calls than
  * that. */
 static int commit_fault_in_call(const char *call) {

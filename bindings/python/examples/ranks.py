@@ -12,12 +12,6 @@ import torch.multiprocessing
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _run(rank, environment, body, arguments):
     if environment:
         os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -34,5 +28,9 @@ def start(ranks, body, *arguments):
     if "RANK" in os.environ:
         _run(None, None, body, arguments)
         return
-    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
-    torch.multiprocessing.spawn(_run, (at, body, arguments), nprocs=ranks)
+    with socket.socket() as reserved:  # no other program gets its port; rank 0 can listen at it
+        reserved.bind(("127.0.0.1", 0))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port = str(reserved.getsockname()[1])
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+        torch.multiprocessing.spawn(_run, (at, body, arguments), nprocs=ranks)

@@ -166,7 +166,9 @@ def test_wrong_arguments():
 def address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+        # Held until the test ends, the port goes to no other program; rank 0 can listen at it.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_ranks_find_each_other(address):
