@@ -1,4 +1,5 @@
-/* MPI's entry points, looked up in the process, and whether its launcher belongs to them. */
+/* Looks up MPI's entry points in the process, and checks that the launcher belongs to the MPI
+ * library. */
 #ifdef ONEBIT_HAVE_MPI
 #include "base/bound_mpi.h"
 
@@ -11,7 +12,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 
-/* The table's members in their order: each is one address. */
+/* The names of the table's members, in the order of the members; each member is one address. */
 #define OB_MPI_NAME(name)          #name,
 #define OB_MPI_NAMED(name, unused) #name,
 static const char *const names[] = {
@@ -53,7 +54,7 @@ static const struct ob_mpi_table *bound_table(void) {
   return atomic_load_explicit(&bound.known, memory_order_acquire);
 }
 
-/* Finds and binds an MPI library; NULL: the process has none yet. */
+/* Finds and binds an MPI library. Returns NULL if the process has loaded none yet. */
 static const struct ob_mpi_table *bound_mpi_find(void) {
   const struct ob_mpi_found *found = bound_table() ? NULL : ob_mpi_find();
   if (!found)
@@ -119,11 +120,11 @@ void *ob_mpi_symbol(const char *name) {
 
 /* --- Check that the launcher and the MPI library belong together -------------------------------*/
 
-/* Environment variables in which launchers tell each rank about its job. */
+/* Environment variables by which launchers tell each rank its number and the number of ranks. */
 static const struct launcher {
   const char *size; /* the variable that has the number of ranks */
-  const char *sign; /* set by this launcher and by no other that has the same variables */
-  bool open_mpi;    /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
+  const char *sign; /* set only by this launcher, not by others that set the same `size` */
+  bool open_mpi;    /* the launcher is Open MPI's; false: MPICH's or a relative's */
 } launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
     {"PMI_SIZE", "MPI_LOCALNRANKS", false},
@@ -165,9 +166,9 @@ bool ob_launch_is_foreign(char *text, size_t bytes) {
       launcher->open_mpi == mpi->is_open_mpi || !getenv(launcher->sign))
     return false;
   snprintf(text, bytes,
-           "the launcher has started %d ranks (%s): it is %s, and the program runs with %s",
+           "the launcher has started %d ranks (%s) and is %s, but the program runs with %s",
            launch_read_variable(launcher->size), launcher->size,
-           launcher->open_mpi ? "Open MPI's" : "that of MPICH or a relative", mpi->version);
+           launcher->open_mpi ? "of Open MPI" : "of MPICH or a derivative", mpi->version);
   return true;
 }
 
@@ -179,11 +180,12 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
       !launch_is_alone())
     return ONEBIT_OK;
   if (ob_launch_is_foreign(text, sizeof text))
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s; each rank is alone in MPI_COMM_WORLD", text);
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "%s; each rank is alone in MPI_COMM_WORLD: use the mpirun of that MPI", text);
   if (!atomic_flag_test_and_set(&said))
     fprintf(stderr,
-            "onebit: the launcher has started %d ranks (%s), and this one is alone in "
-            "MPI_COMM_WORLD, of %s; unless that is meant, it is not the launcher of this MPI\n",
+            "onebit: the launcher has started %d ranks (%s), but each is alone in MPI_COMM_WORLD "
+            "of %s. If this is not intended, use the mpirun of this MPI library\n",
             launch_read_variable(launcher->size), launcher->size, ob_mpi_version());
   return ONEBIT_OK;
 }

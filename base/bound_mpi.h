@@ -1,11 +1,12 @@
 /*
- * MPI's entry points, bound at run time: the library is linked to no MPI. At the first use they are
- * looked up in the MPI library that the process has, and kept in one table. A file that calls MPI
- * includes this header in place of <mpi.h>: the names below then stand for the table's members, and
- * calls are written as usual. A function without a row is an undefined reference when the library
- * is linked; it needs a row and a #define.
+ * MPI's entry points, bound at run time: the library is linked to no MPI. The first use looks them
+ * up in the MPI library that the process has loaded, and stores them in one table. A file that
+ * calls MPI includes this header in place of <mpi.h>: the names below then stand for the table's
+ * members, and calls are written as usual. A call of a function that has no row below gives an
+ * undefined reference when the library is linked; add a row and a #define for it.
  *
- * The ABI is that of the mpi.h of the build: a process whose MPI has another ABI is refused.
+ * The library uses the ABI of the mpi.h that it was built with. It refuses to run in a process
+ * whose MPI has another ABI.
  */
 #ifndef OB_BASE_BOUND_MPI_H
 #define OB_BASE_BOUND_MPI_H
@@ -124,9 +125,9 @@
   X(PMPI_Unpublish_name)                                                                           \
   X(PMPI_Wait)
 
-/* These functions are NULL where the MPI library lacks them: they came with MPI 3.1 or MPI 4, or
- * only one library has them. The mpi.h of the build may not declare them, so their types are
- * written here. */
+/* These functions are NULL in the table if the MPI library lacks them: they came with MPI 3.1 or
+ * MPI 4, or only one MPI library has them. The mpi.h of the build may not declare them, so their
+ * types are written here. */
 #define OB_MPI_OPTIONAL(X)                                                                         \
   X(PMPI_Allreduce_c, (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))           \
   X(PMPI_Iallreduce_c,                                                                             \
@@ -150,7 +151,7 @@
   X(MPIX_Comm_failure_ack, (MPI_Comm))                                                             \
   X(MPIX_Comm_failure_get_acked, (MPI_Comm, MPI_Group *))
 
-/* Open MPI's constants are addresses of variables; some calls are macros in MPICH's mpi.h. */
+/* In Open MPI constants are addresses of variables. In MPICH's mpi.h some calls are macros. */
 #ifdef OPEN_MPI
 #define OB_MPI_REQUIRED_HERE(X)                                                                    \
   X(OMPI_C_MPI_COMM_NULL_COPY_FN)                                                                  \
@@ -159,7 +160,7 @@
   X(PMPI_Op_f2c)                                                                                   \
   X(PMPI_Request_c2f)                                                                              \
   X(PMPI_Type_f2c)
-#define OB_MPI_OPTIONAL_VARIABLES(X) X(ompi_mpi_short_float) /* Open MPI 5's */
+#define OB_MPI_OPTIONAL_VARIABLES(X) X(ompi_mpi_short_float) /* only Open MPI 5 has it */
 #define OB_MPI_VARIABLES(X)                                                                        \
   X(ompi_mpi_byte)                                                                                 \
   X(ompi_mpi_char)                                                                                 \
@@ -205,33 +206,37 @@ struct ob_mpi_table {
  * function, or if its ABI is not the build's: the message then names both ABIs. */
 onebit_status_t ob_mpi_bind(void);
 
-/* True if the process's MPI library has another ABI than the build's: its handles mean nothing
- * here. */
+/* True if the process's MPI library has another ABI than the build's, so that its handles cannot be
+ * used here. */
 bool ob_mpi_is_foreign(void);
 
-/* Returns the table. For a foreign library it has the functions, too. If the process has no MPI
- * library, ob_mpi ends it with a message: a caller that cannot be sure calls ob_mpi_bind first. */
+/* Returns the table. It has the functions even if the library's ABI is foreign. If the process has
+ * no MPI library, ob_mpi ends the process with a message: a caller that is not sure calls
+ * ob_mpi_bind first. */
 const struct ob_mpi_table *ob_mpi(void);
 
 /* Returns the name and version of the bound library, as the library reports them. */
 const char *ob_mpi_version(void);
 
-/* Returns another symbol of the bound library or of a library that it depends on, or NULL. */
+/* Returns the address of another symbol, in the bound library or a library that it depends on;
+ * NULL: not found. */
 void *ob_mpi_symbol(const char *name);
 
-/* Returns this process's rank by its launcher's variables; 0 without such variables. */
+/* Returns this process's rank, as the launcher's environment variables give it; 0 without such
+ * variables. */
 int ob_launch_rank(void);
 
-/* True if another MPI's launcher has started several ranks; then `text` says so. May be called
- * before MPI_Init, in which MPICH 5 ends such a program. */
+/* True if the launcher of another MPI has started several ranks; `text` then has the explanation.
+ * May be called before MPI_Init, which in MPICH 5 ends such a program. */
 bool ob_launch_is_foreign(char *text, size_t bytes);
 
-/* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a
- * program of another as separate jobs of one rank each, all of which compute something and succeed.
- * This function notices that the launcher announces several ranks while MPI_COMM_WORLD has one. It
- * then returns ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if one rank may be
- * intended (srun, mpirun of the same MPI), it returns ONEBIT_OK and prints a line on standard
- * error, once. A rank that MPI_Comm_spawn started, or a call on MPI_COMM_SELF, is not checked. */
+/* Called between MPI_Init and MPI_Finalize, with a communicator of the program's. If the launcher
+ * of one MPI starts a program that is linked to another MPI, each process is a job of its own with
+ * one rank, and the program seems to succeed. This function notices that the launcher announces
+ * several ranks while MPI_COMM_WORLD has one. It then returns ONEBIT_ERROR_UNSUPPORTED if the
+ * launcher is another MPI's. If one rank may be intended (srun, mpirun of the same MPI), it returns
+ * ONEBIT_OK and prints one line on standard error. A rank that MPI_Comm_spawn started, or a call on
+ * MPI_COMM_SELF, is not checked. */
 onebit_status_t ob_launch_check(MPI_Comm comm);
 
 #define MPI_Cancel                   (ob_mpi()->MPI_Cancel)

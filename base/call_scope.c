@@ -18,7 +18,7 @@
 #include <xlocale.h>
 #endif
 
-/* The library's locale, or 0 where it cannot be made: uselocale then changes nothing. */
+/* The library's locale; 0 if it cannot be created: uselocale then changes nothing. */
 static locale_t own_locale;
 static void make_locale(void) { own_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0); }
 
@@ -37,20 +37,20 @@ void ob_call_leave(const struct ob_call_scope *found) {
 /*
  * The table of handles uses open addressing; an entry is an address with its kind in the bits that
  * alignment leaves zero. Entries change under a lock. Readers take no lock: an entry that they find
- * is valid, and one that they miss (it may be moving) is looked up again under the lock. A table
- * that became too small is never freed, since readers may still use it: all old tables together are
- * smaller than the one in use.
+ * is valid. If they miss an entry, which may just be moving, they look it up again under the lock.
+ * A table that became too small is never freed, since readers may still use it: all old tables
+ * together are smaller than the one in use.
  */
 
 #define KIND_BITS ((uintptr_t)OB_ALIGNMENT - 1)
 
 struct table {
-  struct table *before; /* the smaller one that it replaced */
-  size_t slots;         /* a power of two */
+  struct table *before; /* the smaller table that this one has replaced */
+  size_t slots;         /* their number, a power of two */
   _Atomic uintptr_t *slot;
 };
 
-/* This number is enough for small programs: their handles need no allocated table. */
+/* This number is enough for small programs, which then allocate no table. */
 #define FIRST_SLOTS 256
 static _Atomic uintptr_t first_slots[FIRST_SLOTS];
 static struct table first = {NULL, FIRST_SLOTS, first_slots};
@@ -64,8 +64,8 @@ static size_t handles_index_of(const struct table *table, uintptr_t address) {
   return (size_t)(mixed >> 32) & (table->slots - 1);
 }
 
-/* Returns the slot that has the address, or the empty slot where it would be. The table always has
- * an empty slot. */
+/* Returns the slot that has the address, or the empty slot where the address belongs. The table
+ * always has an empty slot. */
 static _Atomic uintptr_t *handles_find(const struct table *table, uintptr_t address) {
   for (size_t i = handles_index_of(table, address);; i = (i + 1) & (table->slots - 1)) {
     uintptr_t entry = atomic_load_explicit(&table->slot[i], memory_order_acquire);
@@ -112,7 +112,8 @@ void *ob_handle_create(enum ob_handle_kind kind, size_t bytes) {
   return NULL;
 }
 
-/* Removes an entry, and enters those after it again, so that no empty slot precedes one. */
+/* Removes an entry, and inserts the entries behind it again, so that no empty slot separates an
+ * entry from the slot where its search begins. */
 static void handles_remove(const struct table *table, _Atomic uintptr_t *slot) {
   uintptr_t entry;
   atomic_store_explicit(slot, 0, memory_order_release);
@@ -138,7 +139,7 @@ void ob_handle_release(void *handle) {
   ob_release(handle);
 }
 
-/* Returns the kind of a handle; 0: it is no handle. */
+/* Returns the kind of a handle; 0: `handle` is no live handle. */
 static uintptr_t handles_kind_of(const void *handle) {
   uintptr_t address = (uintptr_t)handle, entry;
   if (!address || address & KIND_BITS)
@@ -173,6 +174,6 @@ onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, co
   if (is)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, which is %s %s", name, handle,
                     kinds[is].article, kinds[is].noun);
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, which is no %s (%s, or never made)", name,
-                  handle, kinds[kind].noun, kinds[kind].ended);
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, not %s %s that exists (%s, or never created)",
+                  name, handle, kinds[kind].article, kinds[kind].noun, kinds[kind].ended);
 }

@@ -1,8 +1,8 @@
 /*
- * The scope of a public call. A program's thread may have set a floating-point environment that
- * changes results, and a locale whose decimal point is a comma. A call sets the library's own
- * environment and locale, restores the program's when it ends, and checks the handles that it is
- * given.
+ * The scope of a public call. The program may have set a floating-point environment that changes
+ * results, or a locale whose decimal point is a comma. A public call sets the library's own
+ * environment and locale, checks the handles that it is given, and restores the program's
+ * environment and locale when it ends.
  */
 #ifndef OB_BASE_CALL_SCOPE_H
 #define OB_BASE_CALL_SCOPE_H
@@ -38,7 +38,7 @@ struct ob_float_environment {
 #endif
 };
 
-/* Sets the library's environment, and returns the one that it found. */
+/* Sets the library's environment, and returns the environment that was set before. */
 static inline struct ob_float_environment ob_float_enter(void) {
   struct ob_float_environment found;
 #if defined(__x86_64__)
@@ -77,14 +77,15 @@ struct ob_call_scope {
 struct ob_call_scope ob_call_enter(void);
 void ob_call_leave(const struct ob_call_scope *found);
 
-/* Enters the scope until the end of the block, however it is left. Public functions begin with it,
- * except those that only return a member of a handle; so do the functions that the library's own
- * threads run. */
+/* Enters the scope, which lasts until the end of the block, even if the block ends by a return.
+ * Public functions begin with it, except those that only return a member of a handle. The functions
+ * that the library's own threads run begin with it, too. */
 #define OB_CALL_SCOPE                                                                              \
   struct ob_call_scope ob_call_found __attribute__((cleanup(ob_call_leave), unused)) =             \
       ob_call_enter()
 
-/* Runs a statement within such a block in the program's environment and locale. */
+/* Runs a statement in the program's environment and locale, within a block that has
+ * OB_CALL_SCOPE. */
 #define OB_CALL_OF_PROGRAM(statement)                                                              \
   do {                                                                                             \
     ob_call_leave(&ob_call_found);                                                                 \
@@ -94,12 +95,12 @@ void ob_call_leave(const struct ob_call_scope *found);
 
 /* --- Handles -----------------------------------------------------------------------------------*/
 
-/* A handle is the address of a live object of one kind, which a caller was given. Every public
- * function checks its handle here, so that a handle that was destroyed, or is of another kind, is
- * an error rather than an access to freed memory.
+/* A handle is the address of a live object of one kind, which the library has returned to a caller.
+ * Every public function checks its handle here, so that a handle that was destroyed, or is of
+ * another kind, is an error rather than an access to freed memory.
  *
- * A check takes no lock and does not read the object: it takes about 3 ns. A destroyed handle whose
- * address a new object of the same kind has got is accepted as the new one. */
+ * A check takes no lock and does not read the object: it takes about 3 ns. A check cannot detect a
+ * destroyed handle if a new object of the same kind has the same address. */
 
 /* Requests are not registered: each is part of its plan. */
 enum ob_handle_kind {
@@ -111,20 +112,21 @@ enum ob_handle_kind {
   OB_HANDLE_OUTER
 };
 
-/* Creates an object of `bytes` bytes, set to zero as by ob_allocate, and registers it; NULL when
- * there is no memory for the object or its entry. */
+/* Creates an object of `bytes` bytes, set to zero as by ob_allocate, and registers it. Returns NULL
+ * if memory for the object or its table entry is exhausted. */
 void *ob_handle_create(enum ob_handle_kind kind, size_t bytes);
 
-/* Ends the registration: the address is no handle any more; the memory stays. */
+/* Ends the registration: the address is no longer a handle, but the memory is not freed. */
 void ob_handle_retire(const void *handle);
 
-/* Ends the registration, if ob_handle_retire has not, and frees the memory. NULL is fine. */
+/* Ends the registration, unless ob_handle_retire has done so, and frees the memory. NULL is
+ * fine. */
 void ob_handle_release(void *handle);
 
 bool ob_handle_is(const void *handle, enum ob_handle_kind kind);
 
-/* Fails with ONEBIT_ERROR_ARGUMENT, and the argument's name and value, unless it is a live handle
- * of that kind. */
+/* Fails with ONEBIT_ERROR_ARGUMENT unless `handle` is a live handle of that kind. The error message
+ * has the argument's name and value. */
 onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, const char *name);
 
 /* Enters the scope and checks the handle: public functions that take a handle begin with it. */

@@ -1,6 +1,6 @@
 /*
  * Supplies POSIX functions that macOS lacks. The Makefile includes it before the files that use it
- * in a build for Darwin. Cross-compiled, not run yet.
+ * in a build for Darwin. This code is only cross-compiled; it has not run on macOS yet.
  */
 #ifndef OB_BASE_DARWIN_H
 #define OB_BASE_DARWIN_H
@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Waits until a time of CLOCK_MONOTONIC: conditions on macOS wait until a time of the calendar
- * clock, or for a duration. */
+/* Waits until a time of CLOCK_MONOTONIC: on macOS a condition variable can wait only until a time
+ * of the calendar clock, or for a duration. */
 static inline int ob_darwin_timedwait(pthread_cond_t *condition, pthread_mutex_t *lock,
                                       const struct timespec *until) {
   struct timespec now;
@@ -35,7 +35,8 @@ static inline int ob_darwin_fallocate(int file, off_t offset, off_t bytes) {
 }
 #define posix_fallocate ob_darwin_fallocate
 
-/* Opens a file, since shared memory on macOS is no regular file and cannot be locked. */
+/* Opens a file in place of shared memory, which on macOS is no regular file and cannot be
+ * locked. */
 static inline int ob_darwin_shm_open(const char *name, int flags, mode_t mode) {
   char path[64];
   snprintf(path, sizeof path, "/tmp%s", name);

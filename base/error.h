@@ -9,8 +9,8 @@
 
 #include "onebit/status.h"
 
-/* Keeps the message for onebit_last_error and returns the status. onebit_last_error() may be an
- * argument, to extend it. */
+/* Stores the message for onebit_last_error, and returns the status. To extend the last message,
+ * pass onebit_last_error() as an argument. */
 onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -21,8 +21,8 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
       return ob_try_status;                                                                        \
   } while (0)
 
-/* Fails unless the structure is not NULL and begins with its size. `name` is the argument's name in
- * the error message. */
+/* Fails unless `structure` is not NULL and its first member is `size`, its size in bytes. `name` is
+ * the argument's name in the error message. */
 onebit_status_t ob_size_check(const char *name, const void *structure, size_t size);
 
 /* The outcome of one call or of several: a status, with its error message. */
@@ -31,12 +31,12 @@ struct ob_outcome {
   char error[256];
 };
 
-/* Adds a status, whose error message is the latest, and returns it. An error takes precedence over
- * a skip, and an earlier status over a later one: ranks that add the same statuses in the same
- * order get the same outcome. */
+/* Adds the status of one call and the latest error message to the outcome, and returns the status.
+ * An error takes precedence over a skip, and an earlier status over a later one: ranks that add the
+ * same statuses in the same order get the same outcome. */
 onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status);
 
-/* Returns the status so far; its error message becomes the latest one. */
+/* Returns the outcome's status; the outcome's error message becomes the latest one. */
 static inline onebit_status_t ob_outcome_status(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
 }

@@ -24,7 +24,8 @@ static int file_check(struct ob_input *input) {
   return S_ISREG(about.st_mode) ? 0 : OB_INPUT_IRREGULAR;
 }
 
-/* Without O_NONBLOCK, opening a FIFO waits for its writer. A socket cannot be opened. */
+/* Opens with O_NONBLOCK, since opening a FIFO would otherwise wait for its writer. A socket cannot
+ * be opened. */
 int ob_input_open(struct ob_input *input, int directory, const char *path) {
   *input = (struct ob_input){.number = -1};
   do
@@ -60,7 +61,7 @@ void ob_input_close(struct ob_input *input) {
   input->number = -1;
 }
 
-/* Makes writes block again, except to a FIFO. */
+/* Checks what was opened, and makes writes block again unless it is a FIFO. */
 static int check_output(int number) {
   struct stat about;
   if (fstat(number, &about) != 0)

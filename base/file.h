@@ -1,7 +1,7 @@
 /*
- * Files that another user may have replaced by something else. For reading, a FIFO, a device, a
- * socket or a directory in place of the file is refused without waiting; a file that became shorter
- * is an error, not a signal.
+ * Files that another user may have replaced by something else. A FIFO, a device, a socket or a
+ * directory in place of a file to read is refused without waiting. A file that becomes shorter
+ * while it is read is an error, not a signal.
  */
 #ifndef OB_BASE_FILE_H
 #define OB_BASE_FILE_H
@@ -23,7 +23,7 @@ enum { OB_INPUT_IRREGULAR = -1, OB_INPUT_CHANGED = -2 };
 
 /* Opens a regular file, or a link to one, for reading.
  *   directory   an open directory to which the path is relative; AT_FDCWD: the current one
- * On failure there is nothing to close. */
+ * On failure no file is open. */
 int ob_input_open(struct ob_input *input, int directory, const char *path);
 
 /* Reads exactly `bytes` bytes, or fails. */
@@ -31,13 +31,13 @@ int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_
 
 void ob_input_close(struct ob_input *input);
 
-/* Writes the meaning of a code of these functions as text. Returns `text`. */
+/* Writes to `text` the meaning of a code that these functions returned. Returns `text`. */
 enum { OB_INPUT_REASON = 96 };
 const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
 
-/* Opens a file for writing: at its end with `append`, else emptied. A FIFO without a reader is
- * refused, as opening it would block; if the reader is too slow, writes fail and lines are lost,
- * rather than wait. */
+/* Opens a file for writing: with `append` at its end, otherwise emptied. A FIFO without a reader is
+ * refused, since opening it would block. If a FIFO's reader is too slow, writes fail and lines are
+ * lost; the program does not wait. */
 int ob_output_open(FILE **file, const char *path, bool append);
 
 /* The system calls that the functions above use; a test may replace them. */

@@ -19,11 +19,12 @@ static struct {
 
 /* ---- In the process ---- */
 
-/* True if a library has MPI. It looks for PMPI_Init, since MPI_Init may be that of
- * libonebit-mpi.so. */
+/* True if a library contains MPI. The check looks for PMPI_Init, since libonebit-mpi.so defines
+ * MPI_Init too. */
 static bool has_mpi(void *library) { return dlsym(library, "PMPI_Init") != NULL; }
 
-/* The paths of the loaded libraries: these can be opened only after the loader's lock is free. */
+/* The paths of the loaded libraries, which can be opened only after the loader's lock is
+ * released. */
 struct paths {
   char **path;
   size_t count, capacity;
@@ -46,7 +47,7 @@ static int count_path(struct dl_phdr_info *object, size_t size, void *context) {
   return 0;
 }
 
-/* Finds a library that was loaded for a part of the process only, as Python does for mpi4py. */
+/* Finds a library whose symbols are not global (RTLD_LOCAL), as in Python with mpi4py. */
 static void *find_private(void) {
   struct paths paths = {0};
   void *found = NULL;
@@ -71,15 +72,16 @@ static void *find_private(void) {
 typedef int version_call(char *text, int *length);
 typedef int abi_call(int *version, int *subversion);
 
-/* Looks up a function and converts it: C knows no cast from void * to a function's address. */
+/* Looks up a function and converts its address, since C has no cast from void * to a function
+ * pointer. */
 #define LOOK_UP(call, library, name)                                                               \
   do {                                                                                             \
     void *address = dlsym(library, name);                                                          \
     memcpy(&(call), &address, sizeof(call));                                                       \
   } while (0)
 
-/* True if the library has MPI 5's ABI. MPICH 5 answers for both of its libraries: -1 is its own
- * ABI. */
+/* True if the library has MPI 5's ABI. MPICH 5 has this function in both of its libraries, and
+ * returns -1 in the one that has its own ABI. */
 static bool has_standard_abi(void *library) {
   abi_call *call;
   int version = -1, subversion = -1;

@@ -1,7 +1,7 @@
 /*
- * The MPI library that the process has, and its ABI. This file includes no mpi.h: a build for
- * several MPIs (MPICC_ALSO) compiles it once, and files that include base/bound_mpi.h once for each
- * ABI.
+ * The MPI library that the process has, and its ABI. This file includes no mpi.h. A build for
+ * several MPIs (MPICC_ALSO) compiles this module once, but files that include base/bound_mpi.h once
+ * for each ABI.
  */
 #ifndef OB_BASE_FIND_MPI_H
 #define OB_BASE_FIND_MPI_H
@@ -14,14 +14,15 @@
 enum ob_mpi_kind { OB_MPI_OPENMPI, OB_MPI_MPICH, OB_MPI_STANDARD, OB_MPI_KINDS };
 
 struct ob_mpi_found {
-  void *library; /* for dlsym */
+  void *library; /* handle for dlsym */
   enum ob_mpi_kind kind;
-  bool is_open_mpi; /* with any ABI */
-  char version[96]; /* the library's version text, and the name of its ABI if that is not its own */
+  bool is_open_mpi; /* true for Open MPI, whichever ABI it has */
+  /* the library's version text; if its ABI is not its own, also the name of the ABI */
+  char version[96];
 };
 
-/* Returns the library, which is searched for until one is found; NULL: the process has none yet.
- * Thread-safe. */
+/* Returns the MPI library of the process. Each call searches until a library was found; NULL: the
+ * process has none yet. Thread-safe. */
 const struct ob_mpi_found *ob_mpi_find(void);
 
 #endif

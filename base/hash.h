@@ -5,7 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The hash of zero bytes. To hash several pieces, pass the hash of one as the start of the next. */
+/* The hash of zero bytes. To hash several pieces, pass the hash of one piece as the start of the
+ * next. */
 #define OB_HASH_START UINT64_C(0xcbf29ce484222325)
 
 static inline uint64_t ob_hash(uint64_t start, const void *bytes, size_t count) {

@@ -73,8 +73,8 @@ void ob_json_bool(struct ob_json *json, const char *key, bool value) {
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-/* Decoded strings overwrite the input, which is never shorter than they are. A double needs only
- * 17 digits. */
+/* Decoded strings overwrite the input: a string is never longer decoded than encoded. A double
+ * needs only 17 digits. */
 enum { MAX_DEPTH = 32, MAX_NUMBER = 60 };
 
 struct reader {
@@ -98,7 +98,7 @@ static onebit_status_t json_unexpected_error(const struct reader *reader, const 
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: expected %s, not %s", reader->name, reader->line,
                   expected,
                   printable       ? found
-                  : *reader->read ? "such a character"
+                  : *reader->read ? "an unprintable or non-ASCII character"
                                   : "the end of the file");
 }
 
@@ -117,8 +117,8 @@ static bool skip_character(struct reader *reader, char wanted) {
 
 /* --- Texts and numbers */
 
-/* Converts \uXXXX to UTF-8. A half of a surrogate pair, and zero, which would end the text, are
- * refused. */
+/* Converts \uXXXX to UTF-8. Refuses half of a surrogate pair, and \u0000, which would end the
+ * text. */
 static bool read_unicode(struct reader *reader) {
   char digits[5] = "", *end;
   strncpy(digits, reader->read, 4);
@@ -205,7 +205,7 @@ static onebit_status_t json_read_key(struct reader *reader, int object, const ch
   OB_TRY(read_string(reader, key));
   for (size_t k = (size_t)object + 1; k < reader->count; k++)
     if (reader->values[k].parent == object && strcmp(reader->values[k].key, *key) == 0)
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.60s: in line %d already", reader->name,
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: key %.60s is in line %d already", reader->name,
                       reader->line, *key, reader->values[k].line);
   return skip_character(reader, ':') ? ONEBIT_OK : json_unexpected_error(reader, "':'");
 }
@@ -271,7 +271,8 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   struct reader reader = {
       .name = name, .read = text, .write = text, .values = values, .capacity = capacity, .line = 1};
   skip_blanks(&reader);
-  /* An outermost number might end where the next character is yet to be read. */
+  /* Only an object may be outermost: the zero byte that ends an outermost number could overwrite a
+   * character that is not read yet. */
   if (*reader.read != '{')
     return json_unexpected_error(&reader, "'{'");
   OB_TRY(json_read_value(&reader, NULL, -1));

@@ -1,4 +1,5 @@
-/* JSON as text. Numbers have a decimal point, as in the locale of calls (call_scope.h). */
+/* JSON as text. Numbers are written and read with a decimal point, since calls set the C locale
+ * (call_scope.h). */
 #ifndef OB_BASE_JSON_H
 #define OB_BASE_JSON_H
 
@@ -14,7 +15,7 @@
 /* Bytes of the longest number, with its terminating zero. */
 enum { OB_JSON_NUMBER = 32 };
 
-/* Writes 9 significant digits of the value into `text`; "null" for a value that is not finite.
+/* Writes the value with 9 significant digits into `text`, or "null" if the value is not finite.
  * Returns `text`. */
 const char *ob_json_number(char text[OB_JSON_NUMBER], double value);
 
@@ -23,9 +24,9 @@ const char *ob_json_number(char text[OB_JSON_NUMBER], double value);
  * outermost value. */
 struct ob_json {
   FILE *file;
-  bool spaced; /* readable: with spaces, and a line for each object of an array */
+  bool spaced; /* for people: with spaces, and a line for each object of an array */
   bool behind; /* a value was written, so a comma precedes the next one */
-  int depth;   /* of the open objects and arrays */
+  int depth;   /* the number of open objects and arrays */
 };
 
 /* Begin and end an object or array: `bracket` is '{' or '[', and at the end '}' or ']'. */
@@ -39,8 +40,8 @@ void ob_json_bool(struct ob_json *json, const char *key, bool value);
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-/* Reads JSON (RFC 8259) that a person has written: values in the order of the text, each with its
- * line. Errors name the line. */
+/* Reads JSON (RFC 8259) that a person has written. The values are in the order of the text, each
+ * with its line number, which errors name. */
 enum ob_json_kind {
   OB_JSON_NULL,
   OB_JSON_FALSE,
@@ -53,14 +54,15 @@ enum ob_json_kind {
 
 /* A value. Keys are unique within an object; an element of an array has the key NULL. */
 struct ob_json_value {
-  const char *key, *text; /* in the memory that was read; an array or object has no text: NULL */
+  const char *key, *text; /* in the memory that was read; arrays and objects: text is NULL */
   enum ob_json_kind kind;
-  int parent; /* index of the array or object that has it; -1: it is outermost */
+  int parent; /* index of the array or object that contains it; -1: outermost */
   int line;
 };
 
-/* Reads `text`, which ends with a zero byte, and leaves keys, strings and numbers in it. The first
- * value is the outermost one. ONEBIT_ERROR_ARGUMENT: no JSON, or more than `capacity` values. */
+/* Parses `text`, which ends with a zero byte. Keys, strings and numbers of the values stay in
+ * `text`. The first value is the outermost one. ONEBIT_ERROR_ARGUMENT: `text` is no JSON, or has
+ * more than `capacity` values. */
 onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value *values,
                              size_t capacity, size_t *count);
 

@@ -26,14 +26,15 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
                          "OpenMP threads that compress and reduce, unless the plan sets them"},
     [OB_KNOB_TUNING] = {"ONEBIT_TUNING", "onebit/tuning in $XDG_CONFIG_HOME or ~/.config, if any",
-                        "file that onebit-tune wrote, by which plans choose; none: do not look"},
+                        "file of costs that onebit-tune wrote, from which plans choose "
+                        "schedules; none: no file is read"},
     [OB_KNOB_EXPLAIN] = {"ONEBIT_EXPLAIN", "0",
                          "1: rank 0 prints what each plan decides, and why, on standard error"},
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
-                          "who moves requests in flight: calls, those of the library; or thread, a "
-                          "thread of its own, which needs a free core"},
+                          "what advances requests in flight: calls (of the library), or thread (a "
+                          "progress thread, which needs a free core)"},
     [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "600",
-                         "seconds that a rank waits for another before that is an error on all; "
+                         "seconds that a rank waits for another one; then all ranks get an error; "
                          "never: no limit"},
     [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's number of the run, where it gives one",
                      "sockets: name of this job, the same on all its ranks; it keeps ranks of "
@@ -49,18 +50,19 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_REQUIRE] = {"ONEBIT_REQUIRE", "0",
                          "preloaded: 1: the run fails where nothing has been compressed"},
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
-                            "preloaded: 1: every rank has libonebit-mpi.so; for launchers without "
-                            "a name service to find that out"},
+                            "preloaded: 1: every rank has loaded libonebit-mpi.so; needed if the "
+                            "launcher has no name service"},
     [OB_KNOB_COMMAND] = {"ONEBIT_COMMAND", "-",
-                         "preloaded: command line of onebit run that the report recommends"},
+                         "preloaded: command line that the report recommends"},
     [OB_KNOB_BITS] =
         {"ONEBIT_BITS", "8",
          "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "
-         "(auto), in which a tensor has as many as it needs; 1 where SGD with momentum "
-         "gets the sums. NCCL: always 1"},
+         "(auto) from which each tensor gets as many as it needs; 1 if the optimizer is SGD "
+         "with momentum. NCCL: always 1"},
     [OB_KNOB_BUDGET] = {"ONEBIT_BUDGET", "-",
-                        "preloaded: the part of float32's bytes that a communicator's tensors may "
-                        "send, as 1/20: those that gain most by the byte have more bits"},
+                        "preloaded: largest part of float32's bytes that the tensors of a "
+                        "communicator send, e.g. 1/20; bits go to the tensors that gain most per "
+                        "byte"},
     [OB_KNOB_DEBUG] = {"ONEBIT_DEBUG", "WARN",
                        "messages while a program runs: WARN; INFO, with decisions; or TRACE, with "
                        "each call, its bytes and time"},
@@ -75,7 +77,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
 
 /* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
 
-/* There are some 20 variables. */
+/* The limits of the file; the library has some 20 variables. */
 enum { MAX_BYTES = 1 << 16, MAX_VALUES = 64, PREFIX = sizeof "ONEBIT_" - 1 };
 
 /* The file's contents. It is static, since it is read once and kept until the process ends. */
@@ -88,8 +90,8 @@ static struct {
 
 /* --- The value of a variable */
 
-/* Returns the outermost object's value after `value` (NULL: the first value), or NULL at the
- * end. */
+/* Returns the next member of the outermost object after `value` (NULL: the first one), or NULL at
+ * the end. */
 static const struct ob_json_value *config_next_value(const struct ob_json_value *value) {
   size_t k = value ? (size_t)(value - config.values) : 0;
   while (++k < config.count)
@@ -98,8 +100,8 @@ static const struct ob_json_value *config_next_value(const struct ob_json_value 
   return NULL;
 }
 
-/* Returns "FILE:LINE: KEY", or "FILE:LINE", in memory of the thread that the next call
- * overwrites. */
+/* Returns "FILE:LINE: KEY", or "FILE:LINE" without a key. The thread's next call overwrites the
+ * text. */
 static const char *config_origin_of(const struct ob_json_value *value, const char *key) {
   static _Thread_local char text[256];
   snprintf(text, sizeof text, "%.160s:%d%s%.60s", config.path, value->line, key ? ": " : "",
@@ -126,8 +128,8 @@ static const char *config_text_of(const struct ob_json_value *value) {
   return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
 }
 
-/* Returns a knob's value from the file, in the form of the environment variable; NULL: it has
- * none. */
+/* Returns a knob's value from the file, in the form of the environment variable; NULL: the file
+ * does not set the knob. */
 static const char *config_find_knob(enum ob_knob knob, const struct ob_json_value **found) {
   const struct ob_json_value *value = NULL;
   if (ob_config_check() != ONEBIT_OK)
@@ -149,8 +151,8 @@ static onebit_status_t config_check_key(const struct ob_json_value *value) {
                  ? ONEBIT_OK
                  : make_config_error(value, "not a text, a number, true or false");
   return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "%s: unknown key; it is no variable of the environment in lower case without "
-                  "ONEBIT_, as \"threads\" is",
+                  "%s: unknown key; keys are names of ONEBIT_ variables in lower case without "
+                  "ONEBIT_, e.g. \"threads\"",
                   config_origin(value));
 }
 
@@ -194,7 +196,8 @@ onebit_status_t ob_config_check(void) {
 
 /* --- Values of knobs ---------------------------------------------------------------------------*/
 
-/* Finds the value of a knob: the environment's, else the file's. */
+/* Returns the value of a knob from the environment, or from the file if the environment does not
+ * set it. */
 static const char *knobs_find(enum ob_knob knob, const struct ob_json_value **in_file) {
   const char *text = getenv(ob_knobs[knob].name);
   *in_file = NULL;
@@ -235,7 +238,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-/* Returns the bits an element that a digit names; 0: it names none. */
+/* Returns the number of bits an element that the digit stands for; 0: no valid number. */
 static int parse_digit(char digit) {
   return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
 }
@@ -261,7 +264,7 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
                   ob_knob_label(OB_KNOB_BITS), text);
 }
 
-/* The smallest budget: one bit an element, and the scales. */
+/* The smallest budget: one bit an element plus the scales, as a part of float32's bytes. */
 #define MIN_BUDGET (1.0 / 32 + 1.0 / OB_DEFAULT_BLOCK)
 
 onebit_status_t ob_knob_budget(double *budget) {
@@ -276,7 +279,8 @@ onebit_status_t ob_knob_budget(double *budget) {
   if (end == text || *end || !(part >= MIN_BUDGET && part <= 1))
     return ob_error(
         ONEBIT_ERROR_ARGUMENT,
-        "%s=%s: not a part of float32's bytes from %.4f (one bit and its scales) to 1, as 1/20",
+        "%s=%s: expected a fraction of float32's bytes from %.4f (one bit and its scales) to 1, "
+        "e.g. 1/20",
         ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
   *budget = part;
   return ONEBIT_OK;

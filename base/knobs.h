@@ -1,7 +1,7 @@
 /*
- * The environment variables that the library reads, one row each. They are few on purpose: settings
- * of one plan are options of the plan. The file that ONEBIT_CONFIG names may set a variable that
- * the environment does not set (below).
+ * The environment variables that the library reads, one row each. They are few on purpose: a
+ * setting of a single plan is an option of that plan. The file that ONEBIT_CONFIG names may set a
+ * variable that the environment does not set (below).
  */
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
@@ -37,22 +37,24 @@ enum ob_knob {
 
 struct ob_knob_row {
   const char *name;
-  const char *fallback; /* the value when the variable is not set, in words */
+  const char *fallback; /* text for the value of a variable that is not set */
   const char *meaning;
 };
 
 extern const struct ob_knob_row ob_knobs[OB_KNOB_COUNT];
 
-/* Returns the text of a knob, from the environment, else from the file; NULL: neither sets it, or
- * it is empty. */
+/* Returns the text of a knob, from the environment or else from the file; NULL: neither sets the
+ * knob, or its value is empty. */
 const char *ob_knob_text(enum ob_knob knob);
 
-/* Return the name of a knob in messages, its variable or "FILE:LINE: KEY"; and the source of its
- * value: "environment", "default" or "FILE:LINE". Both texts are in the thread's memory. */
+/* ob_knob_label returns the name of a knob in messages: its variable, or "FILE:LINE: KEY".
+ * ob_knob_origin returns the source of its value: "environment", "default" or "FILE:LINE". Both
+ * texts are in the thread's memory. */
 const char *ob_knob_label(enum ob_knob knob);
 const char *ob_knob_origin(enum ob_knob knob);
 
-/* Reads a knob that is a whole number into *value; `fallback` when it is not set. */
+/* Reads a knob that is an integer from `low` to `high` into *value; *value is `fallback` if the
+ * knob is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
 
 /* The smallest number of bits with which a program's own Adam trains as well as with dense sums
@@ -60,23 +62,23 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
 #define OB_SAFE_BITS 8
 
 /* The default number of elements that share a scale, chosen by measurement (docs/scales.md). At
- * this size the scales add 1/64 to the bits. */
+ * this size the scales add 1/64 bit an element. */
 #define OB_DEFAULT_BLOCK 2048
 
-/* The least and the most bits an element, each 1, 2, 4 or 8; 0 and 0: not set. */
+/* The smallest and the largest number of bits an element, each 1, 2, 4 or 8; both 0: not set. */
 struct ob_bits {
   int min, max;
 };
 
-/* Reads "4", "1..8" or "auto", which is 1..8. False: it is none of them. */
+/* Parses "4", "1..8" or "auto", which means 1..8. Returns false for any other text. */
 bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits);
 
-/* Reads ONEBIT_BITS, the bits an element in sums for an optimizer that is not this library's;
- * `fallback` when it is not set. After an error they are -1. */
+/* Reads ONEBIT_BITS, the bits an element of gradients that the program's own optimizer uses. *bits
+ * is `fallback` if the variable is not set, and -1 after an error. */
 onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
 
-/* Reads ONEBIT_BUDGET, the part of float32's bytes that tensors may send, such as 1/20 or 0.05; 0
- * when it is not set. */
+/* Reads ONEBIT_BUDGET, the bytes that tensors may send divided by the bytes of the same tensors in
+ * float32, such as 1/20 or 0.05; 0 if the variable is not set. */
 onebit_status_t ob_knob_budget(double *budget);
 
 /* Reads a knob that is a number of seconds, with decimals; 0 and `never` give INFINITY. */
@@ -84,9 +86,9 @@ onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *valu
 
 /* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
 
-/* Checks the file: ONEBIT_OK if it is correct or there is none, ONEBIT_ERROR_FILE if it cannot be
- * read, ONEBIT_ERROR_ARGUMENT with a message that names file, line and key if it is wrong. A wrong
- * file has no values. */
+/* Checks the file. ONEBIT_OK: the file is correct, or none is named. ONEBIT_ERROR_FILE: it cannot
+ * be read. ONEBIT_ERROR_ARGUMENT: it is wrong; the message names file, line and key. No value of a
+ * wrong file is used. */
 onebit_status_t ob_config_check(void);
 
 #endif

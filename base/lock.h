@@ -1,4 +1,4 @@
-/* A mutex that is held until the end of a block, however it is left. */
+/* A mutex that is held until the end of a block, even if the block ends by a return. */
 #ifndef OB_BASE_LOCK_H
 #define OB_BASE_LOCK_H
 

@@ -19,7 +19,7 @@ static atomic_int level = OB_LOG_WARN;
 static _Atomic(FILE *) output; /* NULL: standard error */
 
 static const char *host_name(void) {
-  static _Thread_local char name[256]; /* a pod of Kubernetes has a name of up to 63 */
+  static _Thread_local char name[256]; /* a pod's name in Kubernetes has up to 63 characters */
   if (!*name && gethostname(name, sizeof name - 1) != 0)
     strcpy(name, "?");
   return name;

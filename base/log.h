@@ -1,7 +1,7 @@
 /*
  * Writes the library's messages while it runs, as ONEBIT_DEBUG asks: one line each, after rank and
- * host, to standard error or the file that ONEBIT_DEBUG_FILE names. A message whose level is off
- * costs reading one int.
+ * host, to standard error or the file that ONEBIT_DEBUG_FILE names. A message whose level is
+ * switched off costs one read of an int.
  */
 #ifndef OB_BASE_LOG_H
 #define OB_BASE_LOG_H
@@ -22,11 +22,12 @@ onebit_status_t ob_log_read_level(enum ob_log_level *level);
 
 bool ob_log_wants(enum ob_log_level level);
 
-/* `rank`: the rank in the communicator that the message is about; -1: there is no communicator. */
+/* Writes a message about a rank of a communicator. `rank` is -1 if the message is about no
+ * communicator. */
 void ob_log(enum ob_log_level level, int rank, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Replaces %h by the host's name and %r by the rank. False: `path` is too short. */
+/* Replaces %h by the host's name and %r by the rank. Returns false if `path` is too short. */
 bool ob_expand_path(const char *pattern, int rank, char *path, size_t bytes);
 
 #endif

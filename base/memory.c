@@ -1,4 +1,4 @@
-/* Allocation: aligned, zeroed, and able to fail on request. */
+/* Allocates memory, aligned and zeroed; a test can make an allocation fail. */
 #define _DEFAULT_SOURCE
 #include "base/memory.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The size of a huge page on x86-64 and of the usual arm64 kernels. */
+/* The size of a huge page on x86-64, and on arm64 with the usual kernels. */
 #define HUGE_PAGE ((size_t)2 << 20)
 
 static atomic_long countdown;
@@ -43,7 +43,7 @@ void *ob_allocate(size_t count, size_t size) {
 #ifdef MADV_HUGEPAGE
   if (large)
     (void)madvise(memory, whole,
-                  MADV_HUGEPAGE); /* a hint: small pages serve as well, only slower */
+                  MADV_HUGEPAGE); /* a hint: without huge pages the memory is only slower */
 #endif
   return memset(memory, 0, bytes); /* every page is touched here, rather than in the first call */
 }

@@ -5,13 +5,13 @@
 
 #include <nccl.h>
 
-/* Before 2.28 this type was declared in CUDA's C++ header only, not for C. Its number is the same
- * in all releases. */
+/* Before release 2.28 only NCCL's header for CUDA C++ declares this type, and C code lacks it. The
+ * number is the same in all releases. */
 #if NCCL_VERSION_CODE < 22800
 #define ncclBfloat16 ((ncclDataType_t)9)
 #endif
 
-/* This function is new in 2.23; a program may use it though this library was built with an older
+/* This function is new in 2.23. A program may call it even if this library was built with an older
  * NCCL. */
 #if NCCL_VERSION_CODE < 22300
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int ids,

@@ -36,13 +36,13 @@ int ob_machine_processors(void) {
 
 /* --- Files that a forked child closes ----------------------------------------------------------*/
 
-/* The number of files that a process may have open, by Linux's default of fs.nr_open. Each has a
+/* The largest number of open files of a process, by Linux's default of fs.nr_open. Each file has a
  * bit in `registered`, whose pages take no memory until they are written. */
 #define FILES (1 << 20)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned char registered[FILES / CHAR_BIT];
-static int top; /* all numbers of registered files are below */
+static int top; /* larger than the number of every registered file */
 static atomic_uint forks;
 
 static void lock_before_fork(void) { pthread_mutex_lock(&lock); }
@@ -59,7 +59,7 @@ static void close_files_in_child(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* If the handlers cannot be registered, a child keeps the files. */
+/* Registers the fork handlers. If that fails, a child keeps the files open. */
 static void register_fork_handlers(void) {
   pthread_atfork(lock_before_fork, unlock_after_fork, close_files_in_child);
 }

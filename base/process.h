@@ -10,8 +10,8 @@
 /* Seconds since some moment in the past; never goes back. A call takes some 20 nanoseconds. */
 double ob_seconds(void);
 
-/* A number that all hosts served by one kernel share, as containers and emulated hosts may. From
- * the boot ID of Linux; 0: not known. */
+/* Returns a number that is the same on all hosts that run on one kernel, as containers and emulated
+ * hosts may. It comes from Linux's boot ID; 0: not known. */
 uint64_t ob_machine_number(void);
 
 /* The number of the machine's processors. */
@@ -19,7 +19,7 @@ int ob_machine_processors(void);
 
 /* --- Files of this process alone ---------------------------------------------------------------*/
 
-/* A forked child has the parent's files open, too: as long as the child runs, the system neither
+/* A forked child inherits the parent's open files: as long as the child runs, the system neither
  * closes the connections of a killed parent nor releases its locks. So a child closes the files
  * that are registered here at once, and cannot use its copies of the parent's objects. */
 
@@ -29,8 +29,8 @@ int ob_own_file(int file);
 /* Closes a registered file. A negative number is fine. */
 void ob_own_close(int file);
 
-/* Returns how many forks there were between the process that loaded the library and this one. An
- * object that was made at another number belongs to a parent process. */
+/* Returns the number of forks between the process that loaded the library and this process. An
+ * object that was created when this number was different belongs to a parent process. */
 unsigned ob_forks(void);
 
 #endif

@@ -1,14 +1,14 @@
 /*
- * The main program of onebit-bench: it finds the benchmark and gives it its ranks. Ranks that are
- * MPI's processes can also time MPI's own dense collectives, with each algorithm that the MPI
- * library has, in the same launch.
+ * The main program of onebit-bench: it finds the benchmark and starts it on its ranks. If the ranks
+ * are MPI's processes, it can also time MPI's own dense collectives in the same launch, with each
+ * algorithm that the MPI library has.
  *
- * Open MPI's coll/tuned reads its variable coll_tuned_allreduce_algorithm (and those of other
- * collectives) when a communicator is created, if coll_tuned_use_dynamic_rules was set before
- * MPI_Init. So this file writes the variable through MPI's tool interface, duplicates
- * MPI_COMM_WORLD, and writes the next value. Each duplicate keeps its algorithm. Other libraries do
- * not have the variable, and only their default algorithm is measured.
- */
+ * Open MPI's coll/tuned has a variable for the algorithm of each collective, such as
+ * coll_tuned_allreduce_algorithm. It reads the variable when a communicator is created, if
+ * coll_tuned_use_dynamic_rules was set before MPI_Init. So this file writes the variable through
+ * MPI's tool interface, duplicates MPI_COMM_WORLD, and writes the next value. Each duplicate keeps
+ * its algorithm. Other libraries do not have the variable: only their default algorithm is
+ * measured. */
 #define _DEFAULT_SOURCE
 #ifdef ONEBIT_HAVE_MPI
 #include "onebit/mpi.h"
@@ -23,7 +23,7 @@
 #include "bench/bench.h"
 #include "collectives/steps.h"
 #ifdef ONEBIT_HAVE_CUDA
-#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#include <cuda_runtime_api.h> /* cudaDeviceProp says if the device is emulated */
 #endif
 
 #ifdef ONEBIT_HAVE_MPI
@@ -32,7 +32,7 @@
 struct state {
   MPI_Comm comms[BENCH_ALGORITHMS + 1];
   struct bench_algorithm algorithms[BENCH_ALGORITHMS + 1];
-  MPI_Request request; /* of a nonblocking dense collective */
+  MPI_Request request; /* the request of a nonblocking dense collective */
 };
 
 static void bench_mpi_barrier(struct bench_team *team) {
@@ -40,7 +40,7 @@ static void bench_mpi_barrier(struct bench_team *team) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Combines numbers over the ranks. Counts are an int each. */
+/* Combines numbers over the ranks. A count must fit an int. */
 static void bench_mpi_combine(struct bench_team *team, double *values, size_t count, bool sum) {
   (void)team;
   for (size_t first = 0; first < count; first += INT_MAX) {
@@ -50,8 +50,8 @@ static void bench_mpi_combine(struct bench_team *team, double *values, size_t co
   }
 }
 
-/* Makes MPI's call with MPI_SUM, as an MPI program would, where onebit computes the mean. The call
- * blocks if `request` is NULL. Returns MPI's status. */
+/* Makes MPI's call with MPI_SUM, as an MPI program would; onebit computes the mean instead. The
+ * call blocks if `request` is NULL. Returns MPI's status. */
 static int bench_mpi_call(MPI_Comm comm, onebit_operation_t operation, const float *send,
                           float *receive, int n, MPI_Request *request) {
   const MPI_Datatype type = MPI_FLOAT;
@@ -135,8 +135,8 @@ static bool find_algorithm_name(const struct control *control, int number,
   return false;
 }
 
-/* Tries a call on a few numbers: some algorithms refuse numbers of ranks that they are not made
- * for. */
+/* True if a call with a few numbers succeeds: some algorithms reject a number of ranks that they do
+ * not support. */
 static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
   float *numbers = calloc((size_t)ranks * 2, sizeof *numbers);
   int well =
@@ -146,7 +146,7 @@ static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ran
   return well;
 }
 
-/* Adds a communicator with the algorithm of that number to the team. */
+/* Adds a communicator that uses the algorithm with this number to the team. */
 static bool add_algorithm(struct bench_team *team, const struct control *control,
                           onebit_operation_t operation, int number) {
   struct state *state = team->state;
@@ -163,7 +163,7 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
   return true;
 }
 
-/* Adds every algorithm but number 0, the library's own choice, which the team has already. */
+/* Adds every algorithm except number 0, the library's own choice, which the team already has. */
 static bool bench_mpi_add_all(struct bench_team *team, const struct control *control,
                               onebit_operation_t operation) {
   int before;
@@ -174,7 +174,7 @@ static bool bench_mpi_add_all(struct bench_team *team, const struct control *con
   return well;
 }
 
-/* Returns the first line of the version: some libraries append how they were built. */
+/* Returns the first line of the library's version: some libraries append how they were built. */
 static const char *bench_mpi_library(void) {
   static char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
@@ -197,7 +197,8 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
   if (open_algorithm_control(&control, operation)) {
     status = bench_mpi_add_all(team, &control, operation) ? BENCH_OK : BENCH_FAILED;
     if (status != BENCH_OK && team->rank == 0)
-      bench_print_error("--mpi-algorithms all: %s refuses one that it names", bench_mpi_library());
+      bench_print_error("--mpi-algorithms all: %s rejects an algorithm that it lists",
+                        bench_mpi_library());
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
     bench_print_error(
@@ -214,15 +215,15 @@ static const struct bench_team_kind kind = {bench_mpi_barrier,     bench_mpi_com
                                             bench_mpi_choose,      bench_mpi_dense,
                                             bench_mpi_start_dense, bench_mpi_finish_dense};
 
-/* Calls MPI_Init, and gives the number of ranks that mpirun started. */
+/* Calls MPI_Init, and returns the rank and the number of ranks that mpirun started. */
 static void bench_mpi_init(int *argc, char ***argv, const struct bench_options *options, int *rank,
                            int *size) {
   int provided;
   bool thread;
-  if (options->all_algorithms) /* Open MPI reads it in MPI_Init */
+  if (options->all_algorithms) /* Open MPI reads this variable in MPI_Init */
     setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
-  /* Asks for MPI's locks only where ONEBIT_PROGRESS needs them, since they cost a little. The
-   * library complains of a wrong value. */
+  /* Requests MPI's locks only if ONEBIT_PROGRESS needs them, since they cost a little time. The
+   * library later reports a wrong value. */
   (void)ob_progress_wanted(&thread);
   MPI_Init_thread(argc, argv, thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
@@ -248,7 +249,7 @@ static int bench_mpi_run(bench_body *body, const void *context) {
 
 /* --- The program */
 
-/* The number of ranks in a build without MPI where the user gives none. */
+/* The number of ranks in a build without MPI, unless the user gives another number. */
 #define DEFAULT_THREAD_RANKS 2
 
 struct job {
@@ -261,8 +262,8 @@ static int bench_run_body(struct bench_team *team, const void *context) {
   return bench_run_benchmark(job->benchmark, &job->options, team);
 }
 
-/* Runs the benchmark on ranks that this process starts; on the emulated device, which NCCL's ranks
- * share within a process, they are threads. */
+/* Runs the benchmark on ranks that this process starts. They are threads with the emulated device,
+ * which NCCL's ranks share within one process. */
 static int run_own_ranks(const struct job *job) {
   int ranks = job->options.ranks ? job->options.ranks : DEFAULT_THREAD_RANKS;
   if (!job->options.nccl_ranks)
@@ -274,8 +275,8 @@ static int run_own_ranks(const struct job *job) {
 #endif
 }
 
-/* Runs the benchmark, or on rank 0 prints what the options ask for: `asked` is the result of
- * parsing them. */
+/* Runs the benchmark. If the options ask for help, the version or an error message, prints that on
+ * rank 0 instead. asked: the result of parsing the options. */
 static int bench_run_job(const struct job *job, enum tool_asked asked, const char *error, int rank,
                          int size, bool mpi) {
   if (asked != TOOL_RUN)
@@ -306,7 +307,7 @@ static int print_usage(FILE *stream, int status) {
   return status;
 }
 
-/* Starts MPI only for benchmarks that have ranks, and after the options are parsed. */
+/* Starts MPI after the options are parsed, and only for benchmarks that have ranks. */
 int main(int argc, char **argv) {
   struct job job = {.benchmark = argc > 1 ? bench_find_benchmark(argv[1]) : NULL};
   char error[TOOL_ERROR];
@@ -324,7 +325,7 @@ int main(int argc, char **argv) {
   enum tool_asked asked = bench_options_parse(argc, argv, job.benchmark, &job.options, error);
   bool mpi = job.benchmark->kind & BENCH_RANKED && !job.options.nccl_ranks && !job.options.sockets;
   if (job.options.sockets && getenv("RANK"))
-    rank = atoi(getenv("RANK")); /* decides who prints errors; the library checks the value */
+    rank = atoi(getenv("RANK")); /* rank 0 prints errors; the library checks the value */
   if (job.options.codec)         /* the library reads the codec from the environment */
     setenv(ob_knobs[OB_KNOB_CODEC].name, job.options.codec, 1);
 #ifdef ONEBIT_HAVE_MPI

@@ -1,11 +1,11 @@
 /*
- * onebit-bench: the speed of the collectives, the codecs and the optimizers' steps.
+ * onebit-bench: measures the speed of the collectives, the codecs and the optimizers' steps.
  *
- * The harness is written once: options (bench_options.c), ranks that are MPI processes (bench.c),
- * threads, processes or a launcher's processes over sockets (bench_team.c), the loop
- * that times entries by turns (bench_measure.c) in memory of the host or of a device, and rows as
+ * All benchmarks share one harness: options (bench_options.c); ranks that are MPI processes
+ * (bench.c), threads, processes, or a launcher's processes over sockets (bench_team.c); the loop
+ * that times entries by turns (bench_measure.c), in memory of the host or of a device; and rows as
  * text, JSON or CSV (bench_table.c). A benchmark is a row of bench_table that says what to time. It
- * reports, it does not assert: only -c, which looks at results and not at times, can make it fail.
+ * reports times and asserts nothing about them: only -c, which checks results, can make it fail.
  */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
@@ -20,7 +20,7 @@
 #include "onebit/onebit.h"
 #include "tools/options.h"
 
-/* Exit statuses: all well; a check or a call failed; the command line is wrong. */
+/* Exit statuses: success; a check or a call has failed; the command line is wrong. */
 enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 
 #define BENCH_TRY(call)                                                                            \
@@ -38,11 +38,11 @@ struct bench_table;
 
 /* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
 
-#define BENCH_BY_SIZE    ((size_t)-1) /* the size determines iterations and warmups */
-#define BENCH_BY_TIME    ((size_t)-1) /* the computation's length determines tests */
-#define BENCH_STREAMS    16           /* numbers of streams in one --streams */
-#define BENCH_VARIANTS   12           /* names in one --compare */
-#define BENCH_ALGORITHMS 16           /* the MPI library's algorithms of a collective */
+#define BENCH_BY_SIZE    ((size_t)-1) /* iterations, warmups: the size determines them */
+#define BENCH_BY_TIME    ((size_t)-1) /* tests: the computation's length determines them */
+#define BENCH_STREAMS    16           /* the largest number of entries of --streams */
+#define BENCH_VARIANTS   12           /* the largest number of entries of --compare */
+#define BENCH_ALGORITHMS 16           /* the largest number of MPI's algorithms */
 
 /* The options of a plan that a comparison varies. */
 struct bench_variant {
@@ -52,48 +52,49 @@ struct bench_variant {
 
 struct bench_options {
   size_t smallest, largest; /* 0: the benchmark's default */
-  size_t factor;            /* from a size to the next */
+  size_t factor;            /* the ratio of a size to the size before it */
   size_t iterations, warmups;
-  size_t tests; /* in the computation beside a nonblocking collective */
+  size_t tests; /* tests of the request during the computation beside a collective */
   bool full, check, no_dense, json, csv;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
-  int bits;            /* an element; 0: 1 */
+  int bits;            /* bits an element; 0: 1 */
   int residual_copies; /* 0: the library's default */
   onebit_dtype_t dtype;
-  onebit_device_t device; /* where the buffers are */
+  onebit_device_t device; /* the device of the buffers */
   int threads;
-  int ranks;        /* threads of this process; 0: MPI */
-  bool nccl;        /* the ranks talk over NCCL */
-  int nccl_ranks;   /* processes to start; 0: the ranks run already */
-  bool sockets;     /* the ranks talk over connections of the library's own */
-  int connections;  /* between two ranks; 0: the library's default */
-  double rate;      /* bytes a second of each host's link, with headers; 0: no limits are printed */
-  int cores;        /* all ranks' cores together; 0: each rank has its own */
-  const char *link; /* the interface whose bytes are counted; NULL: none */
-  const char *codec; /* NULL: all of them, or the library's choice */
+  int ranks;         /* ranks that are threads of this process; 0: MPI's processes */
+  bool nccl;         /* the ranks communicate over NCCL */
+  int nccl_ranks;    /* processes to start; 0: the ranks were started already */
+  bool sockets;      /* the ranks communicate over the library's own connections */
+  int connections;   /* connections between two ranks; 0: the library's default */
+  double rate;       /* bytes a second of each host's link, headers included; 0: prints no limits */
+  int cores;         /* the number of cores of all ranks together; 0: each rank has its own core */
+  const char *link;  /* the interface whose bytes are counted; NULL: none */
+  const char *codec; /* NULL: all codecs, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
-  struct bench_variant variant; /* without --compare: the one that is run */
+  struct bench_variant variant; /* the variant to run without --compare */
   struct bench_variant compare[BENCH_VARIANTS];
   size_t compare_count;
-  int all_algorithms; /* 1: all algorithms of the MPI library; 0: its default */
+  int all_algorithms; /* 1: all algorithms of the MPI library; 0: its default only */
 };
 
-/* Reads argv[2..]; `error` gets a message when they cannot be understood. */
+/* Reads argv[2..]. `error` gets a message if they are wrong. */
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                                     struct bench_options *options, char error[TOOL_ERROR]);
-/* Prints, if `speak`, the help, version or error instead of running. Returns the exit status. */
+/* Prints the help, the version or the error, if `speak`. The caller then exits. Returns the exit
+ * status. */
 int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_asked asked,
                          const char *error, bool speak);
 
 extern const char *const bench_dtypes[],
     *const bench_scales[],
         *const bench_schedules[],
-            *const bench_wires[]; /* by the enumerations, with a NULL at the end */
+            *const bench_wires[]; /* indexed by the enumerations; the last entry is NULL */
 
 /* --- The table of benchmarks */
 
-/* The benchmarks that an option belongs to, as bits. */
+/* The groups of benchmarks to which an option belongs. Each is a bit. */
 enum {
   BENCH_COLLECTIVES = 1,
   BENCH_CODEC = 2,
@@ -102,57 +103,57 @@ enum {
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
-/* The progress lines of a run on standard error: on a terminal one line is overwritten; elsewhere
- * lines follow each other, the first after 5 s. Only rank 0's is `open`. */
+/* The progress lines of a run on standard error. On a terminal one line is overwritten. In a file
+ * the lines follow each other, the first after 5 s. Only rank 0 has `open` set. */
 struct bench_progress {
   bool open, terminal, shown;
-  double start, next; /* when the run started; when the next line is due: seconds */
+  double start, next; /* seconds: when the run started; when the next line is due */
   char what[64];      /* the description of what is measured */
 };
 
-/* Prints the entry that is measured. `part` is the fraction that is finished, after `seconds`. */
+/* Prints which entry is measured. part: the finished fraction of the run, after `seconds`. */
 void bench_progress_show(struct bench_progress *progress, const char *entry, double part,
                          double seconds);
-void bench_progress_clear(struct bench_progress *progress); /* before a row is printed */
+void bench_progress_clear(struct bench_progress *progress); /* called before a row is printed */
 
 /* The parts of one run. */
 struct bench_job {
   const struct bench_benchmark *benchmark;
   const struct bench_options *options;
-  struct bench_team *team;     /* NULL: a kind without ranks */
-  struct bench_device *device; /* NULL: buffers are the host's */
+  struct bench_team *team;     /* NULL: this kind of benchmark has no ranks */
+  struct bench_device *device; /* NULL: buffers are in the host's memory */
   struct bench_table *table;
-  bool first, last; /* of the sizes */
+  bool first, last; /* this size is the first, the last one */
   struct bench_progress progress;
 };
 
-/* Runs a benchmark. Returns an exit status, the same on all ranks. */
+/* Runs a benchmark. Returns the exit status, which is the same on all ranks. */
 typedef int bench_run(struct bench_job *job);
 
 struct bench_benchmark {
   const char *name, *summary;
   unsigned kind;
-  size_t smallest, largest; /* the defaults of -m; smallest 0: only the largest */
+  size_t smallest, largest; /* defaults of -m; smallest 0: only the largest size */
   bench_run *run;
-  bench_run *run_cuda; /* runs with buffers on a device; NULL: this benchmark has no such form */
+  bench_run *run_cuda; /* the same with buffers on a device; NULL: not supported */
 };
 
 extern const struct bench_benchmark bench_table[];
-/* Returns NULL where there is no such benchmark. */
+/* Returns the benchmark of this name, or NULL if there is none. */
 const struct bench_benchmark *bench_find_benchmark(const char *name);
-/* Runs a benchmark with the options' memory and format. */
+/* Runs a benchmark with the memory and the output format that the options give. */
 int bench_run_benchmark(const struct bench_benchmark *benchmark,
                         const struct bench_options *options, struct bench_team *team);
 bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_optimizers,
     bench_cuda_collective;
 
-/* Measures each of the options' sizes; returns the worst status. */
+/* Measures each size of the options. Returns the worst exit status. */
 typedef int bench_size(struct bench_job *job, size_t bytes, void *context);
 int bench_measure_sizes(struct bench_job *job, bench_size *measure, void *context);
 
 /* --- Ranks */
 
-/* An algorithm of the MPI library's for a dense collective. */
+/* An algorithm of the MPI library for a dense collective. */
 struct bench_algorithm {
   int number; /* 0: the library's own choice */
   char name[32];
@@ -160,16 +161,17 @@ struct bench_algorithm {
 
 struct bench_team_kind {
   void (*barrier)(struct bench_team *team);
-  /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
+  /* values[i] becomes the maximum, or the sum, of values[i] over the ranks. */
   void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
-  /* The dense collectives of this kind of ranks, on float32; NULL: there are none. `choose` is
-   * collective and fills in the team's algorithms, whose index `dense` takes; it returns an exit
-   * status. */
+  /* The dense collectives of these ranks, on float32; NULL: there are none. `choose` is collective:
+   * it fills in the team's algorithms and returns an exit status. `dense` takes the index of an
+   * algorithm. */
   int (*choose)(struct bench_team *team, const struct bench_options *options,
                 onebit_operation_t operation);
   void (*dense)(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                 const float *send, float *receive, size_t count);
-  /* One nonblocking dense call can be active; finish_dense waits for its end, or only tests it. */
+  /* Only one nonblocking dense call can be active. finish_dense waits for its end, or only tests
+   * it. */
   void (*start_dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
                       float *receive, size_t count);
   void (*finish_dense)(struct bench_team *team, bool wait);
@@ -181,20 +183,20 @@ struct bench_team {
   onebit_comm_t comm;
   void *state;
   const struct bench_algorithm *algorithms;
-  size_t algorithm_count; /* 0 where there is no dense collective */
+  size_t algorithm_count; /* 0 if these ranks have no dense collective */
   const char *library;    /* the MPI library's name and version */
 };
 
-/* True on all ranks if `well` is true on all of them. */
+/* True, on all ranks, if `well` is true on each of them. */
 bool bench_team_agree(struct bench_team *team, bool well);
 
 /* Runs the body on threads with a loopback communicator, or on processes with a communicator of one
- * rank each, before any call of CUDA. Returns the largest exit status. */
+ * rank each, which are started before any call of CUDA. Returns the largest exit status. */
 typedef int bench_body(struct bench_team *team, const void *context);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 int bench_team_run_processes(int ranks, bench_body *body, const void *context);
 
-/* Runs the body over sockets on the ranks that RANK and WORLD_SIZE of the environment describe. */
+/* Runs the body over sockets. RANK and WORLD_SIZE of the environment describe the ranks. */
 int bench_sockets_run(int connections, bench_body *body, const void *context);
 
 /* --- Measuring */
@@ -203,60 +205,62 @@ struct bench_statistics {
   double minimum, median, mean, percentile90, percentile99, maximum;
 };
 
-/* Sorts the samples. */
+/* Returns statistics of the samples. It sorts the samples. */
 struct bench_statistics bench_statistics(double *samples, size_t count);
-/* Statistics of a[i] / b[i], which belong to the same round. `scratch` holds count numbers. */
+/* Returns statistics of a[i] / b[i], the times of two entries in the same round. `scratch` has
+ * space for `count` numbers. */
 struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
                                     double *scratch);
 
-/* Fills an array with numbers like those of a gradient: normal, in regions of different magnitude,
- * never all the same and never zeros. Other seeds give other numbers. */
+/* Fills an array with numbers like those of a gradient: normally distributed, with regions of
+ * different magnitude, never all equal and never all zeros. Another seed gives other numbers. */
 void bench_fill_values(float *values, size_t count, uint64_t seed);
 /* Keeps one core busy with `units` pieces of arithmetic, each about a microsecond long. */
 void bench_compute_units(size_t units);
-/* Returns the bytes, with all headers, that the interface of this host has sent since it was
- * created, by the kernel's counters; NAN when there is no such interface. */
+/* Returns the bytes, with all headers, that an interface of this host has sent since it was
+ * created, by the kernel's counters. Returns NAN if the interface does not exist. */
 double bench_link_sent(const char *interface);
 
-/* A memory and its clock: start and stop surround the timed calls. A device's events measure until
- * the calls have ended, the host's clock until they return. */
+/* A memory and its clock. start and stop surround the timed calls. With a device, events measure
+ * the time until the calls have ended. On the host, the clock measures the time until they
+ * return. */
 struct bench_space {
   const struct ob_memory *memory;
   int (*start)(struct bench_device *device, double *seconds);
-  /* *seconds is start's before the call, and the time since then after it. */
+  /* On entry *seconds is the value that start returned, on return the time since then. */
   int (*stop)(struct bench_device *device, double *seconds);
 };
 
 extern const struct bench_space bench_space_host, bench_space_cuda;
 
-/* Fills that memory with the numbers of bench_fill_values, in a dtype. Returns an exit status. */
+/* Fills such memory with the numbers of bench_fill_values, in a dtype. Returns an exit status. */
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed);
 
-/* An entry that is timed. */
-typedef int bench_timed(const struct bench_entry *entry); /* an exit status */
+/* Calls the timed function of an entry. */
+typedef int bench_timed(const struct bench_entry *entry); /* returns an exit status */
 struct bench_entry {
   char name[48];
-  bench_timed *run; /* NULL: it was refused */
+  bench_timed *run; /* NULL: the library refused this entry */
   void *context;
   const struct bench_pass *pass; /* a sweep over memory, or NULL */
-  size_t streams;                /* the number of ranks whose messages it reads */
-  double bytes;                  /* the bytes that it must move */
-  bool waits;                    /* `run` waits for the result: the host's clock times it */
-  double *times;                 /* seconds of each round, of the slowest rank */
+  size_t streams;                /* the number of ranks whose messages the pass reads */
+  double bytes;                  /* the bytes that the pass must move */
+  bool waits;                    /* `run` waits for its result, so the host's clock times it */
+  double *times;                 /* seconds of the slowest rank in each round */
   struct bench_statistics time;
-  double wire_bytes, link_bytes; /* of one call: the largest of any rank, any host */
+  double wire_bytes, link_bytes; /* bytes of one call: the largest of any rank, of any host */
 };
 
 #define BENCH_ENTRIES (BENCH_STREAMS * 3 + 20)
 
-/* Rounds, each of which takes all entries in turn. */
+/* A sequence of rounds. Each round runs all entries, one after the other. */
 struct bench_rounds {
   struct bench_entry entries[BENCH_ENTRIES];
   size_t count, rounds, warmups;
   size_t repeats;                  /* calls in one timed measurement */
-  struct bench_team *team;         /* NULL: no ranks. Ranks start each measurement together */
-  const struct bench_space *space; /* NULL: the host's */
+  struct bench_team *team;         /* NULL: no ranks. The ranks start each measurement together */
+  const struct bench_space *space; /* NULL: the host's memory */
   struct bench_device *device;
   const char *link;                /* the interface whose bytes are counted, or NULL */
   struct bench_progress *progress; /* NULL: none */
@@ -265,7 +269,7 @@ struct bench_rounds {
 
 struct bench_entry *bench_rounds_add_entry(struct bench_rounds *rounds, const char *name,
                                            bench_timed *run, void *context); /* adds an entry */
-/* Times all entries, and makes their statistics. Collective; returns an exit status. */
+/* Times all entries, and computes their statistics. Collective. Returns an exit status. */
 int bench_rounds_measure(struct bench_rounds *rounds);
 void bench_rounds_destroy(struct bench_rounds *rounds);
 
@@ -276,36 +280,36 @@ int bench_report_no_memory(const char *what, size_t count);
  * status. */
 int bench_check_status(onebit_status_t status, const char *what);
 
-/* --- Rows. A function puts the fields of a row one by one; the table formats them as a line of
- * text, a JSON object or a line of CSV, with column heads above the first row. */
+/* --- Rows. A function puts the fields of a row, one after the other. The table formats them as a
+ * line of text, a JSON object or a line of CSV. Column heads are above the first row. */
 
 struct bench_table {
   const char *benchmark, *device; /* device: NULL, or its name */
   bool emulated;
   enum { BENCH_TEXT, BENCH_JSON, BENCH_CSV } format;
-  bool heads; /* heads are printed instead of values */
+  bool heads; /* column heads are printed instead of values */
   bool headed;
-  size_t fields; /* number of fields printed in this line */
+  size_t fields; /* number of fields that this line already has */
   struct ob_json json;
 };
 
 typedef void bench_fields(struct bench_table *table, const void *row);
 void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row);
-/* Prints the column heads; `row` needs no measurements yet. */
+/* Prints the column heads. `row` needs no measurements at this time. */
 void bench_print_heads(struct bench_table *table, bench_fields *fields, const void *row);
-/* Prints a line that begins with "# ", in text format only; heads are printed again before the next
- * row. */
+/* Prints a line that begins with "# ", in text format only. The heads are printed again before the
+ * next row. */
 void bench_print_note(struct bench_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Puts a field. `key` is its name in JSON and CSV, `head` in text; NULL leaves the field out of
- * that format. A negative width aligns to the left. A number that is not finite is null, or "-" in
- * text. digits < 0: -digits significant digits. */
+/* Puts a field. `key` is its name in JSON and CSV, `head` its name in text. NULL leaves the field
+ * out of that format. A negative width aligns to the left. A number that is not finite is null in
+ * JSON and CSV, and "-" in text. digits < 0: -digits significant digits. */
 void bench_put_text(struct bench_table *table, const char *key, const char *head, int width,
                     const char *text);
 void bench_put_number(struct bench_table *table, const char *key, const char *head, int width,
                       int digits, double number);
-/* Puts seconds as microseconds, in text in the unit that the head names. */
+/* Puts seconds. JSON and CSV get microseconds, text gets the unit that the head names. */
 void bench_put_time(struct bench_table *table, const char *key, const char *head, int width,
                     int digits, double seconds);
 void bench_put_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */

@@ -1,14 +1,15 @@
 /*
- * Checks a result. No reference implementation is needed: a compressed collective says itself, in
- * the residuals, what it has left out (onebit/plan.h):
+ * Checks a result. The check needs no reference implementation: the residuals of a compressed
+ * collective say what it has left out (onebit/plan.h):
  *
  *   allreduce        y = mean(x + e_old - e_new) + d_old - d_new
  *   reduce-scatter   y = mean(x + e_old - e_new)
  *   allgather        y = x + e_old - e_new, of each rank in its place
  *
- * with e the worker's residual and d that of the element's server; in the hierarchical schedule e
- * is a host's, kept by one of its ranks, and its mean is over the hosts. Every rank adds its terms
- * of the right-hand side, in double, to what is summed over the ranks, some elements at a time.
+ * Here e is the worker's residual, and d the residual of the element's server. In the hierarchical
+ * schedule e is a host's residual, which one of its ranks stores, and the mean of e is over the
+ * hosts. Every rank adds its own terms of the right-hand side to a sum over the ranks, in double,
+ * for some elements at a time.
  */
 #include <math.h>
 
@@ -16,15 +17,15 @@
 #include "bench/bench_collective.h"
 #include "compression/numerics.h"
 
-#define PART ((size_t)1 << 16) /* elements at a time */
+#define PART ((size_t)1 << 16) /* the number of elements checked at a time */
 
-/* Residuals before and after the call, and the offsets of this rank's input and output in the
- * result of all ranks. */
+/* The residuals before and after the call, and the offsets of this rank's input and output in the
+ * common result of all ranks. */
 struct terms {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
   size_t total, sent_first, received_first;
-  double weight, residual_weight; /* of an input in the result, and of a residual */
+  double weight, residual_weight; /* the factor of an input in the result, and that of a residual */
 };
 
 static bool create_terms(const struct bench_case *test, struct terms *terms) {
@@ -48,19 +49,19 @@ static bool create_terms(const struct bench_case *test, struct terms *terms) {
   return well;
 }
 
-/* Adds `weight` times the change of a residual, and the size of the terms, to which rounding is
- * relative. */
+/* Adds `weight` times the change of a residual to *value. Adds the size of the terms to *size:
+ * rounding errors are relative to it. */
 static void add_change(double weight, float before, float after, double *value, double *size) {
   *value += weight * ((double)before - (double)after);
   *size += weight * (fabs((double)before) + fabs((double)after));
 }
 
-/* Adds this rank's terms for elements first .. first + count - 1 of the result of all. */
+/* Adds this rank's terms for elements first .. first + count - 1 of the common result. */
 static void add_terms(const struct bench_case *test, const struct terms *terms, size_t first,
                       size_t count, double *values, double *sizes) {
   const onebit_plan_info_t *info = &terms->info;
   for (size_t i = 0; i < count; i++) {
-    size_t sent = first + i - terms->sent_first; /* these differences wrap around below the first */
+    size_t sent = first + i - terms->sent_first; /* wraps around below the first element */
     size_t served = first + i - info->server_residual_start;
     size_t residual = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;
@@ -76,17 +77,18 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
   }
 }
 
-/* The bound of the error: half a unit in the last place of the stored dtype, at most this part of
- * the result, and half the smallest float16. */
+/* Returns the bound of the error. It includes half a unit in the last place of the stored dtype,
+ * which is at most half[dtype] of the result, and half the smallest float16. */
 static double error_bound(const struct bench_case *test, double size, double result) {
   static const double half[] = {0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0, 0x1p-25};
   onebit_dtype_t dtype = test->options->dtype;
-  /* The rounding error of a worker's compensation and residual, the sum over ranks and the server's
-   * is bounded by ranks + 8 roundings of terms that are no larger than `size`. */
+  /* Four kinds of rounding add up: those of a worker's compensated value, of its residual, of the
+   * sum over ranks, and of the server. Together they are at most ranks + 8 roundings of terms that
+   * are no larger than `size`. */
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
-/* Compares this rank's part of the two sides. `scratch` holds two parts. */
+/* Compares both sides of the equation for this rank's part. `scratch` has space for two parts. */
 static bool invariant_holds(struct bench_case *test, const struct terms *terms, double *scratch) {
   double *values = scratch, *sizes = scratch + PART;
   bool right = true;
@@ -105,8 +107,8 @@ static bool invariant_holds(struct bench_case *test, const struct terms *terms, 
   return right;
 }
 
-/* Hashes this rank's result with FNV-1a, as two halves that are exact in double: the ranks agree
- * when neither h nor -h has a larger maximum on another rank. */
+/* True if all ranks have the same result. h is half of an FNV-1a hash of this rank's result, exact
+ * in a double. The ranks agree if neither h nor -h has a larger maximum on another rank. */
 static bool equal_on_all(struct bench_case *test) {
   size_t bytes = test->receive_count * ob_dtype_size(test->options->dtype);
   uint64_t hash = ob_hash(OB_HASH_START, test->receive, bytes);

@@ -1,5 +1,5 @@
-/* The benchmarks of collectives beside MPI's: each size has a case, whose ways are timed by
- * turns. */
+/* Implements the benchmarks of collectives beside MPI's. Each size has a case, whose ways are timed
+ * by turns. */
 #include "bench/bench_collective.h"
 
 #include <limits.h>
@@ -66,7 +66,8 @@ static int collective_run_dense(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Adds a plan; among several, one that the library refuses is a result. */
+/* Adds a plan. If several plans are compared, the library's refusal of one is a result, not an
+ * error. */
 static int add_plan(struct bench_case *test, struct bench_variant variant) {
   char name[48];
   snprintf(name, sizeof name, "%s%s", bench_schedules[variant.schedule],
@@ -98,7 +99,8 @@ static int collective_add_ways(struct bench_case *test) {
     BENCH_TRY(add_plan(test, options->compare[k]));
   if (!test->plan) {
     if (test->team->rank == 0)
-      bench_print_error("--compare: none of them can be planned: %s", test->ways[0].refusal);
+      bench_print_error("--compare: no plan can be created for any of these schedules: %s",
+                        test->ways[0].refusal);
     return BENCH_USAGE;
   }
   for (size_t k = 0; k < test->team->algorithm_count; k++) {
@@ -137,7 +139,7 @@ static int collective_fill(struct bench_case *test) {
                          : BENCH_OK;
 }
 
-/* Completes a case for a size: buffers, plans and entries. */
+/* Completes a case for a size: creates its buffers, plans and entries. */
 static int set_up_case(struct bench_case *test, size_t bytes) {
   const struct bench_collective *collective = test->collective;
   size_t ranks = (size_t)test->team->size, elements = bytes / sizeof(float);
@@ -175,8 +177,8 @@ void bench_case_destroy(struct bench_case *test) {
   memory->release(test->half_send);
 }
 
-/* Returns the iterations. The defaults are few enough for all sizes to take minutes on a gigabit
- * network. */
+/* Returns the number of iterations. The defaults are so small that all sizes together take minutes
+ * on a gigabit network. */
 static size_t choose_iterations(const struct bench_case *test) {
   if (test->options->iterations != BENCH_BY_SIZE)
     return test->options->iterations;
@@ -200,8 +202,8 @@ void bench_case_set_iterations(struct bench_job *job, const struct bench_case *t
 
 /* --- Times and rows */
 
-/* Returns the fastest of entries first .. end - 1 that ran, apart from plans with the automatic
- * schedule; NULL: none. */
+/* Returns the fastest of entries first .. end - 1 that ran. Plans with the automatic schedule do
+ * not count. NULL: none ran. */
 static const struct bench_entry *find_fastest_entry(const struct bench_case *test, size_t first,
                                                     size_t end) {
   const struct bench_entry *best = NULL;
@@ -215,12 +217,12 @@ static const struct bench_entry *find_fastest_entry(const struct bench_case *tes
   return best;
 }
 
-/* Returns a device's dense entry: the first algorithm of NCCL. */
+/* Returns a device's dense entry: NCCL's first algorithm. */
 static const struct bench_entry *find_device_dense_entry(const struct bench_case *test) {
   return test->plan_count < test->rounds.count ? &test->rounds.entries[test->plan_count] : NULL;
 }
 
-/* Makes row k, whose times are zeros before the rounds are measured. */
+/* Makes row k. Its times are zeros until the rounds are measured. */
 static struct bench_row make_collective_row(const struct bench_case *test, size_t k) {
   const struct bench_rounds *rounds = &test->rounds;
   const struct bench_entry *best =
@@ -238,8 +240,8 @@ static struct bench_row make_collective_row(const struct bench_case *test, size_
   return row;
 }
 
-/* Prints a row for each plan, or on a device each call. With --compare each of MPI's algorithms has
- * a row, too. */
+/* Prints a row for each plan, or on a device for each call. With --compare each of MPI's algorithms
+ * has a row too. */
 static void collective_report(struct bench_table *table, const struct bench_case *test) {
   bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
   for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
@@ -248,7 +250,7 @@ static void collective_report(struct bench_table *table, const struct bench_case
   }
 }
 
-/* Prints the notes and column heads before the first row is measured. */
+/* Prints the notes and the column heads before the first row is measured. */
 static void print_heads(struct bench_job *job, const struct bench_case *test) {
   struct bench_row row = make_collective_row(test, 0);
   test->calls->note(job, test);
@@ -304,7 +306,7 @@ struct bench_case bench_case_without_size(struct bench_job *job) {
   return make_case(job->team, job->options, row);
 }
 
-/* Checks that dense counts fit: MPI's are an int, and so are the places in an allgather's receive
+/* True if dense counts fit an int, MPI's type. This includes the places in an allgather's receive
  * buffer. */
 static bool dense_fits(const struct bench_case *like) {
   const struct bench_team *team = like->team;
@@ -312,14 +314,14 @@ static bool dense_fits(const struct bench_case *like) {
   if (!team->algorithm_count || like->options->largest / sizeof(float) <= most)
     return true;
   if (team->rank == 0)
-    bench_print_error("-m %zu: %s counts at most %zu elements; --no-dense leaves it out",
+    bench_print_error("-m %zu: %s accepts at most %zu elements; --no-dense omits it",
                       like->options->largest, like->collective->dense_name, most);
   return false;
 }
 
 /* Measures a size. A scattered buffer has at least one element for each rank, so smaller sizes are
- * skipped, except the last. Freeing device memory waits for the device, which ranks may share: so
- * all ranks meet in a barrier before the next size. */
+ * skipped, except the last size. Freeing device memory waits for the device, which several ranks
+ * may share. So all ranks wait in a barrier before the next size. */
 int bench_measure_collective_size(struct bench_job *job, size_t bytes, void *like) {
   struct bench_case test = *(const struct bench_case *)like;
   if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)

@@ -1,5 +1,5 @@
-/* The device of a rank with -d cuda, and the collectives there: the call, the same on a stream, and
- * NCCL's own where ranks talk over NCCL. */
+/* Opens the device of a rank with -d cuda, and times the collectives on it: the blocking call, the
+ * call on a stream, and NCCL's own collective if ranks communicate over NCCL. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static int open_device(struct bench_device *device, int place) {
   return BENCH_OK;
 }
 
-/* Opens a device. Ranks with communicators of their own are processes of this machine. */
+/* Opens a device. Ranks with communicators of one rank are processes of this machine. */
 int bench_device_open(struct bench_team *team, struct bench_device *device) {
   *device = (struct bench_device){.number = -1, .ranks = 1};
   if (!team)
@@ -101,10 +101,10 @@ static int nccl_failed(ncclResult_t result, const char *what) {
   return BENCH_FAILED;
 }
 
-/* Makes each rank a host of its own where ranks outnumber a machine's GPUs: NCCL refuses two ranks
- * of one host on one GPU, and lets a process say which host it is on. Where there is no other
- * machine they talk over its own sockets, as between hosts on an Ethernet. Variables that the user
- * has set stay. */
+/* If a machine has more ranks than GPUs, makes each rank a separate host for NCCL: NCCL rejects two
+ * ranks of one host on one GPU, but lets a process set the name of its host. If there is no other
+ * machine, the ranks communicate over NCCL's own sockets, as between hosts on an Ethernet.
+ * Variables that the user has set do not change. */
 static void name_own_host(const struct bench_case *like) {
   char host[32];
   snprintf(host, sizeof host, "rank%d", like->team->rank);
@@ -116,7 +116,7 @@ static void name_own_host(const struct bench_case *like) {
   setenv("NCCL_NET", "Socket", 0);
 }
 
-/* Sends rank 0's id to all ranks as a sum, to which the other ranks add zeros. */
+/* Sends rank 0's id to all ranks as a sum; the other ranks add zeros. */
 static void send_id(struct bench_team *team, ncclUniqueId *id) {
   double bytes[sizeof *id];
   for (size_t k = 0; k < sizeof *id; k++)
@@ -134,7 +134,7 @@ static int bench_nccl_create_comm(struct bench_case *like, ncclUniqueId id, oneb
   return bench_check_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
 }
 
-/* Makes a communicator over NCCL of the ranks of a case. Collective; returns an exit status. */
+/* Creates an NCCL communicator of the ranks of a case. Collective. Returns an exit status. */
 static int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
   struct bench_team *team = like->team;
   ncclUniqueId id = {{0}};
@@ -156,7 +156,7 @@ static void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm) {
     ncclCommDestroy(nccl);
 }
 
-/* Runs NCCL's collective in float32, or where the way says so in bfloat16. */
+/* Runs NCCL's collective in float32, or in bfloat16 if way->half is set. */
 static int bench_nccl_run(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;
@@ -179,7 +179,7 @@ static int bench_nccl_run(const struct bench_entry *entry) {
   return result == ncclSuccess ? BENCH_OK : nccl_failed(result, entry->name);
 }
 
-/* Adds ways of float32 and of bfloat16. */
+/* Adds NCCL's collective in float32 and in bfloat16. */
 static void bench_nccl_add(struct bench_case *test) {
   static const char *const names[] = {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter"};
   char name[48];
@@ -192,7 +192,7 @@ static void bench_nccl_add(struct bench_case *test) {
 
 #endif
 
-/* --- Ways */
+/* --- Ways to run the collective */
 
 static int run_call(const struct bench_entry *entry) {
   const struct bench_case *test = ((const struct bench_way *)entry->context)->test;
@@ -207,7 +207,7 @@ static int run_stream(const struct bench_entry *entry) {
                             entry->name);
 }
 
-/* Adds the calls of a plan, and NCCL's own. */
+/* Adds the calls of a plan, and NCCL's own collective. */
 static int cuda_add_ways(struct bench_case *test) {
   onebit_plan_options_t options =
       bench_case_options(test, test->options->variant, ONEBIT_DEVICE_CUDA);
@@ -229,13 +229,13 @@ static int cuda_synchronize_plan(struct bench_case *test) {
   return bench_check_status(onebit_plan_synchronize(test->plan), "the calls on the stream");
 }
 
-/* --- -c: threads of this process repeat the calls on the host, as many threads as there are ranks,
- * on the same numbers (bench_fill_values). The results must be equal to the bit. */
+/* --- -c: as many threads of this process as there are ranks repeat the calls on the host, on the
+ * same numbers (bench_fill_values). The results must be equal to the bit. */
 
 struct twin {
   const struct bench_case *test;
   struct bench_options options; /* with the schedule of the device's plan */
-  void *result;                 /* the result of the rank that checks */
+  void *result;                 /* the result on the rank that checks */
 };
 
 static size_t result_bytes(const struct bench_case *test) {
@@ -256,7 +256,7 @@ static int run_twin(struct bench_team *team, const void *context) {
   return bench_check_status(status, "-c: on the host");
 }
 
-/* Resets the device's residual and result before each call. */
+/* Runs the call on the device, after it has reset the device's residual and result. */
 static int run_device(const struct bench_case *test, void *result) {
   cudaStream_t stream = test->device->stream;
   BENCH_TRY(
@@ -318,8 +318,8 @@ static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways,
 
 /* --- The ranks */
 
-/* Returns why the options are refused, or NULL. NCCL needs a GPU for each rank of a process; the
- * emulated device serves all ranks in one. */
+/* Returns the reason why the options are rejected, or NULL. NCCL needs a GPU for each rank of a
+ * process, but the emulated device serves all ranks in one process. */
 static const char *find_nccl_refusal(const struct bench_options *options,
                                      const struct bench_team *team) {
   int count = 0;
@@ -335,7 +335,7 @@ static const char *find_nccl_refusal(const struct bench_options *options,
   return NULL;
 }
 
-/* Runs a collective with -d cuda: over NCCL, or over the team's communicator, or with one rank. */
+/* Runs a collective with -d cuda: over NCCL, over the team's communicator, or with one rank. */
 int bench_cuda_collective(struct bench_job *job) {
   struct bench_case like = bench_case_without_size(job);
   const char *refused = find_nccl_refusal(job->options, job->team);

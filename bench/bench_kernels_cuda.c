@@ -1,5 +1,5 @@
 /* Times each kernel of the library alone, as a pass over memory of a device. The plans have one
- * rank, but the kernels are passed a larger number of members. */
+ * rank, but the kernels get a larger number of members. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,23 +13,23 @@
 
 enum { DTYPES = ONEBIT_FLOAT16 + 1 };
 
-/* The additional parts of passes on a device. */
+/* The additional data of passes on a device. */
 struct bench_kernels {
   struct bench_device *device;
-  onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is the passes' own plan */
-  void *inputs[DTYPES];                      /* likewise the passes' own */
+  onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is the plan of the passes */
+  void *inputs[DTYPES];                      /* inputs[ONEBIT_FLOAT32] is the passes' input */
   unsigned char *dense_messages;
   struct piece {
     float *parameters;
     void *gradients[DTYPES];
     float factors[2]; /* the factor of the learning rate, and the weight decay */
-  } * piece;          /* the only one */
+  } * piece;          /* there is only one piece */
 };
 
-/* --- The kernels, a launch a chunk */
+/* --- The kernels, with one launch for each chunk */
 
-/* Returns the kernels' plan as if the rank were one of `members` ranks, each of which has sent a
- * message for its segment. */
+/* Returns the kernels' plan for a rank among `members` ranks, each of which has sent a message for
+ * the rank's segment. */
 static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
                                       size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
@@ -84,7 +84,7 @@ static struct ob_cuda_source make_kernel_source(const struct bench_passes *passe
                  .now = 0.0625f, .before = 0.1875f}};
 }
 
-/* The kernels' plan with moments, if the pass has them. */
+/* Returns the kernels' plan, with moments if the pass has them. */
 static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
                                              const struct bench_pass *pass) {
   struct ob_cuda_plan kernel = passes->kernels->bits[pass->dtype]->device->kernel;
@@ -93,7 +93,7 @@ static struct ob_cuda_plan plan_with_moments(const struct bench_passes *passes,
   return kernel;
 }
 
-/* Defines `function`, a pass that calls `launch` for each of `count` chunks. `launch` may use the
+/* Defines `function`, a pass that runs `launch` for each of `count` chunks. `launch` may use the
  * entry `e`, its passes `p`, their kernels `k` and the stream `s`. */
 #define KERNEL(function, count, launch)                                                            \
   static int function(const struct bench_entry *e) {                                               \
@@ -132,8 +132,8 @@ KERNEL(copy_memory, 1,
                        cudaMemcpyDeviceToDevice, s))
 
 /* clang-format off */
-/* The passes, with their bytes as in the head comments of cuda/: memory that is read and written
- * counts twice; a scale is 4 bytes a block, and a sum is 8. */
+/* The passes, with the numbers of bytes from the comments at the top of the files in cuda/. Memory
+ * that is read and written counts twice. A scale is 4 bytes a block, and a sum is 8. */
 static const struct bench_pass
     copy = {"cudaMemcpyAsync", copy_memory, .floats = 2},
     kernel_compress = {"compress", compress, .floats = 3, .bits = 1, .scales = 3},
@@ -156,7 +156,7 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Passes of optimizers. The bytes of a row without numbers follow from its kind. */
+/* Passes of optimizers. If a row has no numbers, its bytes follow from its kind. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},
@@ -170,8 +170,8 @@ static const struct bench_pass
     lamb_fresh = {"LAMB fresh", apply, .kind = OB_PASS_LAMB_FRESH, .frozen = true},
     zero_one = {"0/1 Adam apply", apply, .kind = OB_PASS_ZERO_ONE, .frozen = true},
     zero_one_local = {"0/1 Adam local", over, .kind = OB_PASS_ZERO_ONE_LOCAL, .frozen = true},
-    zero_one_meet = {"0/1 Adam meet", over, .kind = OB_PASS_ZERO_ONE_STORE, .frozen = true},
-    zero_one_met = {"0/1 Adam met", apply, .kind = OB_PASS_ZERO_ONE_MET, .frozen = true},
+    zero_one_meet = {"0/1 Adam sync send", over, .kind = OB_PASS_ZERO_ONE_STORE, .frozen = true},
+    zero_one_met = {"0/1 Adam sync apply", apply, .kind = OB_PASS_ZERO_ONE_MET, .frozen = true},
     squares = {"squares", over, .kind = OB_PASS_SQUARES},
     squares_float16 = {"squares float16", over, .dtype = ONEBIT_FLOAT16, .floats = 0.5,
                        .kind = OB_PASS_SQUARES};
@@ -196,7 +196,7 @@ static int kernels_create_plans(const struct bench_options *options, struct benc
     onebit_plan_t *bits = &kernels->bits[k], *dense = &kernels->dense[k];
     status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
     if (status == ONEBIT_OK) {
-      (*bits)->device->kernel.seals = false; /* only the kernel's own work is measured */
+      (*bits)->device->kernel.seals = false; /* measures only the kernel's own work */
       status = bench_passes_create_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
     }
   }
@@ -231,7 +231,8 @@ static int kernels_allocate(struct bench_passes *passes) {
 }
 
 /* Fills each slot with a message of random bits or values, from each member and from the rank
- * itself. Dense messages are all equal: they are long, and no kernel depends on their contents. */
+ * itself. All dense messages are equal: they are long, and no kernel's time depends on their
+ * contents. */
 static onebit_status_t kernels_fill_messages(const struct onebit_plan *plan,
                                              unsigned char *incoming, size_t members) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
@@ -321,7 +322,7 @@ void bench_kernels_destroy(struct bench_kernels *kernels) {
   for (int k = 0; k < DTYPES; k++) {
     onebit_plan_destroy(kernels->dense[k]);
     if (k == ONEBIT_FLOAT32)
-      continue; /* the passes' own */
+      continue; /* this one belongs to the passes */
     onebit_plan_destroy(kernels->bits[k]);
     ob_memory_cuda.release(kernels->inputs[k]);
   }

@@ -1,9 +1,9 @@
 /*
- * The plain loops that passes and steps are measured against, compiled for the widest vectors of
- * this processor. The triad loop a[i] = b[i] + s * a[i] moves 12 bytes an element and computes next
- * to nothing: the speed of memory. A dense optimizer is one loop over memory, LAMB two, since it
- * wants norms before it can move. Gradients are of this rank and float32, and so is everything
- * else.
+ * Plain loops, against which passes and steps are measured, compiled for the widest vectors of this
+ * processor. The triad loop a[i] = b[i] + s * a[i] moves 12 bytes an element and computes next to
+ * nothing: its speed is that of memory. A dense optimizer is one loop over memory. LAMB has two
+ * loops, since it needs norms before it can change parameters. Gradients are this rank's own, and
+ * all values are float32.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,8 +11,8 @@
 
 #include "bench/bench_passes.h"
 
-/* Defines bench_NAME: the function INSIDE, which is always inlined, once for each width of vectors,
- * and the choice of one. */
+/* Defines bench_NAME. The function INSIDE, which is always inlined, is compiled once for each width
+ * of vectors, and bench_NAME chooses one of them. */
 #define BENCH_INSIDE __attribute__((always_inline)) static inline
 #if defined(__x86_64__)
 #define BENCH_WIDTHS(name, inside, parameters, arguments)                                          \
@@ -31,14 +31,15 @@
   void bench_##name parameters { inside arguments; }
 #endif
 
-/* --- Loops with the traffic of passes, written with vectors of 16 floats, which the compiler
- * splits for the processor: the baseline must not depend on how it vectorizes a plain loop. */
+/* --- Loops with the memory traffic of passes. They are written with vectors of 16 floats, which
+ * the compiler splits for the processor: the baseline must not depend on how a compiler vectorizes
+ * a plain loop. */
 
 typedef float vector __attribute__((vector_size(64), may_alias));
 #define VECTOR (sizeof(vector) / sizeof(float))
 
-/* Computes two vectors an iteration, so that the loop's own instructions do not count. Arrays are
- * aligned to 64 bytes. */
+/* Computes two vectors in each iteration, so that the loop's own instructions take no additional
+ * time. Arrays are aligned to 64 bytes. */
 BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -53,8 +54,8 @@ BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
 
 BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
-/* Writes the triad's result into a third array, past the caches: the speed of memory for a pass
- * that must not overwrite its input. Arrays are aligned to 64 bytes. */
+/* Writes the triad's result into a third array, with stores that bypass the caches. Its speed is
+ * that of memory for a pass that must not overwrite its input. Arrays are aligned to 64 bytes. */
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -66,7 +67,7 @@ void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, 
     to[i] = b[i] + s * a[i];
 }
 
-/* Scales an array: a[i] = s * a[i], one array less. */
+/* Scales an array: a[i] = s * a[i]. It uses one array less than the triad. */
 BENCH_INSIDE void scale(float *a, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -80,7 +81,7 @@ BENCH_INSIDE void scale(float *a, float s, size_t count) {
 
 BENCH_WIDTHS(scale_loop, scale, (float *a, float s, size_t count), (a, s, count))
 
-/* Scales into another array than its input. */
+/* Scales an array into another array. */
 void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -91,7 +92,8 @@ void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
     to[i] = s * a[i];
 }
 
-/* Writes past the caches: the speed of memory for a pass that only writes. */
+/* Writes with stores that bypass the caches. Its speed is that of memory for a pass that only
+ * writes. */
 void bench_write_loop(float *to, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -114,7 +116,7 @@ const char *bench_triad_width(void) {
 
 /* --- Dense optimizers */
 
-/* The compiler may vectorize the loop that follows: its iterations do not depend on each other. */
+/* Lets the compiler vectorize the next loop: its iterations do not depend on each other. */
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -161,7 +163,7 @@ BENCH_INSIDE void lion(struct bench_fused *fused) {
   }
 }
 
-/* The number of partial sums, so that the sums can be vectors too. */
+/* The number of partial sums, which lets the compiler use vectors for the sums too. */
 #define LANES 64
 
 BENCH_INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes,

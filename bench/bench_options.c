@@ -1,5 +1,5 @@
-/* The command line has OSU's letters and long names; nccl-tests' where OSU gives them no other
- * meaning; and long names for our own options. */
+/* Defines the command line. It has the letters and long names of OSU's benchmarks, those of
+ * nccl-tests unless they have another meaning in OSU's, and long names for onebit's own options. */
 #include <ctype.h>
 #include <limits.h>
 #include <math.h>
@@ -17,17 +17,17 @@ const char *const bench_wires[] = {"bits", "dense", NULL};
 static const char *const devices[] = {"host", "cuda", NULL};
 static const char *const algorithms[] = {"default", "all", NULL};
 
-/* The default size on a device: several times the size of a GPU's caches. */
+/* The default size on a device, which is several times the size of a GPU's caches. */
 #define CUDA_BYTES ((size_t)256 << 20)
 
-/* The largest size. 64 bytes an element, for more ranks than a machine has, still fit in a
- * size_t. */
+/* The largest size. With it 64 bytes an element fit in a size_t, for more ranks than a machine
+ * has. */
 #define MAX_BYTES (SIZE_MAX >> 20)
 
-/* The message about a wrong value, or NULL, that functions of the option table return. */
+/* The functions of the option table return it: an error message about a wrong value, or NULL. */
 typedef const char *reading;
 
-/* Reads MAX, MIN: or MIN:MAX. */
+/* Reads a size in the form MAX, MIN: or MIN:MAX. */
 static reading options_read_sizes(void *values, const char *value) {
   struct bench_options *options = values;
   size_t first, last = 0;
@@ -64,7 +64,7 @@ static reading read_link(void *values, const char *value) {
   return isnan(bench_link_sent(value)) ? "there is no such network interface" : NULL;
 }
 
-/* The library checks the block size when the plan is made. */
+/* Reads the block size. The library checks it when the plan is created. */
 static reading options_read_block_size(void *values, const char *value) {
   struct bench_options *options = values;
   const char *end = tool_read_integer(value, true, &options->block_size);
@@ -82,7 +82,7 @@ static reading read_codec(void *values, const char *value) {
                                                    : "this processor can run no codec of that name";
 }
 
-/* Reads an item of the list: SCHEDULE, or SCHEDULE:WIRE. */
+/* Reads one item of the list of --compare: SCHEDULE, or SCHEDULE:WIRE. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
   const size_t name = strcspn(text, ":,");
   const int schedule = tool_find_name(text, name, bench_schedules);
@@ -105,7 +105,7 @@ static reading read_compare(void *values, const char *value) {
   return NULL;
 }
 
-/* Reads numbers of streams, up to 1024. */
+/* Reads a list of numbers of streams, each up to 1024. */
 static reading read_streams(void *values, const char *value) {
   struct bench_options *options = values;
   options->stream_count = tool_read_list(value, 1, 1024, options->streams, BENCH_STREAMS);
@@ -145,7 +145,7 @@ static const struct tool_option rows[] = {
      .names = bench_scales},
     {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits an element: 1, 2, 4 or 8", .low = 1},
     {"residual-copies", 0, TOOL_INTEGER, AT(residual_copies), "N",
-     "copies of the residuals, 1 or 2: how a plan or an optimizer keeps them", .low = 1},
+     "copies of the residuals that a plan or an optimizer keeps, 1 or 2", .low = 1},
     {"dtype", 0, TOOL_CHOICE, AT(dtype), "NAME",
      "float32, bfloat16 or float16, of the compressed buffers",
      .names = bench_dtypes, .groups = BENCH_RANKED | BENCH_CODEC},
@@ -174,11 +174,11 @@ static const struct tool_option rows[] = {
      "counts the bytes that each host's network interface sends, by the\nkernel's counters",
      .read = read_link, .groups = BENCH_COLLECTIVES},
     {"rate", 0, TOOL_RATE, AT(rate), "RATE",
-     "of each host's link: columns of what a call cannot be faster than, its\n"
-     "bytes at this rate and its arithmetic",
+     "of each host's link: adds columns with lower bounds of a call, from its\n"
+     "bytes at this rate and from its arithmetic",
      .groups = BENCH_COLLECTIVES},
     {"cores", 0, TOOL_INTEGER, AT(cores), "N",
-     "of all ranks together, which that arithmetic has; default: one each",
+     "of all ranks together, for that arithmetic; default: one each",
      .low = 1, .high = INT_MAX, .groups = BENCH_COLLECTIVES},
     {"ranks", 0, TOOL_INTEGER, AT(ranks), "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's",
@@ -211,9 +211,9 @@ static const struct tool_option rows[] = {
     {.kind = TOOL_END}};
 /* clang-format on */
 
-/* --- Defaults, and what makes sense together */
+/* --- Defaults, and valid combinations */
 
-/* Fills in sizes that were not given: from `first`, or only `last` if it is 0, to `last`. */
+/* Fills in sizes that were not given: from `first` to `last`, or only `last` if `first` is 0. */
 static void set_default_sizes(size_t first, size_t last, struct bench_options *options) {
   if (!options->largest)
     options->largest = options->smallest > last ? options->smallest : last;
@@ -221,7 +221,7 @@ static void set_default_sizes(size_t first, size_t last, struct bench_options *o
     options->smallest = first && first < options->largest ? first : options->largest;
 }
 
-/* Fills in defaults: on a device sizes exceed every cache. */
+/* Fills in defaults. On a device the default size exceeds every cache. */
 static void set_defaults(const struct bench_benchmark *benchmark, struct bench_options *options) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA;
   options->nccl = options->nccl || options->nccl_ranks;
@@ -232,7 +232,7 @@ static void set_defaults(const struct bench_benchmark *benchmark, struct bench_o
                     cuda ? CUDA_BYTES : benchmark->largest, options);
 }
 
-/* Finds the first option that does not fit the others. */
+/* Finds the first option that does not fit the other options. */
 static bool check_combination(const struct bench_benchmark *benchmark,
                               const struct bench_options *options, char error[TOOL_ERROR]) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA, has_cuda = false, has_nccl = false;
@@ -281,8 +281,8 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
                        .group = benchmark->kind};
 }
 
-/* Replaces -f and -c where a number follows, in the same word or the next: they take a number in
- * nccl-tests and none in OSU's benchmarks. */
+/* Replaces -f and -c if a number follows, in the same word or the next one: these options take a
+ * number in nccl-tests and none in OSU's benchmarks. */
 static void read_numbered_flags(int argc, char **argv) {
   static char words[2][48];
   for (int k = 2; k < argc; k++) {
@@ -297,7 +297,7 @@ static void read_numbered_flags(int argc, char **argv) {
   }
 }
 
-/* Tells whether the command line has --transport sockets, even after the argument where parsing
+/* True if the command line has --transport sockets, even after the argument at which parsing
  * stopped. */
 static bool has_sockets_option(int argc, char **argv) {
   bool found = false;
@@ -317,7 +317,7 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
   const bool sockets = has_sockets_option(argc, argv);
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
-  if (asked != TOOL_RUN) /* one rank prints, which is known without MPI */
+  if (asked != TOOL_RUN) /* only one rank prints, and finding it needs no MPI */
     options->sockets |= sockets;
   set_defaults(benchmark, options);
   return asked == TOOL_RUN && !check_combination(benchmark, options, error) ? TOOL_WRONG : asked;

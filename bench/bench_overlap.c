@@ -1,11 +1,12 @@
 /*
  * Measures how much of a nonblocking collective's communication a computation hides.
  *
- * The times are those of OSU's osu_iallreduce: the communication alone, a dummy computation that
- * takes as long, and the two together, with calls of onebit_test (of MPI_Test) spread through the
- * computation. There are three differences. The three are timed by turns instead of one after the
- * other. The computation is an amount of work and not a time, so a core that it shares with the
- * communication makes it longer. Time spent in test calls counts as communication.
+ * The three times are those of OSU's osu_iallreduce: the communication alone, a dummy computation
+ * that takes equally long, and both together. When they run together, calls of onebit_test (or
+ * MPI_Test) are spread through the computation. Three things differ from OSU. The three are timed
+ * by turns instead of one after the other. The computation is an amount of work and not a time, so
+ * if it shares a core with the communication, it takes longer. The time of test calls counts as
+ * communication.
  */
 #include <math.h>
 #include <string.h>
@@ -14,19 +15,19 @@
 
 enum { STRIDE = BENCH_OVERALL + 1 };
 
-/* The library's collective or MPI's, which is started, tested while a computation runs, and
+/* The library's collective or MPI's. It is started, tested while a computation runs, and
  * finished. */
 struct side {
   struct bench_case *test;
   bool dense; /* MPI's collective */
   onebit_request_t request;
-  size_t tests;           /* the number of tests, spread through the computation */
+  size_t tests;           /* the number of tests, which are spread through the computation */
   size_t units;           /* the length of the computation */
   onebit_status_t status; /* the first error */
 };
 
-/* --- The call of a side. One that fails does so on all ranks, and the next on the same plan fails
- * at once. */
+/* --- The calls of a side. If a call fails, it fails on all ranks, and the next call on the same
+ * plan fails at once. */
 
 static void overlap_keep_error(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
@@ -87,9 +88,9 @@ double bench_overlap_percent(double overall, double compute, double pure) {
   return percent > 0 ? percent : 0;
 }
 
-/* Finds the computation that takes as long as the communication: it corrects a guess three times by
- * measured rounds, since a call's time depends on what went before it, and a unit takes longer
- * where ranks share cores. */
+/* Finds a computation that takes as long as the communication. It corrects a guess three times by
+ * measured rounds: a call's time depends on what ran before it, and a unit takes longer if ranks
+ * share cores. */
 static int calibrate_computation(struct bench_rounds *rounds, struct side *sides, size_t count,
                                  size_t warmups) {
   size_t wanted = rounds->rounds;
@@ -112,7 +113,7 @@ static int calibrate_computation(struct bench_rounds *rounds, struct side *sides
 
 /* --- Measuring */
 
-/* Sets the number of tests: the options', or one for each 200 us of the computation. */
+/* Sets the number of tests: that of the options, or one for each 200 us of the computation. */
 static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
                       struct side *sides, size_t count) {
   for (size_t k = 0; k < count; k++) {

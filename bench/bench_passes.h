@@ -1,7 +1,7 @@
 /*
  * The library's passes over memory, each timed alone. They work on the blocks, messages and
- * settings of a plan of one rank, and call the functions that its steps call; a triad loop is timed
- * beside them. On a device the passes are kernels (bench_kernels_cuda.c).
+ * settings of a plan of one rank, and call the same functions as the plan's steps. A triad loop is
+ * timed beside them. On a device the passes are kernels (bench_kernels_cuda.c).
  */
 #ifndef BENCH_PASSES_H
 #define BENCH_PASSES_H
@@ -12,7 +12,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-/* A dense optimizer's loop works on these arrays. */
+/* The arrays on which the loop of a dense optimizer works. */
 struct bench_fused {
   const struct ob_adam_factors *factors;
   const struct ob_lion_factors *lion;
@@ -20,21 +20,21 @@ struct bench_fused {
   size_t count;
   const float *gradient;
   float *parameter, *momentum, *variance;
-  float *update;   /* LAMB's */
-  double norms[2]; /* LAMB's, squared: parameters, updates */
+  float *update;   /* for LAMB */
+  double norms[2]; /* for LAMB, squared norms: of the parameters, of the updates */
 };
 
 /* Moves 28 bytes a parameter. */
 void bench_fused_adam(struct bench_fused *fused);
-/* Move 28 and 12 bytes a parameter. */
+/* These functions move 28 and 12 bytes a parameter. */
 void bench_fused_lamb(struct bench_fused *fused);
 void bench_fused_lamb_move(struct bench_fused *fused);
-/* Move 20 bytes a parameter. */
+/* These functions move 20 bytes a parameter. */
 void bench_fused_momentum(struct bench_fused *fused);
 void bench_fused_lion(struct bench_fused *fused);
 
-/* Arrays of float32. Those from BENCH_MOMENTUM on serve optimizers, and from BENCH_FRESH on only
- * the kernels of optimizers. */
+/* Arrays of float32. Those from BENCH_MOMENTUM on are for optimizers, and those from BENCH_FRESH on
+ * only for the kernels of optimizers. */
 enum bench_array {
   BENCH_GRADIENT,
   BENCH_PARAMETERS,
@@ -47,55 +47,57 @@ enum bench_array {
   BENCH_ARRAYS
 };
 
-/* The operands of the passes: all arrays that any of them needs, so that they can take turns. */
+/* The operands of the passes. All arrays that any pass needs are here, so that the passes can be
+ * timed by turns. */
 struct bench_passes {
   struct bench_job *job;
   const struct bench_space *space;
-  size_t count, streams; /* elements; the most streams in any pass */
+  size_t count, streams; /* elements; the largest number of streams of a pass */
   onebit_comm_t comm;
   onebit_plan_t plan;
-  struct ob_work work;         /* the plan's codec state, for more streams */
-  struct ob_residual in_place; /* the plan's worker, with one copy of the values */
+  struct ob_work work;         /* the plan's codec state, with more streams */
+  struct ob_residual in_place; /* the plan's worker residual, with one copy of the values */
   float *arrays[BENCH_ARRAYS];
-  void *input;             /* the gradient in the plan's dtype; may be the array */
-  unsigned char *messages; /* random bits, one message a stream; the first is also the momentum */
-  float learning_rate, weight_decay; /* of the one piece */
-  double *sums[OB_SUMS];             /* one number a block */
-  uint16_t *moments[2];              /* of kernels of optimizers */
+  void *input;             /* the gradient in the plan's dtype; may be the float32 array itself */
+  unsigned char *messages; /* random bits, a message for each stream; the first: also momentum */
+  float learning_rate, weight_decay; /* of the only piece */
+  double *sums[OB_SUMS];             /* one number for each block */
+  uint16_t *moments[2];              /* for kernels of optimizers */
   struct bench_kernels *kernels;     /* additional data on a device, or NULL */
 };
 
-/* A pass: its function, and what it reads and writes of each element: `inputs` of the plan's dtype,
- * float32 values, and bits; `scales` are of a block. `each` is added for every stream. Members that
- * are zero follow from `kind`, by compression/passes.h. */
+/* A pass: its function, and what it reads and writes for each element. `inputs` counts values of
+ * the plan's dtype, `floats` those of float32, and `bits` bits; `scales` counts those of a block.
+ * `each` is added for every stream. If members are zero, they follow from `kind`, by
+ * compression/passes.h. */
 struct bench_pass {
   const char *name;
-  bench_timed *run;     /* its context is a struct bench_passes */
-  onebit_dtype_t dtype; /* of the input; on a device */
+  bench_timed *run;     /* the context of its entry is a struct bench_passes */
+  onebit_dtype_t dtype; /* the dtype of the input on a device */
   double inputs, floats, bits, scales;
   const struct bench_pass *like; /* a plain loop with the same reads and writes; NULL: none */
   struct {
     double floats, bits, scales;
   } each;
-  bool streams; /* this pass reads other ranks' messages */
+  bool streams; /* the pass reads other ranks' messages */
   enum ob_pass_kind kind;
-  bool frozen;                                   /* the variance is a reciprocal */
-  bool momentum, reciprocals, moments, in_place; /* of a compress pass */
+  bool frozen;                                   /* the variance is stored as its reciprocal */
+  bool momentum, reciprocals, moments, in_place; /* properties of a compress pass */
 };
 
-/* Plain loops, and the passes that are compared with them. */
+/* Plain loops, and the passes that are compared with these loops. */
 extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, bench_scale_apart,
     bench_write, bench_compress, bench_compress_momentum, bench_compress_in_place, bench_reduce,
     bench_store, bench_apply;
 
-/* Creates the passes. Returns an exit status; `passes` is safe to destroy in any case. streams: the
- * most in any pass. */
+/* Creates the passes. Returns an exit status. The caller destroys `passes` also after a failure.
+ * streams: the largest number of streams of a pass. */
 int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                         struct bench_passes *passes);
 void bench_passes_destroy(struct bench_passes *passes);
 
-/* Parts of the creation: the first allocates and fills arrays from `first` up to `end`, the second
- * creates a plan, the third fills a message with random bits or values. */
+/* Parts of the creation. The first function allocates and fills arrays from `first` up to `end`,
+ * the second creates a plan, the third fills a message with random bits or values. */
 int bench_passes_allocate(struct bench_passes *passes, int first, int end);
 onebit_status_t bench_passes_create_plan(const struct bench_options *options, onebit_dtype_t dtype,
                                          onebit_wire_t wire, const struct bench_passes *passes,
@@ -103,15 +105,15 @@ onebit_status_t bench_passes_create_plan(const struct bench_options *options, on
 void bench_fill_message(unsigned char *message, const struct ob_message_shape *shape,
                         uint64_t seed);
 
-/* Prepares rounds on these arrays: as many as the options say, or 15 after 2. */
+/* Prepares rounds on these arrays: as many as the options say, or 15 after 2 warm-ups. */
 void bench_rounds_prepare(struct bench_rounds *rounds, struct bench_passes *passes);
 
 extern const struct ob_adam_factors bench_factors;
 extern const struct ob_lion_factors bench_lion_factors;
-#define BENCH_LEARNING_RATE 1e-6f /* moves parameters little however long the benchmark runs */
+#define BENCH_LEARNING_RATE 1e-6f /* so small that parameters hardly change in a long run */
 
-/* The baselines compute to[i] = b[i] + s * a[i] or to[i] = s * a[i], in place with the widest
- * vectors of this processor, or into another array; and to[i] = s. */
+/* The baselines compute to[i] = b[i] + s * a[i], to[i] = s * a[i] or to[i] = s. They use the widest
+ * vectors of this processor, and work in place or write to another array. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
 void bench_scale_loop(float *a, float s, size_t count);
@@ -119,26 +121,27 @@ void bench_scale_apart_loop(float *to, const float *a, float s, size_t count);
 void bench_write_loop(float *to, float s, size_t count);
 const char *bench_triad_width(void);
 
-/* Creates passes for each size in turn, on one core or a device, and measures them. */
+/* Creates passes for each size, one size after the other, on one core or a device, and measures
+ * them. */
 typedef int bench_measure_passes(struct bench_job *job, struct bench_passes *passes);
 int bench_measure_on_one_core(struct bench_job *job, bench_measure_passes *measure);
 
-/* Prints notes: before the first size about the benchmark, then about the arrays. */
+/* Prints notes: about the benchmark before the first size, and about the arrays. */
 void bench_passes_print_notes(const struct bench_passes *passes, const struct bench_rounds *rounds,
                               const char *about, const char *columns);
 
-/* The passes that are timed by turns, each with a row. All are compared in bytes a second with the
- * first: the triad loop, or on a device a copy. */
+/* The passes that are timed by turns, each with a row. Their bytes a second are compared with those
+ * of the first one: the triad loop, or on a device a copy. */
 struct bench_list {
   const struct bench_pass *passes[20];
 };
 
 /* --- A device. An entry puts work on a stream, and events time it. bench_kernels_cuda.c has the
- * kernels and their arrays; bench_collective_cuda.c has the device, its events and the collectives,
- * with NCCL's. */
+ * kernels and their arrays. bench_collective_cuda.c has the device, its events, and the
+ * collectives, including NCCL's. */
 
 /* True if a job has a device. Without CUDA it is the constant 0, so that the compiler removes the
- * branches with their calls. */
+ * branches that call the device's functions. */
 #ifdef ONEBIT_HAVE_CUDA
 #define BENCH_HAS_DEVICE(job) ((job)->device != NULL)
 #else
@@ -151,13 +154,13 @@ struct bench_list {
 #define BENCH_EMULATED 0
 #endif
 
-/* Launches of a kernel in one timed call. */
+/* The number of launches of a kernel in one timed call. */
 #define BENCH_LAUNCHES (BENCH_EMULATED ? 1 : 20)
 
 #ifdef ONEBIT_HAVE_CUDA
 struct bench_device {
   int number;
-  int ranks; /* on this machine */
+  int ranks; /* ranks on this machine */
   struct cudaDeviceProp properties;
   cudaStream_t stream;
   cudaEvent_t started, ended;
@@ -174,15 +177,15 @@ struct bench_device {
 int bench_cuda_failed(cudaError_t error, const char *what);
 #endif
 
-/* Makes the device of a rank current: ranks of a machine get its devices in turn. Collective if
+/* Makes the device of a rank current. The ranks of a machine use its devices in turn. Collective if
  * team is not NULL. Returns an exit status; the first rank prints the reason of a failure. */
 int bench_device_open(struct bench_team *team, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
 
-/* Prints notes: the device, and that an emulated one's times mean nothing. */
+/* Prints notes: which device is used, and that times of an emulated device have no meaning. */
 void bench_device_print_notes(struct bench_job *job);
 
-/* --- The kernels, as passes over arrays in memory of the device */
+/* --- The kernels, as passes over arrays in the device's memory */
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                          struct bench_passes *passes);
@@ -191,8 +194,8 @@ int bench_kernels_extend(
 void bench_kernels_destroy(struct bench_kernels *kernels);
 extern const struct bench_list bench_codec_kernels, bench_optimizer_kernels;
 
-/* These put a step on the stream: the optimizer's, or a dense one, made of one or two kernels of
- * these kinds. */
+/* Put a step on the stream: a step of the optimizer, or a dense one that consists of one or two
+ * kernels of these kinds. */
 int bench_kernels_step(const struct bench_passes *passes, onebit_optimizer_t optimizer);
 onebit_status_t bench_kernels_synchronize(
     onebit_optimizer_t optimizer); /* waits for the optimizer's steps */

@@ -1,5 +1,5 @@
-/* Prints rows of the collectives, OSU's columns first, then ours; and computes lower bounds of
- * a call's time. */
+/* Prints rows of the collectives, first the columns of OSU's benchmarks, then onebit's own. Also
+ * computes lower bounds of a call's time. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <time.h>
@@ -18,10 +18,10 @@ double bench_busbw(const struct bench_case *test, double seconds) {
   return bench_algbw(test, seconds) * rounds * (ranks - 1) / ranks;
 }
 
-/* --- Lower bounds of a call's time: its bytes at the rate of the links, and its arithmetic on the
- * cores that all ranks have together. */
+/* --- Lower bounds of a call's time: that of its bytes at the rate of the links, and that of its
+ * arithmetic on the cores that all ranks have together. */
 
-/* The number of measured calls; the one with the least arithmetic counts. */
+/* The number of measured calls. The call with the least arithmetic counts. */
 #define CALLS 5
 
 /* Returns the processor time of this thread. */
@@ -51,12 +51,12 @@ static int measure_plan_limit(struct bench_way *way) {
 
 int bench_measure_limits(struct bench_case *test) {
   for (size_t k = 0; k < test->plan_count; k++)
-    if (test->ways[k].plan) /* else the plan was refused, on all ranks */
+    if (test->ways[k].plan) /* otherwise the plan was refused, on all ranks */
       BENCH_TRY(measure_plan_limit(&test->ways[k]));
   return BENCH_OK;
 }
 
-/* A TCP packet of 1538 bytes on the wire carries 1448 bytes. */
+/* Returns the seconds on a link, where a TCP packet of 1538 bytes carries 1448 bytes. */
 double bench_wire_seconds(const struct bench_options *options, double bytes) {
   return bytes / (options->rate * 1448 / 1538);
 }
@@ -101,14 +101,14 @@ void bench_collective_print_notes(struct bench_job *job, const struct bench_case
 
 /* --- Fields */
 
-/* Returns the head of a column, or NULL if the table does not have it. */
+/* Returns the head of a column, or NULL if the table does not have this column. */
 static const char *head_if(bool wanted, const char *text) { return wanted ? text : NULL; }
 
 static bool row_compares(const struct bench_row *row) {
   return row->test->options->compare_count > 0;
 }
 
-/* Puts the settings of a row, both as asked for and as the plan decided. */
+/* Puts the settings of a row, both the requested ones and those that the plan chose. */
 static void put_setting(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -147,7 +147,7 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_put_number(table, "tests", head_if(full, "Tests"), 12, 0, (double)row->tests);
 }
 
-/* Puts the times of a row; a nonblocking row has the times of its communication alone. */
+/* Puts the times of a row. A nonblocking row has the times of its communication alone. */
 static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics *time = &row->time->time;
@@ -181,8 +181,8 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
   bench_put_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
 }
 
-/* Puts the limits. Ranks of a host share its link; ranks of a single host are treated as if each
- * had its own. */
+/* Puts the limits. Ranks of a host share its link. If there is only one host, each rank is treated
+ * as if it had its own link. */
 static void put_limits(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -195,7 +195,7 @@ static void put_limits(struct bench_table *table, const struct bench_row *row) {
                    row->time->time.median / (wire > computing ? wire : computing));
 }
 
-/* Puts the dense time; in a comparison MPI has a line of its own. */
+/* Puts the dense time. In a comparison MPI has separate rows. */
 static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};

@@ -1,7 +1,7 @@
 /*
- * onebit-bench codec: each row is a pass over memory, with the bytes that it must move, and its
- * speed relative to the triad loop and to a plain loop with the same reads and writes. On a device
- * the rows are kernels, relative to a copy of its memory.
+ * onebit-bench codec: prints a row for each pass over memory, with the bytes that the pass must
+ * move, and its speed relative to the triad loop and to a plain loop with the same reads and
+ * writes. On a device the rows are kernels, relative to a copy within the device's memory.
  */
 #include "bench/bench_passes.h"
 
@@ -47,7 +47,8 @@ struct row {
   const struct bench_entry *entry;
 };
 
-/* Puts the row's bytes a second relative to those of another entry: the median over the rounds. */
+/* Puts the ratio of the row's bytes a second to those of another entry: the median over the
+ * rounds. */
 static void put_ratio(struct bench_table *table, const struct row *row, const char *name,
                       const struct bench_entry *other) {
   const struct bench_entry *own = row->entry;
@@ -66,8 +67,8 @@ static void put_ratio(struct bench_table *table, const struct row *row, const ch
   bench_put_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
-/* Puts the ratio to a plain loop with the same traffic. Where the plan writes residuals in place,
- * that loop works in place too. */
+/* Puts the ratio to a plain loop with the same traffic. If the plan writes residuals in place, that
+ * loop also works in place. */
 static void put_loop(struct bench_table *table, const struct row *row) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_rounds *rounds = row->rounds;
@@ -116,7 +117,7 @@ static void add_pass(struct bench_rounds *rounds, const struct bench_pass *pass,
   entry->streams = streams;
 }
 
-/* Adds the list's passes; on a device some kernels have messages of one bit. */
+/* Adds the passes of the list. On a device some kernels only have messages of one bit. */
 static void add_passes(struct bench_rounds *rounds, const struct bench_list *list,
                        struct bench_passes *passes) {
   const struct bench_options *options = passes->job->options;
@@ -155,14 +156,14 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
   return status;
 }
 
-/* The plain loops show what memory allows to passes like compress, reduce and store, with a second
- * array for residuals and in place. */
+/* The plain loops show which speed memory allows passes like compress, reduce and store, with a
+ * second array for residuals and in place. */
 static const struct bench_list codec_list = {{&bench_triad, &bench_triad_apart, &bench_scale,
                                               &bench_scale_apart, &bench_write, &bench_compress,
                                               &bench_compress_momentum, &bench_compress_in_place,
                                               &bench_reduce, &bench_store, &bench_apply}};
 
-/* Measures all codecs that can run here, or the one that was asked for, on the same memory. */
+/* Measures all codecs that this machine can run, or the requested one, on the same memory. */
 static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   const struct ob_codec *codec;
   for (size_t k = 0; (codec = ob_codec_row(k)) != NULL; k++)
@@ -174,7 +175,7 @@ static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   return BENCH_OK;
 }
 
-/* Measures the kernels of the device; those of optimizers have messages of one bit. */
+/* Measures the kernels of the device. Those of optimizers only have messages of one bit. */
 static int measure_kernels(struct bench_job *job, struct bench_passes *passes) {
   BENCH_TRY(measure_list(job, passes, &bench_codec_kernels));
   if (job->options->bits > 1)

@@ -1,5 +1,5 @@
-/* The table of subcommands, the functions that run one for each size, and the output of rows as
- * text, JSON and CSV. */
+/* The table of subcommands, the functions that run a subcommand for each size, and the output of
+ * rows as text, JSON and CSV. */
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
@@ -71,8 +71,8 @@ int bench_run_benchmark(const struct bench_benchmark *benchmark,
   return status;
 }
 
-/* Measures each size. On the host a collective whose result is wrong goes on with the next size;
- * other failures would fail there too. */
+/* Measures each size. If a collective on the host has a wrong result, the next size is still
+ * measured. After other failures it is not, since it would fail too. */
 int bench_measure_sizes(struct bench_job *job, bench_size *measure, void *context) {
   int worst = BENCH_OK;
   for (size_t bytes = job->options->smallest; bytes <= job->options->largest;
@@ -134,8 +134,8 @@ void bench_print_note(struct bench_table *table, const char *format, ...) {
 
 /* --- Fields */
 
-/* Prints a field of text. Two spaces precede a left-aligned column. The line of heads starts with
- * "# ". */
+/* Prints a field of text. Two spaces precede a left-aligned column. A line of heads starts with "#
+ * ". */
 static void print_put_text(struct bench_table *table, int width, const char *text) {
   const char *before = table->fields == 0 && table->heads ? "# " : "";
   if (table->fields > 0 && width < 0)
@@ -144,7 +144,7 @@ static void print_put_text(struct bench_table *table, int width, const char *tex
   table->fields++;
 }
 
-/* Puts a value of CSV, quoted where a comma or a quote is in it. */
+/* Puts a value of CSV, in quotes if it contains a comma or a quote. */
 static void put_csv(struct bench_table *table, const char *text) {
   bool quoted = strpbrk(text, ",\"") != NULL;
   printf(table->fields++ ? "," : "");
@@ -156,7 +156,7 @@ static void put_csv(struct bench_table *table, const char *text) {
     printf("\"");
 }
 
-/* Returns true if the caller must print the value. Otherwise the field is not of this format, or
+/* True if the caller must print the value. Otherwise the field does not belong to this format, or
  * this function has printed its head. */
 static bool wants_value(struct bench_table *table, const char *key, const char *head, int width) {
   if (!(table->format == BENCH_TEXT ? head : key))

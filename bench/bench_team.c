@@ -1,6 +1,6 @@
-/* Ranks without MPI: threads of this process, or processes that it starts, which combine numbers in
- * shared memory; or the processes of a launcher, such as torchrun, which communicate over the
- * library's own connections. */
+/* Ranks without MPI. They are threads of this process, or processes that it starts, and combine
+ * numbers in shared memory. Or they are the processes of a launcher, such as torchrun, and
+ * communicate over the library's own connections. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
 
-#define PART ((size_t)4096) /* numbers that are combined at a time */
+#define PART ((size_t)4096) /* the number of values that are combined at a time */
 
 /* Combines the parts of all ranks. */
 static void team_reduce(const struct bench_team *team, const double *all, size_t part, bool sum,
@@ -31,10 +31,10 @@ static void team_reduce(const struct bench_team *team, const double *all, size_t
   }
 }
 
-/* The shared part of one rank. An array of them, from rank 0 on, is followed by the ranks'
- * numbers. */
+/* The part of the shared memory that belongs to one rank. The array of these parts, from rank 0 on,
+ * is followed by the ranks' numbers. */
 struct member {
-  pthread_barrier_t barrier; /* only rank 0's is used */
+  pthread_barrier_t barrier; /* only the barrier of rank 0 is used */
   struct bench_team team;
   bench_body *body;
   const void *context;
@@ -62,7 +62,7 @@ static void team_combine(struct bench_team *team, double *values, size_t count, 
 
 static const struct bench_team_kind kind = {.barrier = team_barrier, .combine = team_combine};
 
-/* Allocates the shared memory of all ranks; `run` starts them as threads or processes. */
+/* Allocates the shared memory of all ranks. `run` starts the ranks as threads or processes. */
 static int run_members(int ranks, bench_body *body, const void *context,
                        int (*run)(struct member *members, int ranks)) {
   pthread_barrierattr_t shared;
@@ -93,8 +93,8 @@ static void *bench_run_thread(void *argument) {
   return NULL;
 }
 
-/* Runs ranks as threads, rank 0 as the calling one. The program ends if a thread cannot be started:
- * the ranks of an incomplete team would wait for ever. */
+/* Runs the ranks as threads; rank 0 is the calling thread. The program ends if a thread cannot be
+ * started: the ranks of an incomplete team would wait for ever. */
 static int bench_run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
   int worst = comms ? bench_check_status(onebit_comm_create_loopback(ranks, comms),
@@ -128,7 +128,7 @@ int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
 
 /* --- Processes */
 
-/* Runs in the process of a rank, which must not outlive its parent. */
+/* Runs in the process of a rank. The process must not outlive its parent. */
 static int bench_run_process(struct member *member) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   int status =
@@ -140,7 +140,7 @@ static int bench_run_process(struct member *member) {
   return status;
 }
 
-/* After a failure the other ranks have this long to notice it and report it: one rank may have
+/* The milliseconds in which the other ranks may notice and report a failure: one rank may have
  * failed alone while the others wait for it. */
 #define GRACE_MS 5000
 
@@ -160,14 +160,15 @@ static int wait_for_processes(struct member *members, int ranks) {
     if (ended == 0)
       continue;
     if (WIFSIGNALED(status) && left > 0)
-      bench_print_error("a rank was ended: %s", strsignal(WTERMSIG(status)));
+      bench_print_error("a rank was killed by a signal: %s", strsignal(WTERMSIG(status)));
     int exited = WIFEXITED(status) ? WEXITSTATUS(status) : BENCH_FAILED;
     worst = exited > worst ? exited : worst;
   }
   return worst;
 }
 
-/* Forks the ranks. Ranks that were started would wait in vain for one that was not. */
+/* Forks the ranks. If one can not be started, the others are ended: they would wait for it for
+ * ever. */
 static int run_processes(struct member *members, int ranks) {
   fflush(NULL);
   for (int rank = 0; rank < ranks; rank++) {
@@ -202,7 +203,7 @@ static void bench_sockets_barrier(struct bench_team *team) {
   exit_on_error(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
-/* Exchanges the ranks' numbers: the team's state has PART of them for each rank. */
+/* Exchanges the ranks' numbers. The team's state has space for PART numbers of each rank. */
 static void team_exchange(struct bench_team *team, size_t count) {
   struct ob_batch *batch = team->comm->control;
   double *all = team->state, *mine = all + (size_t)team->rank * PART;

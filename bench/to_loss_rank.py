@@ -1,5 +1,5 @@
-"""A rank of bench/time-to-loss, which starts them and writes jobs into a pipe: a training, whose losses
-and bytes are recorded by step, or a few steps of a tiny batch, whose seconds are those of the exchange."""
+"""A rank of bench/time-to-loss, which starts the ranks and writes jobs into a pipe. A job is a training, whose losses
+and bytes are recorded in each step, or a few steps with a tiny batch, whose time is that of the exchange."""
 
 import importlib
 import json
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A transformer on bytes, initialised as GPT-2 is, whose table of outputs is that of inputs."""
+    """A transformer on bytes, initialised as GPT-2 is. Its output matrix is its table of input embeddings."""
 
     def __init__(self, width, layers, context):
         super().__init__()
@@ -57,7 +57,8 @@ class Transformer(nn.Module):
 
 
 def read(folder):
-    """Returns the first bytes of a folder's text files in pieces, each tenth for validation."""
+    """Returns the first bytes of a folder's text files in two parts: of ten pieces nine are for training, one for
+    validation."""
     content, path = bytearray(), pathlib.Path(folder)
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file() and file.suffix not in (".pyc", ".so", ".a") and len(content) < READ:
@@ -73,7 +74,7 @@ def loss_of(model, text, random, batch, context):
 
 
 def sent():
-    """Bytes of this host's eth0 so far, by the kernel."""
+    """Returns the bytes that this host's eth0 has sent so far, by the kernel's counter."""
     line = next(one for one in open("/proc/net/dev") if one.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
 
@@ -85,7 +86,7 @@ def mean_of_ranks(values, choose=statistics.mean):
 
 
 class Training:
-    """A model under a method, step by step, with what each step sends and takes."""
+    """A model trained by a method, step by step, with the bytes and the seconds of each step."""
 
     def __init__(self, job, texts):
         self.job, (self.text, self.validation) = job, texts
@@ -94,13 +95,13 @@ class Training:
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=job["rate"], betas=(0.9, 0.95), weight_decay=0.1)
         make, begin = importlib.import_module(job["file"]).METHODS[job["method"]], time.perf_counter()
         self.model, self.optimizer, self.close = make(self.plain, optimizer, self.short)
-        self.made = time.perf_counter() - begin  # auto measures exchanges there
+        self.made = time.perf_counter() - begin  # auto measures exchanges in this time
         self.random = torch.Generator().manual_seed(1000 * job["seed"] + dist.get_rank())
         self.bytes, self.seconds, self.core_seconds = [], [], []
-        self.methods = {}  # of auto: the first step of each
+        self.methods = {}  # with auto: the first step of each chosen method
 
     def short(self, steps):
-        """Returns the number of steps; a run that only takes times needs a few of each kind of step."""
+        """Returns the number of steps. A run that only measures times makes only a few of each kind of step."""
         return min(steps, SHORT) if self.job["kind"] == "time" else steps
 
     def step(self, batch, context):
@@ -127,7 +128,7 @@ class Training:
 
 
 def train(training):
-    """To the last step, and where the loss is not at the target by then, until it is."""
+    """Trains up to the last step, and further until the loss has reached the target."""
     job, own = training.job, []
     for step in range(1, job["most"] + 1):
         training.step(job["batch"], job["context"])
@@ -142,14 +143,14 @@ def train(training):
 
 
 def take_times(training):
-    """Seconds of the slowest rank, of steps that compute next to nothing, and what a rank's processor core
-    is busy of them, and with the computation of a batch."""
+    """Measures steps that compute next to nothing: their seconds on the slowest rank, and for how long of these a
+    rank's processor core is busy. Also measures the computation of a batch."""
     job, computation = training.job, []
     for _ in range(job["steps"]):
         dist.barrier()
         before = sent()
         training.step(1, 8)
-        dist.barrier()  # behind what is still on its way
+        dist.barrier()  # waits for messages that are still being sent
         training.bytes[-1] = sent() - before
     for _ in range(7):
         begin = time.process_time()
@@ -160,7 +161,7 @@ def take_times(training):
 
 
 def answer(job, texts):
-    """Runs one job, and writes its result to a file."""
+    """Runs one job, and writes the job's result to a file."""
     data, begin = job["data"], time.perf_counter()
     texts[data] = texts[data] if data in texts else read(data)
     training = Training(job, texts[data])
@@ -176,7 +177,7 @@ def answer(job, texts):
 
 
 def main():
-    """Each line of the pipe is a job; rank 0 reads them."""
+    """Runs the jobs. Each line of the pipe is a job; rank 0 reads the lines."""
     sys.path[:0] = [str(HERE / "methods"), str(HERE.parent / "bindings" / "python")]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
     torch.set_num_threads(1)

@@ -1,12 +1,13 @@
-"""An average over ranks by what PyTorch has, by DeepSpeed's algorithm, and in one bit by onebit.
+"""Times an average over ranks: by PyTorch's own means, by DeepSpeed's algorithm, and in one bit by
+onebit.
 
     onebit-netlab --sockets -H 4 -b 1gbit -- python3 bench/torch_allreduce.py
     torchrun --nproc_per_node=4 bench/torch_allreduce.py -m 64
 
-All of them take turns in each round, and a call's time is that of the slowest rank. DeepSpeed's is
-the compressed allreduce of its releases up to 0.19.6, in four collectives, with the same bytes as
-onebit's; its GPU kernels are tensor operations here. gloo's sums of float16 are those of torch's
-fp16_compress_hook. Wants torch and the package of bindings/python.
+All methods take turns in each round. The time of a call is that of the slowest rank. DeepSpeed's
+method is the compressed allreduce of its releases up to 0.19.6: four collectives, with the same
+bytes as onebit's. Its GPU kernels are tensor operations here. gloo's sums of float16 are those of
+torch's fp16_compress_hook. Needs torch and the package of bindings/python.
 """
 
 import argparse
@@ -49,7 +50,8 @@ def unpacked(bits):
 
 
 def deepspeed(count):
-    """Tang et al., arXiv 2102.02888, section 6; errors of the sender and of the server fed back."""
+    """The algorithm of Tang et al., arXiv 2102.02888, section 6, with error feedback on the sender
+    and on the server."""
     size = dist.get_world_size()
     quantum = size * math.lcm(size, 8)
     padded = -(-count // quantum) * quantum
@@ -57,7 +59,7 @@ def deepspeed(count):
     error, server_error = torch.zeros(padded), torch.zeros(share)
 
     def compressed(values, residual):
-        """Replaces the values by their residual; returns their scale and their bits."""
+        """Replaces the values by their residual. Returns their scale and their bits."""
         values = values.add_(residual)
         scale = values.norm() / math.sqrt(values.numel())
         bits = signs(values)
@@ -99,7 +101,7 @@ METHODS = {
 
 
 def measure(count, rounds):
-    """Seconds of each method's calls, of the slowest rank."""
+    """Returns the seconds of each method's calls on the slowest rank."""
     calls = {name: make(count) for name, make in METHODS.items()}
     mine = torch.randn(count, generator=torch.Generator().manual_seed(dist.get_rank()))
     seconds = {name: [] for name in calls}
@@ -111,7 +113,7 @@ def measure(count, rounds):
             call(values)
             taken = torch.tensor([time.perf_counter() - start])
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            if number > 0:  # the first fills memory and opens connections
+            if number > 0:  # the first call fills memory and opens connections
                 seconds[name].append(float(taken))
     return seconds
 

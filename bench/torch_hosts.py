@@ -1,10 +1,10 @@
-"""Measures a step's time and bytes between hosts, where several ranks share a host: plain
-DistributedDataParallel and HSDP beside compressed ones, step by step in turn, in one run, and Hugging
-Face's Trainer after them.
+"""Measures a step's time and bytes between hosts, if several ranks share a host. In one run, plain
+DistributedDataParallel and HSDP and compressed ones take turns after each step. Hugging Face's Trainer
+follows.
 
     tools/netlab --sockets -H 2 -r 2 -b 1gbit -- env GLOO_SOCKET_IFNAME=eth0 python3 bench/torch_hosts.py
 
-`--nanogpt DIRECTORY`, a checkout of karpathy/nanoGPT, takes its model instead of plain layers.
+`--nanogpt DIRECTORY`, a checkout of karpathy/nanoGPT, trains nanoGPT's model instead of plain layers.
 `--trainer` trains transformers' GPT-2 of the same size.
 """
 
@@ -28,18 +28,18 @@ import onebit.torch
 KINDS = ("DDP", "DDP, fp16 hook", "HSDP", "DDP, compressed", "DDP, compressed, inside first",
          "HSDP, compressed")  # fmt: skip
 TRAINERS = ("Trainer", "Trainer, fp16 hook", "Trainer, compressed")
-FIRST = 4  # steps that are not counted: the buckets of DistributedDataParallel, the warm-up
-CONTEXT, SYMBOLS, HEADS, WIDTH = 64, 256, 4, 256  # of the transformers
+FIRST = 4  # steps that are not counted: DistributedDataParallel forms its buckets, warm-up
+CONTEXT, SYMBOLS, HEADS, WIDTH = 64, 256, 4, 256  # sizes of the transformers
 
 
 def read_sent_bytes():
-    """Bytes of this host's eth0 so far, by the kernel."""
+    """Returns the bytes that this host's eth0 has sent so far, by the kernel's counter."""
     line = next(one for one in open("/proc/net/dev") if one.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
 
 
 class Times:
-    """Seconds and bytes of the steps of one kind."""
+    """The seconds and bytes of the steps of one kind."""
 
     def __init__(self):
         self.seconds, self.bytes = [], []
@@ -60,7 +60,7 @@ class Times:
 
 
 class Layers(nn.Sequential):
-    """Plain layers, of 262,656 parameters each."""
+    """A model of plain layers with 262,656 parameters each."""
 
     def __init__(self, layers):
         super().__init__(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(layers)))
@@ -76,7 +76,7 @@ class Layers(nn.Sequential):
 
 
 def make_nanogpt(directory, layers):
-    """nanoGPT's model, of 789,760 parameters a layer and 82,176 beside them."""
+    """Returns nanoGPT's model, which has 789,760 parameters a layer and 82,176 others."""
     sys.path.insert(0, directory)
     import model as nanogpt
 
@@ -123,7 +123,7 @@ class Kind(Times):
 
 
 def train_with_trainer(name, layers, steps):
-    """A training by Hugging Face's Trainer: its times."""
+    """Trains with Hugging Face's Trainer, and returns the times of its steps."""
     import transformers
 
     times = Times()

@@ -1,4 +1,4 @@
-/* The public collectives: checks, and the ways to walk a plan's steps. */
+/* The public collectives: their checks, and the functions that run a plan's steps. */
 #include <inttypes.h>
 #include <sched.h>
 
@@ -14,8 +14,9 @@ static onebit_status_t call_check_refused(const struct onebit_plan *plan) {
   if (!__atomic_load_n(plan->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
-                  "a message of an earlier call was refused, so the ranks may "
-                  "differ: onebit_plan_reset, or load a checkpoint");
+                  "an earlier call received an invalid message, so residuals and results may "
+                  "differ between ranks: call onebit_plan_reset on all ranks, or load a "
+                  "checkpoint");
 }
 
 static void flight_init(const struct onebit_plan *plan, const struct ob_call *call) {
@@ -59,7 +60,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
-/* Backs off while a request waits; if there are several, any may be the next to advance. */
+/* Waits a moment when no request could advance. If several requests are in flight, any of them may
+ * be the next to advance. */
 static void back_off(onebit_plan_t plan, unsigned idle) {
   const struct ob_transport *transport = plan->comm->transport;
   if (transport->await && ob_engine_waits_only_for(plan->comm->engine, plan->comm))
@@ -68,10 +70,10 @@ static void back_off(onebit_plan_t plan, unsigned idle) {
     ob_backoff(idle);
 }
 
-/* Runs the plan's steps: to the end of the list, or with `wait` false until one has to wait.
- * Returns true at the end of the list; the plan is then claimed. In a wait for a message the other
- * requests in flight advance too, because a peer may need one of them before it answers: a step may
- * therefore block only if its request is alone. */
+/* Runs the plan's steps: to the end of the list, or with `wait` false until a step has to wait.
+ * Returns true at the end of the list; this thread then has the claim on the plan. While a step
+ * waits for a message, the other requests in flight advance too, because a peer may need one of
+ * them before it answers. So a step may block only if its request is the only one. */
 static bool walk_steps(onebit_plan_t plan, bool wait) {
   struct ob_engine *engine = plan->comm->engine;
   for (unsigned idle = 0;; idle++) {
@@ -91,14 +93,15 @@ static bool walk_steps(onebit_plan_t plan, bool wait) {
   }
 }
 
-/* A held call that ended well is still to be applied. */
+/* True for a held call that has succeeded and still has to be applied. */
 static bool is_awaiting_apply(const struct onebit_plan *plan) {
   return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
-/* Undoes a call. With one copy, the residuals changed with the first message. If results may
- * already have been written over the input, no rank's input is at fault: the messages have left,
- * and their rounding error is the residual now. */
+/* Undoes a call. If residuals have one copy, the first message of the call has already changed
+ * them. If results may already have overwritten the input, the call cannot be undone: its residuals
+ * are committed. No rank's input was at fault then, and the messages were sent, so the residuals
+ * are the rounding error of what was sent. */
 static void call_undo(onebit_plan_t plan) {
   if (plan->flight->apply_early_ok && ob_residual_has_changed(&plan->state->worker))
     ob_residual_commit(&plan->state->worker), ob_residual_commit(&plan->state->server);
@@ -141,7 +144,7 @@ static onebit_status_t call_leave(onebit_plan_t plan) {
   return ob_outcome_status(&plan->flight->outcome);
 }
 
-/* Ends the call as after a failed transport: the plan can make no further call. */
+/* Ends a call as if the transport had failed: the plan can make no further call. */
 void ob_plan_abandon(onebit_plan_t plan) {
   if (!plan || !plan->state->in_flight)
     return;
@@ -198,7 +201,7 @@ onebit_status_t ob_plan_apply(onebit_plan_t plan) {
   return ob_outcome_status(&plan->flight->outcome);
 }
 
-/* Elements in the send and the receive buffer. */
+/* Counts the elements of the send buffer and of the receive buffer. */
 static void count_buffer_elements(const struct onebit_plan *plan, size_t *send, size_t *receive) {
   size_t ranks = (size_t)plan->comm->size;
   bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
@@ -216,7 +219,7 @@ static onebit_status_t check_pointer(const char *name, const void *buffer, size_
   return ONEBIT_OK;
 }
 
-/* Accepts buffers that do not overlap, and a call in place: the shorter buffer is then this rank's
+/* Fails if the buffers overlap, except in a call in place, where the shorter buffer is this rank's
  * part of the longer one. */
 static onebit_status_t check_overlap(const struct onebit_plan *plan, const void *sendbuf,
                                      const void *recvbuf) {
@@ -246,8 +249,8 @@ static onebit_status_t call_check_buffers(const struct onebit_plan *plan, const 
   return check_overlap(plan, sendbuf, recvbuf);
 }
 
-/* Sets the addresses of the pieces, which lie in one buffer one after the other, and in an
- * allgather the addresses of all ranks' results. */
+/* Sets the addresses of the pieces, which lie one after the other in one buffer. In an allgather it
+ * also sets the addresses of all ranks' results. */
 static void set_buffers(const struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
   for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
@@ -272,7 +275,8 @@ struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvb
   return make_buffer_call(plan);
 }
 
-/* Checks the call on this rank. The plan tells the other ranks of an error. */
+/* Checks the arguments of a call on this rank. If they are wrong, the plan tells the other
+ * ranks. */
 static onebit_status_t check_call(const struct onebit_plan *plan, const void *sendbuf,
                                   const void *recvbuf, onebit_operation_t operation,
                                   const onebit_request_t *request, bool on_stream) {
@@ -287,7 +291,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   return call_check_buffers(plan, sendbuf, recvbuf);
 }
 
-/* Starts a call; `stream` is read only if on_stream is true. */
+/* Starts a call. `stream` is used only if on_stream is true. */
 static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_operation_t operation, onebit_request_t *request,
                                   bool on_stream, void *stream) {
@@ -317,8 +321,8 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
   return ob_plan_put(plan);
 }
 
-/* A request is the plan's address and, in the bits that alignment leaves zero, the number of the
- * call, so that a copy of a finished request is not mistaken for the next one. */
+/* Returns a request: the plan's address, with the number of the call in the bits that alignment
+ * leaves zero. So a copy of a finished request is not mistaken for the request of a later call. */
 static onebit_request_t encode_request(onebit_plan_t plan) {
   return (onebit_request_t)((char *)plan + 1 + plan->state->sequence % (OB_ALIGNMENT - 1));
 }
@@ -336,7 +340,7 @@ static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_pla
   if (request)
     *request = NULL;
   OB_TRY(call_start(sendbuf, recvbuf, plan, operation, request, false, NULL));
-  if (!request) /* nobody could wait for this call: tell the other ranks, and end it */
+  if (!request) /* the caller cannot wait without a request: tell the others, end the call */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
   *request = encode_request(plan);

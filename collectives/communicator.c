@@ -1,4 +1,4 @@
-/* Communicators: what is common to all transports, and agreement among ranks. */
+/* Communicators: the part that all transports share, and agreements among ranks. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/communicator.h"
 
@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/call_scope.h"
@@ -48,8 +49,8 @@ bool ob_batch_destroy(struct ob_batch *batch) {
   return all;
 }
 
-/* Reads the settings of the environment and the file of ONEBIT_CONFIG for the whole
- * communicator. */
+/* Reads the settings that apply to the whole communicator, from the environment and the file that
+ * ONEBIT_CONFIG names. */
 static onebit_status_t communicator_read_settings(onebit_comm_t comm) {
   OB_TRY(ob_config_check());
   OB_TRY(ob_log_open(comm->rank));
@@ -106,7 +107,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   return ONEBIT_OK;
 }
 
-/* Closes the parts that still need the transport's state. */
+/* Closes those parts of a communicator that need the transport's state. */
 static void close_comm(onebit_comm_t comm) {
   if (comm->progress)
     ob_progress_end(comm->engine);
@@ -137,7 +138,8 @@ onebit_comm_t ob_comm_add_user(onebit_comm_t comm) {
   return comm;
 }
 
-/* A forked child frees nothing, because the connections belong to the parent. */
+/* Drops a user of the communicator. A forked child frees nothing, because the connections belong to
+ * the parent. */
 void ob_comm_remove_user(onebit_comm_t comm) {
   if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
@@ -186,8 +188,8 @@ onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
 
 struct proposal {
   uint32_t magic, version;
-  uint64_t checksum; /* of all bytes after it */
-  uint64_t number;   /* of the agreement on the communicator */
+  uint64_t checksum; /* hash of all bytes after this member */
+  uint64_t number;   /* counts the communicator's agreements */
   int32_t status;
   uint32_t count;
   uint64_t note;
@@ -203,8 +205,8 @@ static struct proposal *slot_of_rank(onebit_comm_t comm, int rank) {
   return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
 }
 
-/* Gives all ranks the values of all: `bytes` bytes each, those of rank k at `memory` + k *
- * bytes. */
+/* Exchanges values among all ranks: rank k's `bytes` bytes are at `memory` + k * bytes, on every
+ * rank afterwards. */
 static onebit_status_t exchange_values(onebit_comm_t comm, void *memory, size_t bytes,
                                        const char *what) {
   struct ob_batch *batch = comm->control;
@@ -235,26 +237,32 @@ static void seal_proposal(onebit_comm_t comm, struct proposal *mine) {
   mine->checksum = compute_proposal_checksum(mine);
 }
 
-/* Checks that the message is the rank's proposal, to this agreement. */
+/* Checks that the message is a proposal by the endpoint's rank for this agreement. */
 static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoint *in) {
   const struct proposal *theirs = in->data;
   if (in->bytes != OB_AGREE_BYTES)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its terms",
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its options",
                     in->peer, in->bytes, OB_AGREE_BYTES);
   if (theirs->magic != PROPOSAL_MAGIC)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent another message than its options",
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "rank %d sent another message than its options: do all ranks create, load and "
+                    "save in the same order?",
                     in->peer);
   if (theirs->version != PROPOSAL_VERSION)
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "rank %d sent terms of version %" PRIu32 ", this library has version %d",
+                    "rank %d sent options in version %" PRIu32
+                    " of the protocol, this library has version %d: install one version on all "
+                    "hosts",
                     in->peer, theirs->version, PROPOSAL_VERSION);
   if (theirs->checksum != compute_proposal_checksum(theirs))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "the terms of rank %d were damaged on their way",
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the options of rank %d were damaged on their way",
                     in->peer);
   if (theirs->number != comm->agreements || theirs->count > OB_TERMS)
     return ob_error(ONEBIT_ERROR_MESSAGE,
-                    "rank %d sent terms of agreement %" PRIu64 ", expected %" PRIu64, in->peer,
-                    theirs->number, (uint64_t)comm->agreements);
+                    "rank %d is at number %" PRIu64
+                    " of the calls that create, load or save, this rank at %" PRIu64
+                    ": all ranks must make these calls in the same order",
+                    in->peer, theirs->number, (uint64_t)comm->agreements);
   return ONEBIT_OK;
 }
 
@@ -270,11 +278,32 @@ static onebit_status_t check_peer_status(onebit_comm_t comm, int rank) {
   if (theirs->status == ONEBIT_OK)
     return ONEBIT_OK;
   onebit_status_t status = (onebit_status_t)theirs->status;
-  return ob_error(status == ONEBIT_ERROR_MEMORY ? status : ONEBIT_ERROR_PEER, "rank %d reports %s",
-                  rank, onebit_status_string(status));
+  return ob_error(status == ONEBIT_ERROR_MEMORY ? status : ONEBIT_ERROR_PEER,
+                  "rank %d failed with %s: read its error message", rank,
+                  onebit_status_string(status));
 }
 
-/* Every rank compares all ranks with rank 0, so all ranks return the same error message. */
+static onebit_status_t refuse_term(const char *name, uint64_t first, uint64_t theirs, int rank) {
+  char texts[2][64];
+  double numbers[2];
+  if (*name != *OB_TERM_DOUBLE)
+    return ob_error(ONEBIT_ERROR_MISMATCH,
+                    "%s differs between ranks: %" PRIu64 " on rank 0, %" PRIu64 " on rank %d", name,
+                    first, theirs, rank);
+  memcpy(&numbers[0], &first, sizeof first);
+  memcpy(&numbers[1], &theirs, sizeof theirs);
+  int digits = 15; /* 17 digits show any difference, and 15 read better */
+  do {
+    snprintf(texts[0], sizeof texts[0], "%.*g", digits, numbers[0]);
+    snprintf(texts[1], sizeof texts[1], "%.*g", digits, numbers[1]);
+    digits += 2;
+  } while (digits <= 17 && strcmp(texts[0], texts[1]) == 0);
+  return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: %s on rank 0, %s on rank %d",
+                  name + 1, texts[0], texts[1], rank);
+}
+
+/* Compares a rank's terms with those of rank 0. Every rank compares all ranks, so all ranks return
+ * the same error message. */
 static onebit_status_t compare_terms(onebit_comm_t comm, int rank, const struct ob_term *terms,
                                      size_t count) {
   const struct proposal *first = slot_of_rank(comm, 0), *theirs = slot_of_rank(comm, rank);
@@ -283,9 +312,7 @@ static onebit_status_t compare_terms(onebit_comm_t comm, int rank, const struct 
                     rank);
   for (size_t i = 0; i < count && i < first->count; i++)
     if (first->values[i] != theirs->values[i])
-      return ob_error(ONEBIT_ERROR_MISMATCH,
-                      "%s differs between ranks: %" PRIu64 " on rank 0, %" PRIu64 " on rank %d",
-                      terms[i].name, first->values[i], theirs->values[i], rank);
+      return refuse_term(terms[i].name, first->values[i], theirs->values[i], rank);
   return ONEBIT_OK;
 }
 
@@ -322,8 +349,8 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot_of_rank(comm, comm->rank);
   char what[64];
-  /* The check comes before `mine` is written: after a failed agreement the message that lies there
-   * may still be in flight. */
+  /* This check comes before `mine` is written: after a failed agreement a message may still be in
+   * flight from the same memory. */
   OB_TRY(ob_comm_check(comm));
   snprintf(what, sizeof what, "collective creation, loading or saving, number %" PRIu32,
            ++comm->agreements);

@@ -1,6 +1,6 @@
 /*
- * Executors: who computes a plan's steps, and in which memory. Every executor works with any
- * schedule, and with any transport that can send from the memory of its messages.
+ * Executors run a plan's steps: on the host or on a device, in that memory. Every executor works
+ * with any schedule, and with any transport that can send from the memory of its messages.
  */
 #ifndef OB_COLLECTIVES_EXECUTOR_H
 #define OB_COLLECTIVES_EXECUTOR_H
@@ -13,81 +13,83 @@
 #include "onebit/plan.h"
 
 struct ob_executor {
-  const char *codec;                 /* its name in a plan's info; NULL: the plan's codec's */
-  const struct ob_memory *residuals; /* where residuals and sums of runs are */
-  const struct ob_memory *messages;  /* where messages are, for the transport */
-  bool shares_memory;                /* ranks of a host add inputs in it (schedules/host.h) */
-  bool deferred;                     /* the host learns only afterwards how a call ended */
+  const char *codec;                 /* codec name for a plan's info; NULL: the plan's codec */
+  const struct ob_memory *residuals; /* memory of residuals and of sums of runs */
+  const struct ob_memory *messages;  /* memory of messages, which the transport reads and writes */
+  bool shares_memory;                /* ranks of a host add inputs in shared memory (host.h) */
+  bool deferred;                     /* the host learns the outcome of a call only afterwards */
 
-  /* Called first: fails where this executor is not available. NULL: it always is. */
+  /* Called first; fails if this executor is not available. NULL: it always is. */
   onebit_status_t (*open)(struct onebit_plan *plan);
 
-  /* Returns the number of messages of each segment, if the options do not set it; `elements` is the
-   * sum over all segments. NULL: the cost model decides. */
+  /* Returns the number of messages of each segment if the options do not set it. `elements` is the
+   * sum over all segments. NULL: the cost model chooses the number. */
   size_t (*chunks)(const struct onebit_plan *plan, size_t elements);
 
-  /* Allocates further memory of the executor, once the plan is built, and frees it. NULL: none. */
+  /* `create` allocates further memory of the executor once the plan is built; `destroy` frees it.
+   * NULL: none. */
   onebit_status_t (*create)(struct onebit_plan *plan);
   void (*destroy)(struct onebit_plan *plan);
 
-  /* Called when the blocks of shared memory of the host's other ranks are attached. NULL: the
-   * executor uses them without preparation. */
+  /* Called when this rank has attached the shared memory of the host's other ranks. NULL: the
+   * executor needs no preparation to use it. */
   onebit_status_t (*attached)(const struct onebit_plan *plan);
 
-  /* Fails unless it can work on this buffer. The error message names the argument. */
+  /* Fails if the executor cannot work on this buffer. The error message names the argument. */
   onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
 
-  /* Called after the host has changed the residuals and server_large. NULL: no copy has to
-   * follow. */
+  /* Called after the host has changed the residuals and server_large. NULL: the executor has no
+   * copy of them to update. */
   onebit_status_t (*imported)(const struct onebit_plan *plan);
 
-  /* Called by ob_plan_accept. NULL: the executor keeps no note of refused messages. */
+  /* Called by ob_plan_accept. NULL: the executor does not record refused messages. */
   onebit_status_t (*accept)(const struct onebit_plan *plan);
 
   /* Called at the beginning and at the end of every call. NULL: nothing to do. */
   onebit_status_t (*begin)(const struct onebit_plan *plan);
   void (*end)(const struct onebit_plan *plan);
 
-  /* Restores residuals of one copy after a call that is skipped or fails, to two roundings. NULL:
-   * there are two copies. */
+  /* Undoes the changes of residuals that have one copy, up to two roundings, after a call that is
+   * skipped or fails. NULL: residuals have two copies. */
   void (*undo)(const struct onebit_plan *plan);
 
-  /* Called around steps: make the plan's device current for this thread and return the one that was
-   * current before; make that one current again. NULL on the host. */
+  /* Called before and after steps. `enter` makes the plan's device current for this thread and
+   * returns the device that was current before; `leave` makes that device current again. NULL on
+   * the host. */
   int (*enter)(const struct onebit_plan *plan);
   void (*leave)(int before);
 
-  /* Called after the last step, and before the residuals are read: true if the call is over and its
-   * status known. NULL: it always is. */
+  /* Called after the last step, and before the residuals are read. Returns true if the call has
+   * ended and its status is known. NULL: always true. */
   bool (*settled)(const struct onebit_plan *plan, bool wait);
 
   ob_step_run *run[OB_STEP_KINDS];
 };
 
-/* Memory of the processor, and its codecs. */
+/* The executor that computes on the processor, in memory of the host. */
 extern const struct ob_executor ob_executor_host;
 
 #ifdef ONEBIT_HAVE_CUDA
-/* Memory of a GPU, with kernels that compute there. Staged: messages go through pinned memory of
- * the host, which runs the steps. Stream: the transport sends from memory of the GPU, kernels also
- * write and check the headers, and the steps are enqueued on a stream. */
+/* The executors that compute with kernels, in memory of a GPU. Staged: the host runs the steps, and
+ * messages pass through pinned memory of the host. Stream: the steps are enqueued on a stream, the
+ * transport sends from memory of the GPU, and kernels also write and check the headers. */
 extern const struct ob_executor ob_executor_staged, ob_executor_stream;
 
-/* True if only a device can use this memory; sets `device` to its number. Does not initialise
+/* True if only a device can access this memory; sets `device` to its number. Does not initialise
  * CUDA. */
 bool ob_cuda_owns(const void *memory, int *device);
 #endif
 
-/* Returns ONEBIT_ERROR_ARGUMENT for memory that only a device can use. */
+/* Returns ONEBIT_ERROR_ARGUMENT for memory that only a device can access. */
 onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
                                        const void *buffer);
 
-/* Returns the executor of plans on this device, over this communicator's transport; NULL: this
- * build has none. */
+/* Returns the executor of plans on this device over this communicator's transport; NULL: this build
+ * has none. */
 const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t device);
 
-/* Sets the plan's executor, from its options and its communicator's transport.
- * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has none. */
+/* Sets the plan's executor, from the plan's options and its communicator's transport.
+ * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has no such executor. */
 onebit_status_t ob_executor_choose(struct onebit_plan *plan);
 
 #endif

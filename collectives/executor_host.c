@@ -1,5 +1,5 @@
-/* The executor of the host: the functions of the steps that compute, with a codec of the processor:
- * messages from inputs, results from messages, outputs from results. */
+/* The executor of the host: its functions run the steps that compute, with a codec of the
+ * processor. They make messages from inputs, results from messages, and outputs from results. */
 #include <string.h>
 
 #include "base/error.h"
@@ -9,14 +9,14 @@
 
 /* --- Compress ----------------------------------------------------------------------------------*/
 
-/* Returns the message of a segment that the last call received. */
+/* Returns the result of the last call for a segment's chunk, as it was received in a message. */
 static struct ob_view view_last_message(const struct onebit_plan *plan, size_t segment,
                                         size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   return ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
 }
 
-/* Compresses the values of `source` into a message about a segment. */
+/* Compresses the values of `source` into the message of one chunk of a segment. */
 static void compress_message(const struct onebit_plan *plan, unsigned char *memory, size_t segment,
                              size_t chunk, const struct ob_source *source) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
@@ -33,8 +33,8 @@ static void compress_message(const struct onebit_plan *plan, unsigned char *memo
   }
 }
 
-/* Compresses the messages in the order of ob_neighbour: the neighbour's first, this rank's own
- * last. */
+/* Compresses a chunk of the input for every server, in the order of ob_neighbour: first for the
+ * next rank, last for this rank itself. */
 static bool executor_host_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   (void)wait;
@@ -53,7 +53,7 @@ static bool compress_whole(const struct onebit_plan *plan, size_t chunk, bool wa
   return true;
 }
 
-/* Compresses the mean of the inputs of the host's ranks, message by message. */
+/* Compresses the mean of the inputs of the host's ranks, one message at a time. */
 static bool executor_host_compress_host_mean(const struct onebit_plan *plan, size_t chunk,
                                              bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -75,7 +75,7 @@ static bool executor_host_compress_host_mean(const struct onebit_plan *plan, siz
   return true;
 }
 
-/* Returns the address, in the call's shard, of the elements of a message of this rank's segment. */
+/* Returns the address of a message's elements in the call's shard, which is this rank's segment. */
 static float *shard_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
   const struct ob_layout *layout = &plan->geometry.layout;
   size_t first, end;
@@ -84,7 +84,8 @@ static float *shard_at(const struct onebit_plan *plan, const struct ob_message_s
   return plan->flight->call.shard + words * OB_LANES;
 }
 
-/* Dense values are copied as they are, finite or not. */
+/* Compresses a chunk of this rank's segment. Dense values are copied as they are, even if they are
+ * not finite. */
 static bool compress_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t segment = ob_own_segment(plan);
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
@@ -112,7 +113,8 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
-/* Makes views of all members' messages for this rank's segment, in the order of the members. */
+/* Makes views of the messages of all members that are about this rank's segment, in the order of
+ * the members. */
 static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
                                  const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -122,7 +124,7 @@ static void view_worker_messages(const struct onebit_plan *plan, size_t chunk,
   }
 }
 
-/* Makes views of all members' messages, each about the whole buffer. */
+/* Makes views of the messages of all members, each of which is about the whole buffer. */
 static void view_whole_messages(const struct onebit_plan *plan, size_t chunk,
                                 const struct ob_message_shape *shape) {
   for (size_t member = 0; member < plan->geometry.members; member++)
@@ -154,7 +156,8 @@ static bool executor_host_finish_server(const struct onebit_plan *plan, size_t c
   return true;
 }
 
-/* The mean is stored in the first message of `outgoing`, which this schedule does not send. */
+/* Averages whole dense messages. The mean is stored in the first message of `outgoing`, which this
+ * schedule does not send. */
 static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   unsigned char *memory = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
@@ -166,10 +169,10 @@ static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t ch
   return true;
 }
 
-/* --- Apply: in a window, or if the last message is damaged, some chunks are applied in a call that
- * then fails --- */
+/* --- Apply. A call that fails late has applied some chunks already: in a window, or if the last
+ * message is damaged --- */
 
-/* Applies a result to an optimizer, with the last call's message if the pass reads it. */
+/* Applies a result to an optimizer. If the pass reads the last call's result, it gets that too. */
 static void executor_host_update(const struct onebit_plan *plan, const struct ob_view *in,
                                  const struct ob_message_shape *shape, size_t segment,
                                  size_t chunk) {
@@ -181,8 +184,8 @@ static void executor_host_update(const struct onebit_plan *plan, const struct ob
   ob_pass_blocks(&plan->state->work, in, wanted ? &last : NULL, shape, sink);
 }
 
-/* Applies the message of each rank: one segment of the result, or in an allgather the whole output
- * of that rank. */
+/* Applies the result messages: each is one segment of the result, or in an allgather the whole
+ * output of one rank. */
 static bool executor_host_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool whole = plan->geometry.whole;
   (void)wait;
@@ -218,7 +221,7 @@ static bool executor_host_apply_whole(const struct onebit_plan *plan, size_t chu
   return true;
 }
 
-/* Applies the result to the caller's buffer, or to an optimizer's shard of the gradients. */
+/* Stores the result in the caller's buffer, or in an optimizer's shard of the gradients. */
 static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   float factor = plan->flight->call.source.factor;

@@ -1,10 +1,10 @@
 /*
- * The places of a plan's elements in messages, and of messages in memory. The steps of the host and
- * the kernels of a device both compute with this, so it is here once, as inline functions.
+ * The positions of a plan's elements in messages, and of messages in memory. The functions are
+ * inline, since both the host's steps and a device's kernels call them.
  *
- * The layout is cut in segments, each of which one member of the group reduces; a segment in
- * chunks, each of which is one message. Chunk i of segment k is the blocks from bounds[k * chunks +
- * i] up to the next bound.
+ * The layout is cut into segments; one member of the group reduces each segment. A segment is cut
+ * into chunks; each chunk is one message. Chunk i of segment k consists of the blocks from bounds[k
+ * * chunks + i] up to the next bound.
  */
 #ifndef OB_COLLECTIVES_GEOMETRY_H
 #define OB_COLLECTIVES_GEOMETRY_H
@@ -19,36 +19,37 @@ struct ob_geometry {
   struct ob_layout layout;
   size_t *bounds; /* segments * chunks + 1 */
   size_t segments, chunks;
-  /* The number of ranks that exchange messages with each other, and this rank's number among them:
-   * all ranks, or in a hierarchical plan the ranks that have the same local number on their hosts.
-   * Member m reduces segment first_segment + m. */
+  /* The number of ranks that exchange messages with each other (the members), and this rank's
+   * number among them. Members are all ranks, or in a hierarchical plan the ranks that have the
+   * same local number on their hosts. Member m reduces segment first_segment + m. */
   size_t members, member, first_segment;
-  bool whole;   /* every message has all elements: one segment, in a result's format */
-  bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
+  bool whole;   /* every message has all elements: one segment, format of a result */
+  bool rotated; /* member m's result lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
-  /* Bits an element in messages that ranks send, and in those that servers send back
+  /* Bits an element in the messages that ranks send, and in the messages that servers send back
    * (ob_serve_width). */
   unsigned width, result_width;
-  /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride; base
-   * is outgoing (to that member), incoming (from it), or results (its result, to all). There are
-   * two copies of the results, or one, to which both pointers then point. */
+  /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride. `base`
+   * is `outgoing` (messages to that member), `incoming` (from that member), or `results` (that
+   * member's result, for all). Results have two copies, or one copy to which both pointers
+   * point. */
   size_t slots, stride, peer_stride;
   unsigned char *outgoing, *incoming, *results[2];
 };
 
-/* The segment that a member reduces. */
+/* Returns the segment that a member reduces. */
 OB_INLINE size_t ob_segment_of(const struct ob_geometry *geometry, size_t member) {
   return geometry->whole ? 0 : geometry->first_segment + member;
 }
 
-/* Returns the member whose number is larger by `distance`, modulo the members. Every rank sends in
- * this order, so that they do not all send to the same one at once. */
+/* Returns the member whose number is larger by `distance`, modulo the number of members. Every rank
+ * sends in this order, so that they do not all send to the same member at once. */
 OB_INLINE size_t ob_neighbour(const struct ob_geometry *geometry, size_t distance) {
   return (geometry->member + distance) % geometry->members;
 }
 
-/* Returns the shape of a message without its number of words; ob_plan_message adds that, with a
- * search. */
+/* Returns the shape of a message without its number of words. ob_plan_message adds that number,
+ * which takes a search. */
 OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *geometry,
                                                     size_t segment, size_t chunk) {
   const size_t *bound = geometry->bounds + segment * geometry->chunks + chunk;
@@ -63,13 +64,13 @@ OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *ge
   return shape;
 }
 
-/* Returns the message of a member, in outgoing or incoming. */
+/* Returns the address of the message to or from a member; `base` is outgoing or incoming. */
 OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsigned char *base,
                                        size_t member, size_t chunk) {
   return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;
 }
 
-/* Returns the message of a member, in one copy of the results. */
+/* Returns the address of a member's result in one copy of the results. */
 OB_INLINE unsigned char *ob_result_at(const struct ob_geometry *geometry, int copy, size_t member,
                                       size_t chunk) {
   const size_t behind = member < geometry->member ? geometry->members : 0;

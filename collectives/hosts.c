@@ -1,4 +1,4 @@
-/* Numbers the hosts and their ranks, and makes the memory that the ranks of a host share. */
+/* Numbers the hosts and their ranks, and allocates the memory that the ranks of a host share. */
 #define _DEFAULT_SOURCE /* flock */
 #include "collectives/hosts.h"
 
@@ -21,7 +21,7 @@
 #include "base/memory.h"
 #include "base/process.h"
 
-/* Returns the first rank on the host of a rank. */
+/* Returns the lowest rank on the host of a rank. */
 static int first_rank_on_host(const int *host_of, int rank) {
   int first = 0;
   while (host_of && host_of[first] != host_of[rank])
@@ -29,7 +29,8 @@ static int first_rank_on_host(const int *host_of, int rank) {
   return first;
 }
 
-/* The state of a host while hosts are numbered; the array is indexed by the host's first rank. */
+/* The state of a host while the hosts are being numbered; the array is indexed by the host's lowest
+ * rank. */
 struct tally {
   int number, ranks;
 };
@@ -46,7 +47,7 @@ static void set_host_limits(struct ob_hosts *hosts, const struct tally *tallies,
   hosts->each = hosts->fewest == hosts->max ? hosts->max : 0;
 }
 
-/* Fills in hosts->ranks, if every host has the same number of ranks. */
+/* Fills in hosts->ranks if every host has the same number of ranks. */
 static void order_ranks(struct ob_hosts *hosts, const int *host_of, struct tally *tallies,
                         int size) {
   for (int r = 0; r < size; r++)
@@ -90,7 +91,7 @@ void ob_hosts_destroy(struct ob_hosts *hosts) {
 
 /* --- Blocks of POSIX shared memory -------------------------------------------------------------*/
 
-/* The name of a block as shm_open takes it. */
+/* The name of a block, as shm_open expects it. */
 struct path {
   char text[40];
 };
@@ -101,8 +102,8 @@ static struct path shared_path_of(uint64_t name) {
   return path;
 }
 
-/* Combines the process number, the block's number and the clock, so that a name differs from one
- * left by a crashed process with the same number. Never 0. */
+/* Makes a block's name from the process number, the block's number and the clock, so that it
+ * differs from the name that a crashed process with the same number has left. Never 0. */
 static uint64_t make_block_name(void) {
   static atomic_uint blocks;
   struct timespec now;
@@ -121,10 +122,11 @@ static int open_block(uint64_t name, int flags) {
   return ob_memory_must_fail() ? -1 : shm_open(shared_path_of(name).text, O_RDWR | flags, 0600);
 }
 
-/* --- Blocks of killed processes: a process that is killed while its block has a name leaves the
- * name behind. A block is locked for as long as it has a name; the lock ends with the process. */
+/* --- Blocks of killed processes: if a process is killed while its block has a name, the name
+ * remains. A process locks its block as long as the block has a name; the lock ends with the
+ * process. */
 
-/* Linux lists the blocks here; other systems have no such list. */
+/* Linux lists the blocks in this directory; other systems have no such list. */
 #define BLOCKS "/dev/shm"
 
 static bool is_block_name(const char *name) {
@@ -168,8 +170,8 @@ static onebit_status_t map_block(struct ob_shared *shared, int block, int file) 
   return ONEBIT_OK;
 }
 
-/* Allocates and maps the memory of this rank's block. A full file system is an error here; a later
- * access would end the process with a signal. */
+/* Allocates and maps the memory of this rank's block. On a full file system the allocation fails
+ * here; otherwise a later access would end the process with a signal. */
 static onebit_status_t allocate_own_block(struct ob_shared *shared, int file) {
   int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
@@ -177,8 +179,8 @@ static onebit_status_t allocate_own_block(struct ob_shared *shared, int file) {
   return map_block(shared, shared->own, file);
 }
 
-/* Makes a block with a name, and locks it. If another process has removed the block before it was
- * locked, as one of a killed process, makes another one. */
+/* Makes a block with a name, and locks it. Another process may remove the block before it is
+ * locked, as if its owner had been killed; this function then makes another block. */
 static onebit_status_t open_own_block(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {
@@ -209,8 +211,8 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   return allocate_own_block(shared, shared->file);
 }
 
-/* Fails unless another process of this user made the block for this job; other files of that name
- * are not touched. A block that is too small would end this process with a signal. */
+/* Fails unless another process of this user made the block for this job. Other files of that name
+ * are not changed. A block that is too small would end this process with a signal. */
 static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
   struct stat is;
   if (fstat(file, &is) != 0)

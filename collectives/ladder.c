@@ -1,5 +1,5 @@
-/* Changes the width of plans: by the ladder, which measures the residual; by a call that sets or
- * restores it; and for several plans by a budget of bytes. */
+/* Changes the width (bits an element) of plans: by the ladder, which measures the residual; by a
+ * call that sets or restores a width; and for several plans by a budget of bytes. */
 #include "collectives/ladder.h"
 
 #include <inttypes.h>
@@ -16,15 +16,17 @@
 
 _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured once in a window");
 
-/* A plan moves up above this ratio of residual to input, and down if at half the bits the ratio
- * would stay below the second one. docs/ladder.md has the choice of both. */
+/* A plan doubles its bits if the ratio of residual to input is above CLIMB_RATIO. It halves them if
+ * the ratio would stay below DESCEND_RATIO with half the bits. docs/ladder.md explains the choice
+ * of both. */
 #define CLIMB_RATIO   4.0
 #define DESCEND_RATIO 3.0
 
-/* The windows in which a residual of the old width decays, after a change of width. */
+/* The number of windows after a change of width in which the residual of the old width decays. */
 #define SETTLING_WINDOWS 2
 
-/* The limit of patience, in windows: each climb after a descent doubles it. */
+/* The limit of patience, in windows: each increase of the width after a decrease doubles the
+ * patience. */
 #define MAX_PATIENCE 64
 
 /* --- A call ------------------------------------------------------------------------------------*/
@@ -53,15 +55,15 @@ static double ladder_ratio_of(const struct ob_norms *norms) {
   return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
 }
 
-/* Returns the largest ratio of residual to input that half as many bits can give. If quantising
- * leaves the part q of a value's norm, |e'| = q |x + e| <= q (|x| + |e|), so the ratio stays below
- * q / (1 - q); from q = 1 on the residual grows without bound. */
+/* Returns the largest ratio of residual to input that half as many bits can give. If the part q of
+ * a value's norm remains after quantising, |e'| = q |x + e| <= q (|x| + |e|), so the ratio stays
+ * below q / (1 - q). From q = 1 on the residual grows without bound. */
 static double max_ratio_in_half_width(const struct ob_norms *norms) {
   const double part = norms->value > 0 ? sqrt(norms->lower / norms->value) : 0;
   return part < 1 ? part / (1 - part) : INFINITY;
 }
 
-/* Decides, at the end of a window, the width for which this rank asks in the next call. */
+/* Sets, at the end of a window, the width that this rank asks for in the next call. */
 static void set_ladder_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
@@ -88,8 +90,8 @@ static void change_ladder_width(const struct onebit_plan *plan, unsigned width) 
   ladder->width = width;
 }
 
-/* Decides the width from the flags of all ranks and from the earlier changes of width, which are
- * the same on all ranks. */
+/* Decides the width from the flags of all ranks and from the earlier changes of width. Both are the
+ * same on all ranks. */
 static void decide_ladder_width(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   const unsigned width = plan->geometry.width;
@@ -140,7 +142,7 @@ struct ob_ladder_state ob_ladder_get_state(const struct onebit_plan *plan) {
 
 /* --- The width that is set or restored, and widths by a budget of bytes ------------------------*/
 
-/* Writes the last line of the text that explains the plan. */
+/* Writes the last line of the plan's explanation, which is about its width. */
 static void write_widths_text(struct onebit_plan *plan) {
   const struct ob_ladder *ladder = &plan->state->ladder;
   char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
@@ -184,7 +186,7 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);
   plan->state->worker.norms = allocate_norms(plan, &plan->state->worker);
-  /* A server without a residual has nothing to measure. */
+  /* A server whose state is no residual has nothing to measure. */
   const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
   plan->state->server.norms = serves_error ? allocate_norms(plan, &plan->state->server) : NULL;
   if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
@@ -239,20 +241,20 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
 
 /* --- A budget ----------------------------------------------------------------------------------*/
 
-/* Returns the ratio of residual to input at this width for normally distributed input
- * (docs/ladder.md), from which the residual in another width is estimated. */
+/* Returns the ratio of residual to input at this width, for normally distributed input
+ * (docs/ladder.md). The residual at another width is estimated from this ratio. */
 static double residual_ratio_of_width(unsigned width) {
   return width == 1 ? 0.81 : width == 2 ? 0.37 : width == 4 ? 0.13 : 0.03;
 }
 
-/* Returns the largest residual of all ranks, as the square of its norm, in another width. */
+/* Estimates the largest residual of all ranks at another width, as the square of its norm. */
 static double estimate_residual(const struct onebit_plan *plan, unsigned width) {
   const double rms = (double)plan->state->ladder.agreed_rms * residual_ratio_of_width(width) /
                      residual_ratio_of_width(plan->state->ladder.measured_width);
   return rms * rms * (double)plan->geometry.layout.elements;
 }
 
-/* Returns the bytes of one message with all elements. */
+/* Returns the bytes of one message that has all elements. */
 static double count_message_bytes(const struct onebit_plan *plan, unsigned width) {
   const struct ob_layout *layout = &plan->geometry.layout;
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
@@ -271,8 +273,8 @@ static double sum_message_bytes(const onebit_plan_t *plans, size_t count) {
   return bytes;
 }
 
-/* Returns the plan whose residual falls most per byte when its bits are doubled, among those for
- * which the budget suffices; NULL: none. */
+/* Returns the plan whose residual decreases most for each byte added when its bits are doubled,
+ * among the plans for which the rest of the budget suffices; NULL: none. */
 static struct onebit_plan *find_best_plan(const onebit_plan_t *plans, size_t count, double left) {
   struct onebit_plan *best = NULL;
   double best_fall = 0;
@@ -304,7 +306,7 @@ static onebit_status_t check_budget(const onebit_plan_t *plans, size_t count, do
   return ONEBIT_OK;
 }
 
-/* Sets the widths from the next calls on; the ladders choose no other ones. */
+/* Sets the widths of the plans from their next calls on. Their ladders no longer change them. */
 static void apply_fitted_widths(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;

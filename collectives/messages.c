@@ -1,5 +1,5 @@
-/* The places of messages, their transfer between ranks, reading them, and the end of a call, which
- * is decided from their flags. */
+/* The addresses of messages, their transfer between ranks, the checks of received messages, and the
+ * end of a call, which is decided from the flags of messages. */
 #include "collectives/messages.h"
 
 #include "base/error.h"
@@ -167,7 +167,7 @@ void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch) {
     ob_steps_give_up(plan);
 }
 
-/* Adds to the batch the message to a member and the message from it. */
+/* Adds to the batch a send to a member and a receive from it. */
 static void add_message_endpoints(const struct onebit_plan *plan, struct ob_batch *batch,
                                   size_t member, unsigned char *out, size_t out_bytes,
                                   unsigned char *in, size_t in_bytes) {
@@ -233,8 +233,8 @@ bool ob_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- Receiving ---------------------------------------------------------------------------------*/
 
-/* Fails if a rank without an error has called with another argument. In a hierarchical plan the
- * argument of a rank on another host may arrive by way of a third rank. */
+/* Fails if another rank without an error has made the call with another value of `agreed`. In a
+ * hierarchical plan the value of a rank on another host may arrive through a third rank. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
   const char *name =
@@ -242,18 +242,19 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
   if (!ob_header_disagrees(flags, agreed, plan->flight->call.agreed))
     return ONEBIT_OK;
   if (agreed == plan->flight->call.agreed)
-    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks other than this one", name);
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between two other ranks", name);
   if (plan->flight->call.agreed_whole)
-    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %08x, there %08x",
-                    name, (unsigned)plan->flight->call.agreed, (unsigned)agreed);
-  return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
-                  name, (double)ob_float_of(plan->flight->call.agreed),
-                  (double)ob_float_of(agreed));
+    return ob_error(ONEBIT_ERROR_MISMATCH,
+                    "%s differs between ranks: %08x on this rank, %08x on another", name,
+                    (unsigned)plan->flight->call.agreed, (unsigned)agreed);
+  return ob_error(ONEBIT_ERROR_MISMATCH,
+                  "%s differs between ranks: %.9g on this rank, %.9g on another", name,
+                  (double)ob_float_of(plan->flight->call.agreed), (double)ob_float_of(agreed));
 }
 
 void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t status) {
   ob_error(status, "from rank %d: %.200s", rank, onebit_last_error());
-  if (status == ONEBIT_ERROR_MESSAGE) /* a thread that moves others' plans comes here, too */
+  if (status == ONEBIT_ERROR_MESSAGE) /* another thread may advance this plan and call this */
     __atomic_store_n(plan->refused, true, __ATOMIC_RELAXED);
   ob_steps_fail(plan, status);
 }
@@ -330,19 +331,19 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
 void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(
-        plan->comm); /* onebit_last_error() becomes the first error, not one that followed it */
+    ob_comm_health(plan->comm); /* makes the communicator's first error the latest one */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;
-  /* A call on a stream fails on that stream, and the program has to abort its communicator. */
+  /* A call on a stream fails on that stream only, and the program has to abort the communicator. */
   if (!plan->comm->transport->put)
     ob_comm_give_up(plan->comm, plan->flight->outcome.error);
   if (plan->host.shared.base)
     ob_host_give_up(plan);
 }
 
-/* In a hierarchical plan a rank's flags include those of the other ranks of its host. */
+/* Returns this rank's flags. In a hierarchical plan they include those of the other ranks of its
+ * host. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   const bool hierarchical = plan->host.ranks > 0;
   unsigned flags = 0;
@@ -365,10 +366,11 @@ void ob_steps_note_own(const struct onebit_plan *plan) {
 
 /* --- The end of a call -------------------------------------------------------------------------*/
 
-/* Every worker's message has arrived, so no input can cause the call to be skipped any more. A
- * server's result of finite values that are not large is finite; dense messages have no flag for
- * large values, so they are never applied early. The only error left is a message damaged on its
- * way, which the other ranks would not learn of in any case. */
+/* Checks whether results may be applied before the end of the call. Every worker's message has
+ * arrived, so no input can cause the call to be skipped any more. A server's result is finite if it
+ * comes from finite values that are not large; dense messages have no flag for large values, so
+ * they are never applied early. The only error that can still occur is a message that is damaged on
+ * its way, which the other ranks would not learn of in any case. */
 bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   struct ob_flight *flight = plan->flight;
@@ -388,17 +390,18 @@ bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait
 }
 
 static void report_verdict(const struct onebit_plan *plan, onebit_status_t status) {
-  const char *or_other = plan->host.ranks ? " or another that it has heard of" : "";
+  const char *or_other = plan->host.ranks ? " (or a rank whose status it passed on)" : "";
   if (status == ONEBIT_SKIPPED)
-    ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
-             or_other);
+    ob_error(status, "skipped: rank %d%s has a value that is not finite",
+             plan->flight->not_finite_rank, or_other);
   else
-    ob_error(status, "rank %d%s could not take part in the call", plan->flight->failed_rank,
-             or_other);
+    ob_error(status, "rank %d%s failed in this call: read its error message",
+             plan->flight->failed_rank, or_other);
   ob_steps_fail(plan, status);
 }
 
-/* Called when every rank's flags are known, so that all ranks decide on the same status. */
+/* Decides the status of the call. Every rank's flags are known, so all ranks decide on the same
+ * status. */
 bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   ob_steps_note_own(plan);

@@ -1,5 +1,5 @@
-/* Chooses a method: measures the seconds of exchanges on the slowest rank, and estimates those of a
- * step. */
+/* Chooses a method: measures how long exchanges take on the slowest rank, and estimates how long a
+ * training step takes. */
 #include "onebit/method.h"
 
 #include <math.h>
@@ -33,7 +33,8 @@ static bool is_allowed(const onebit_method_choice_t *choice, int method) {
   return !choice->methods || choice->methods >> method & 1;
 }
 
-/* True if the time of a method's exchange is needed: local steps use the exchange of one bit. */
+/* True if the exchange of this method must be measured. Local steps use the exchange of one bit, so
+ * its time is needed for them, too. */
 static bool needs_exchange_time(const onebit_method_choice_t *choice, int method) {
   return is_allowed(choice, method) ||
          (method == ONEBIT_METHOD_ONE_BIT && is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS));
@@ -69,11 +70,12 @@ static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
   OB_TRY(check_numbers("bytes_a_day", &choice->bytes_a_day, 1));
   for (int m = 0; m < METHODS; m++)
     if (!isfinite(choice->extra[m]))
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->extra[%d] is %g", m, choice->extra[m]);
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->extra[%d] is %g: it must be finite", m,
+                      choice->extra[m]);
   return ONEBIT_OK;
 }
 
-/* Returns the number of local steps that a training has now; 0: it has none. */
+/* Returns the number of local steps that the training uses now; 0: it uses none. */
 static size_t current_local_steps(const onebit_method_choice_t *choice) {
   return choice->current == ONEBIT_METHOD_LOCAL_STEPS ? choice->local_steps : 0;
 }
@@ -87,8 +89,8 @@ static uint64_t hash_numbers(const onebit_method_choice_t *choice) {
   return ob_hash(step, &choice->bytes_a_day, sizeof choice->bytes_a_day);
 }
 
-/* Agrees on what must be the same, and sets `number` to the largest of all ranks. Numbers are not
- * negative, so their bits, read as integers, have the same order. */
+/* Agrees on the settings that must be the same on all ranks, and sets `number` to the largest value
+ * of all ranks. Numbers are not negative, so their bits, read as integers, have the same order. */
 static onebit_status_t agree_on_choice(onebit_comm_t comm, onebit_status_t status,
                                        const onebit_method_choice_t *choice, double *number) {
   const struct ob_term terms[] = {
@@ -153,14 +155,15 @@ static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t 
   return agree_on_choice(probe->comm, status, probe->choice, seconds);
 }
 
-/* The number of elements grows by 4 until the time depends on it, by 16 while it takes long, and by
- * 64 while it takes long and does not depend on it, as on a link with a long delay. A longer time
- * that another program may have caused is measured again: that of few elements, or one that has
- * grown by more than the elements have. */
+/* A measurement increases the number of elements until the time depends on it. It increases by a
+ * factor of 4 while exchanges are short, by 16 if they are long, and by 64 if they are long but do
+ * not depend on the number, as on a link with a long delay. If another program may have made an
+ * exchange longer, that exchange is measured again: one of few elements, or one whose time grew by
+ * a larger factor than the elements. */
 enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
 #define SHOWS_AFTER 0.03 /* seconds */
-#define SPENT_AFTER 0.4  /* seconds, or so many times the first exchange: */
-#define SPENT_TIMES 8    /* two, and from FIRST to LAST 3 growths, each measured twice at most */
+#define SPENT_AFTER 0.4  /* the largest total in seconds, or in multiples of the first exchange: */
+#define SPENT_TIMES 8    /* 2, and 3 growths from FIRST to LAST, each measured at most twice */
 
 static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
                                       double *result) {
@@ -168,7 +171,7 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   const size_t first_count = end < FIRST ? end : FIRST;
   size_t count = first_count;
   double first, seconds, again, spent;
-  OB_TRY(time_exchange(probe, method, count, &seconds)); /* the first one may open connections */
+  OB_TRY(time_exchange(probe, method, count, &seconds)); /* may also open connections */
   OB_TRY(time_exchange(probe, method, count, &again));
   spent = seconds + again;
   first = seconds = fmin(seconds, again);
@@ -192,11 +195,14 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   return ONEBIT_OK;
 }
 
-/* A method with fewer bits takes no longer than one with more. If that takes at most so many
- * seconds, all elements are exchanged at once: fewer exchanges, where the delay is long. */
+/* The limit in seconds below which all elements are exchanged at once. A method with fewer bits
+ * takes no longer than the method with more bits that was measured before; if that one took at most
+ * this long, measuring all elements needs fewer exchanges, which is faster where the delay is
+ * long. */
 #define AT_ONCE 1.0
 
-/* Measures a method by two exchanges of all elements; other programs may make one longer. */
+/* Measures a method by two exchanges of all elements, and takes the shorter one, since other
+ * programs may lengthen one of them. */
 static onebit_status_t measure_all_elements(const struct probe *probe, onebit_method_t method,
                                             double *result) {
   double again;
@@ -259,15 +265,16 @@ static double estimate_step_seconds(onebit_comm_t comm, const onebit_method_choi
 }
 
 /* Returns the largest part of the time of local steps that the exchange after them may take. The
- * limits differ for the current number of steps, so that small changes of time do not change it. */
+ * limit is different for the current number of local steps, so that a small change of the time does
+ * not change that number. */
 static double max_exchange_part(size_t steps, size_t current) {
   if (!current || steps > current)
     return 1 / 20.0;
   return steps == current ? 1 / 14.0 : 1 / 28.0;
 }
 
-/* Sets the fewest local steps that suffice, and returns the seconds of a step; INFINITY: local
- * steps are not allowed, or not needed. */
+/* Sets the smallest sufficient number of local steps, and returns the seconds of a training step;
+ * INFINITY: local steps are not allowed, or not needed. */
 static double estimate_local_step_seconds(onebit_comm_t comm, onebit_method_choice_t *choice) {
   static const size_t steps[] = {10, 30, 100, 300};
   const int method = ONEBIT_METHOD_LOCAL_STEPS;
@@ -291,8 +298,8 @@ static double estimate_local_step_seconds(onebit_comm_t comm, onebit_method_choi
   return INFINITY;
 }
 
-/* Returns true if a method's exchange alone saves as much of a dense step as a change must. What
- * measured steps took beyond the model may be due to other programs. */
+/* Returns true if a method's exchange alone saves as much of a dense step's time as is required for
+ * a change of method. The rest of a measured step's time may be due to other programs. */
 static bool saves_exchange(const onebit_method_choice_t *choice, int method) {
   return !isfinite(choice->expected[ONEBIT_METHOD_DENSE]) ||
          choice->exchange[ONEBIT_METHOD_DENSE] - choice->exchange[method] >=
@@ -326,7 +333,7 @@ static struct duration format_duration(double seconds) {
 static void append_text(onebit_method_choice_t *choice, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Text that does not fit is left out. */
+/* Appends to the text of the choice. Text that does not fit is left out. */
 static void append_text(onebit_method_choice_t *choice, const char *format, ...) {
   const size_t at = strlen(choice->text);
   va_list arguments;
@@ -335,18 +342,19 @@ static void append_text(onebit_method_choice_t *choice, const char *format, ...)
   va_end(arguments);
 }
 
-/* Appends the seconds of a method's step, and those that measured steps took beyond the model. */
+/* Appends the estimated seconds of a step with this method, and the seconds by which measured steps
+ * were longer than the model. */
 static void append_step(onebit_method_choice_t *choice, int method) {
   const double seconds = choice->expected[method], extra = choice->extra[method];
   append_text(choice, "%s", format_duration(seconds).text);
   if (fabs(extra) > 0.01 * seconds)
-    append_text(choice, " (%s%s of it unexplained)", extra < 0 ? "-" : "",
-                format_duration(fabs(extra)).text);
+    append_text(choice, " (%s %s than by the model)", format_duration(fabs(extra)).text,
+                extra < 0 ? "less" : "more");
 }
 
 static void describe_choice(onebit_method_choice_t *choice) {
   choice->text[0] = '\0';
-  append_text(choice, "takes %s", rows[choice->method].name);
+  append_text(choice, "chooses %s", rows[choice->method].name);
   if (choice->local_steps)
     append_text(choice, " (%zu)", choice->local_steps);
   append_text(choice, ", and expects a step of ");
@@ -364,7 +372,7 @@ static void describe_choice(onebit_method_choice_t *choice) {
   if (choice->blocking)
     append_text(choice, ", not overlapped");
   if (choice->method == ONEBIT_METHOD_DENSE)
-    append_text(choice, "; no other step is %.0f %% faster", 100 * (OB_STEP_WORTH - 1));
+    append_text(choice, "; no other method is %.0f %% faster", 100 * (OB_STEP_WORTH - 1));
 }
 
 static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {

@@ -1,4 +1,4 @@
-/* Options of a plan: valid values, defaults, and the choice of the schedule. */
+/* Options of a plan: checks of their values, defaults, and the choice of the schedule. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@
 
 #define LARGEST_BLOCK 65536
 
-/* Elements of a run. With one scale the sum is computed in runs, so that threads can share it and
- * float32 lanes keep their precision. */
+/* Elements of a run. With one scale for the whole buffer the sum is computed in runs, so that
+ * threads can share the work and float32 lanes keep their precision. */
 #define RUN 2048
 
 #define MAX_THREADS 1024
@@ -67,8 +67,8 @@ static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* Checks the combination of bits and scale: with more than one bit a scale depends on the values of
- * its block, and the rules differ. */
+/* Checks that the other options allow this number of bits. One bit and more bits have different
+ * scale rules; with more than one bit every block has a scale of its own. */
 static onebit_status_t options_check_bits(const onebit_plan_options_t *options, const char *name,
                                           int bits) {
   if (!ob_width_is_known(bits))
@@ -95,22 +95,21 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
                     options->bits);
   if (options->max_bits > options->bits && options->no_error_feedback)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "max_bits is %d, bits is %d, no_error_feedback is set: there is no residual to "
-                    "choose by",
+                    "max_bits is %d, bits is %d, no_error_feedback is set: bits above the smallest "
+                    "are chosen by the residual, which needs error feedback",
                     options->max_bits, options->bits);
   return ONEBIT_OK;
 }
 
-/* Fills in the number of copies. With more than one bit a residual in one copy cannot be restored
- * by one addition. */
+/* Fills in the number of copies of residuals. One copy needs one bit: with more bits one addition
+ * cannot restore a residual. */
 static onebit_status_t resolve_copies(onebit_plan_options_t *options) {
   if (options->residual_copies < 0 || options->residual_copies > 2)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",
                     options->residual_copies);
   if (options->residual_copies == 1 && options->max_bits > 1)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "residual_copies is 1, max_bits is %d: that is for one "
-                    "bit only",
+                    "residual_copies is 1, max_bits is %d: one copy is possible with one bit only",
                     options->max_bits);
   if (!options->residual_copies)
     options->residual_copies = 2;
@@ -157,7 +156,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
 
 /* --- The choice of the schedule; schedule.c may replace an allgather by doubling ---------------*/
 
-/* Fails unless the schedule that was asked for is possible. */
+/* Fails if the schedule that the options request is not possible. */
 static onebit_status_t check_requested_schedule(const struct onebit_plan *plan,
                                                 const struct ob_plan_shape *shape) {
 #define CONSTANT(constant, name) , "ONEBIT_SCHEDULE_" #constant
@@ -181,8 +180,8 @@ static size_t count_allreduce_elements(const struct ob_plan_shape *shape) {
   return elements;
 }
 
-/* Describes the plan for the cost model, with one thread: ranks may have different numbers of
- * threads, and must make the same choice. */
+/* Describes the plan for the cost model, with one thread. Ranks may have different numbers of
+ * threads, and must still make the same choice. */
 static struct ob_cost_task make_cost_task(const struct onebit_plan *plan,
                                           const struct ob_plan_shape *shape) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -208,9 +207,9 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
 }
 
 /* Limits the cost model's choice. Ranks that are threads have no network: their default is the
- * exchange. The model has no numbers for messages between GPUs, whose default is the exchange too.
- * Profile deepspeed fixes the arithmetic, and so the schedule. An optimizer needs messages of
- * servers, so it has the exchange or the hierarchical schedule. */
+ * exchange. The model has no numbers for messages between GPUs, so their default is the exchange,
+ * too. Profile deepspeed fixes the arithmetic, and so the schedule. An optimizer needs messages
+ * from servers, so it uses the exchange or the hierarchical schedule. */
 static void limit_schedule_choice(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                                   struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -235,18 +234,19 @@ static void limit_schedule_choice(const struct onebit_plan *plan, const struct o
 static void add_gpu_note(struct ob_cost_choice *choice) {
   size_t length = strlen(choice->text);
   snprintf(choice->text + length, sizeof choice->text - length,
-           "between GPUs these times are not to be trusted: an optimizer is hierarchical where it "
-           "can be, an allreduce the exchange unless another schedule is asked for\n");
+           "between GPUs these times are not used: optimizers take the hierarchical schedule if "
+           "possible, and an allreduce takes the exchange by default\n");
 }
 
-/* Sets the schedule that was asked for, even if the model cannot estimate its time (on one host, or
- * dense) and has chosen another one. */
+/* Sets the requested schedule, in case the model cannot estimate its time (on one host, or dense)
+ * and has chosen another one. */
 static void set_requested_schedule(struct ob_cost_choice *choice, const struct ob_cost_task *task) {
   if (!task->schedule || choice->schedule == task->schedule)
     return;
   choice->schedule = task->schedule;
   snprintf(choice->text, sizeof choice->text,
-           "chosen: %s, %s, as asked for: the cost model has no time for it here\n",
+           "chosen: %s, %s, because the options ask for it; the cost model has no estimate for it "
+           "here\n",
            ob_cost_schedule_name(choice->schedule), ob_wire_name(choice->wire, task->bits));
 }
 

@@ -1,4 +1,4 @@
-/* Creates, destroys and describes plans; exports, imports and resets their residuals. */
+/* Creates, destroys and describes plans, and exports, imports and resets their residuals. */
 #include "collectives/plan_private.h"
 
 #include <inttypes.h>
@@ -12,11 +12,12 @@
 #include "base/memory.h"
 #include "collectives/communicator.h"
 
-/* The last of the terms below: a device may choose another number than a processor. */
+/* The index of the last term below, the number of messages, which may differ between devices and
+ * processors. */
 #define TERM_MESSAGES 14
 
-/* Compares the arguments that must be the same on all ranks; each rank sends the others the name of
- * its shared memory. */
+/* Compares the arguments that must be the same on all ranks. With the terms, each rank sends the
+ * others the name of its shared memory. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
                                      const struct onebit_plan *plan) {
@@ -33,19 +34,19 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"bits", (uint64_t)options->bits},
       {"max_bits", (uint64_t)options->max_bits},
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
-      {"the number of pieces", shape->pieces},
+      {"the number of tensors of a bucket", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
-      {"the schedule that was decided (from each rank's device and the library's costs: name "
-       "ONEBIT_SCHEDULE_EXCHANGE in the options)",
+      {"the schedule that ranks chose by their devices and costs (set schedule to "
+       "ONEBIT_SCHEDULE_EXCHANGE)",
        plan ? (uint64_t)plan->choice.schedule : 0},
-      [TERM_MESSAGES] = {"the number of messages", plan ? plan->geometry.chunks : 0},
+      [TERM_MESSAGES] = {"the number of messages of a call", plan ? plan->geometry.chunks : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
                          plan ? plan->host.shared.name : 0);
 }
 
-/* The second half of creation where ranks share memory: every rank has allocated its block, and
- * attaches the others'. */
+/* The second half of creation, if ranks share memory: every rank has allocated its block, and now
+ * attaches the blocks of the others. */
 static onebit_status_t attach_host_memory(struct onebit_plan *plan) {
   onebit_status_t status = ob_host_attach(plan);
   if (status == ONEBIT_OK && plan->executor->attached)
@@ -55,7 +56,7 @@ static onebit_status_t attach_host_memory(struct onebit_plan *plan) {
   return status;
 }
 
-/* Prints the plan's choice if the environment asks for it. */
+/* Prints the explanation of the plan's choices if the environment asks for it. */
 static void print_explanation(const struct onebit_plan *plan) {
   int asked = 0;
   char wire[32] = "dense";
@@ -73,14 +74,14 @@ static void print_explanation(const struct onebit_plan *plan) {
             plan->choice.text);
 }
 
-/* A plan, in one piece of memory. */
+/* A plan with its call and its state, allocated together. */
 struct whole {
   struct onebit_plan plan;
   struct ob_flight flight;
   struct ob_plan_state state;
 };
 
-/* Proposes this rank's terms to the other ranks. */
+/* Builds this rank's part of the plan, and compares its terms with those of the other ranks. */
 static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
                                      struct onebit_plan **result) {
@@ -105,8 +106,9 @@ static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
   return agree_on_plan(comm, status, shape, count, plan);
 }
 
-/* Builds the plan again with the messages of a processor: ranks differ only in their number, so
- * some ranks use devices and others processors. */
+/* Builds the plan again with as many messages as plans on processors have. The first attempt found
+ * that ranks differ only in the number of messages: some ranks use devices and others
+ * processors. */
 static onebit_status_t propose_host_messages(onebit_comm_t comm, const struct ob_plan_shape *shape,
                                              size_t count, struct onebit_plan **plan) {
   struct ob_plan_shape mixed = *shape;
@@ -150,8 +152,8 @@ static size_t least_common_multiple(size_t a, size_t b) {
   return a / x * b;
 }
 
-/* DeepSpeed pads to a multiple of ranks * lcm(ranks, 8) (runtime/fp16/onebit/adam.py,
- * corrected_tensor_size). */
+/* Returns the padded number of elements. DeepSpeed pads to a multiple of ranks * lcm(ranks, 8)
+ * (runtime/fp16/onebit/adam.py, corrected_tensor_size). */
 size_t ob_plan_pad_count(size_t ranks, size_t count) {
   size_t quantum = ranks * least_common_multiple(ranks, 8);
   return (count + quantum - 1) / quantum * quantum;
@@ -175,7 +177,7 @@ void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t
 
 static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ranks, size_t count) {
   size_t buffers = shape->options.operation == ONEBIT_ALLREDUCE ? 1 : ranks;
-  /* 16 bytes an element leave room for residuals and messages in a size_t. */
+  /* 16 bytes an element are enough for residuals and messages, whose sizes must fit a size_t. */
   if (count > SIZE_MAX / 16 / buffers - ranks * 8 * ranks)
     return ob_error(
         ONEBIT_ERROR_ARGUMENT,
@@ -273,7 +275,8 @@ const char *onebit_plan_explain(onebit_plan_t plan) {
 
 /* --- Export, import and reset of residuals -----------------------------------------------------*/
 
-/* Fails unless the plan is idle, so that its residual can be read. Waits for work on a stream. */
+/* Fails if the plan has a call in flight, since its residual cannot be read then. Waits for work on
+ * a stream. */
 static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   OB_TRY(ob_plan_check_idle(plan));
@@ -364,7 +367,8 @@ static onebit_status_t clear_results(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* The first copy becomes the current one: it is an optimizer's momentum until bits are sent. */
+/* Clears the state that calls have left. The first copy of the residuals becomes the current one:
+ * until compressed messages are sent, it is an optimizer's momentum. */
 onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
   if (ob_ladder_is_used(&plan->state->ladder))
     plan->state->last_width = ob_ladder_width_in(plan, last_width);

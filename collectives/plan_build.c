@@ -9,9 +9,9 @@
 #include "base/memory.h"
 #include "collectives/messages.h"
 
-/* From this many bytes of buffer on, residuals and results are written with non-temporal stores,
- * since in the caches they would only replace data that is read. Measured with onebit-bench codec;
- * results do not depend on it. */
+/* The size in bytes of a buffer from which on residuals and results are written with non-temporal
+ * stores. In the caches they would only replace data that is read. Measured with onebit-bench
+ * codec; the results of calls do not depend on it. */
 #define STREAM_BYTES ((size_t)16 << 20)
 
 static onebit_status_t report_plan_out_of_memory(const struct onebit_plan *plan) {
@@ -33,7 +33,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   const struct ob_work *work = &plan->state->work;
   size_t first, end;
   ob_plan_find_compressed(plan, &first, &end);
-  if (plan->momentum) { /* an optimizer has its whole momentum there before bits are sent */
+  if (plan->momentum) { /* before bits are sent the residual is an optimizer's momentum */
     first = 0;
     end = plan->geometry.layout.blocks;
   }
@@ -65,7 +65,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
                                                               : report_plan_out_of_memory(plan);
 }
 
-/* Allocates the messages of `count` ranks; NULL when count is 0. */
+/* Allocates the messages of `count` ranks; the result is NULL if count is 0. */
 static onebit_status_t allocate_member_messages(struct onebit_plan *plan, size_t count,
                                                 unsigned char **memory) {
   struct ob_window *window = plan->window;
@@ -100,7 +100,7 @@ static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   OB_TRY(allocate_member_messages(plan, plan->sizes.outgoing, &geometry->outgoing));
   OB_TRY(allocate_member_messages(plan, plan->sizes.incoming, &geometry->incoming));
   if (plan->host.shared.base)
-    return ONEBIT_OK; /* results are there */
+    return ONEBIT_OK; /* results are in the shared memory */
   OB_TRY(allocate_member_messages(plan, results, &geometry->results[0]));
   OB_TRY(allocate_member_messages(plan, plan->momentum ? results : 0, &geometry->results[1]));
   if (!plan->momentum)
@@ -129,8 +129,9 @@ static onebit_status_t allocate_lists(struct onebit_plan *plan) {
   return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : report_plan_out_of_memory(plan);
 }
 
-/* Launchers bind a rank to one core unless told otherwise. Two threads there took 1.5 times as long
- * as one (64 MiB, one rank). A device has no such threads. */
+/* Warns if threads share a processor. Launchers bind a rank to one core unless told otherwise; two
+ * threads on one core took 1.5 times as long as one (64 MiB, one rank). A device has no such
+ * threads. */
 static void warn_of_shared_processors(const struct onebit_plan *plan, int threads) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
   const int processors = ob_processor_count();
@@ -166,7 +167,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   return ONEBIT_OK;
 }
 
-/* Refuses options that only memory of the host supports. */
+/* Fails if the options need memory of the host and the plan is on a device. */
 static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
@@ -178,8 +179,8 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
-/* Refuses one copy where a call cannot be undone: undoing needs the inputs, which are not available
- * on a device, nor where the ranks of a host add up their inputs. */
+/* Fails if residuals have one copy and a call cannot be undone. Undoing needs the inputs, which are
+ * not available on a device, or if the ranks of a host add up their inputs. */
 static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
@@ -206,8 +207,8 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* Sets whether messages have all elements or a segment, and their type. Dense messages have the
- * 16-bit values of the buffers, except in an allreduce. */
+/* Sets the type of messages, and whether each has all elements or those of one segment. Dense
+ * messages have the 16-bit values of the buffers, except in an allreduce. */
 static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
@@ -223,7 +224,7 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
 
 onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
-  if (plan->options.max_bits < plan->options.bits) /* an optimizer's */
+  if (plan->options.max_bits < plan->options.bits) /* an optimizer sets only `bits` */
     plan->options.max_bits = plan->options.bits;
   plan->momentum = shape->momentum;
   plan->moments = shape->moments;
@@ -249,7 +250,7 @@ onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_sha
   return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
 }
 
-/* Returns false if some of the batches' messages are still in flight. */
+/* Destroys batches. Returns false if some of their messages are still in flight. */
 static bool destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
   bool all = true;
   for (size_t i = 0; batches && i < plan->geometry.slots; i++)
@@ -305,5 +306,5 @@ void ob_plan_release(struct onebit_plan *plan) {
   if (exchanged && gathered)
     ob_handle_release(plan);
   else
-    ob_memory_keep(plan); /* the plan has the addresses of its messages, which stay allocated */
+    ob_memory_keep(plan); /* messages that stay allocated may still use the plan's addresses */
 }

@@ -1,4 +1,5 @@
-/* Walks a plan's list of steps: the requests in flight, and when their steps begin and end. */
+/* Runs a plan's list of steps: keeps the requests in flight, and begins, waits for and ends their
+ * steps. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/steps.h"
 
@@ -18,7 +19,7 @@
 
 /* --- The time of steps -------------------------------------------------------------------------*/
 
-/* The time of the plan to which a step is added. */
+/* The total of struct ob_spent to which a step's time is added. */
 enum time { NONE, COMPRESS, APPLY };
 
 struct step_row {
@@ -66,7 +67,7 @@ struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   return spent;
 }
 
-/* Runs a step of a plan that counts what it spends. */
+/* Runs a step and adds its time to the plan's totals. */
 static bool run_timed_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   const enum time time = step_rows[step->kind].time;
   const double before = plan->state->now();
@@ -107,7 +108,7 @@ void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait)
 
 /* --- Waiting -----------------------------------------------------------------------------------*/
 
-/* The rank that the next step waits for, as far as the host can know; -1. */
+/* Returns the rank that the next step waits for, as far as the host can know; -1: not known. */
 static int awaited_rank(const struct onebit_plan *plan) {
   const struct ob_step *step = &plan->steps[plan->flight->step];
   const struct ob_transport *transport = plan->comm->transport;
@@ -178,8 +179,8 @@ bool ob_steps_are_settled(const struct onebit_plan *plan, bool wait) {
 
 /* --- Requests in flight ------------------------------------------------------------------------*/
 
-/* A plan that a thread moves is claimed. Only unclaimed plans are removed from the list, so a
- * thread that holds a claim can go on to the next plan. */
+/* A thread claims a plan before it advances it. Only unclaimed plans are removed from the list, so
+ * a thread that holds a claim can go on to the next plan in the list. */
 
 void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan) {
   OB_LOCKED(&engine->lock);
@@ -211,7 +212,8 @@ void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan) 
   plan->state->claimed = false;
 }
 
-/* The first unclaimed plan from `plan` on, claimed; NULL if none. The lock is held. */
+/* Finds the first unclaimed plan, beginning with `plan`, and claims it; NULL: none. The caller
+ * holds the lock. */
 static const struct onebit_plan *claim_plan_from(const struct onebit_plan *plan) {
   while (plan && plan->state->claimed)
     plan = plan->state->next;
@@ -237,7 +239,8 @@ bool ob_engine_advance(struct ob_engine *engine) {
   return moved;
 }
 
-/* A plan that another thread is moving is not at its end. The lock is held. */
+/* True if a plan is not at its end. A plan that another thread is advancing counts as not at its
+ * end. The caller holds the lock. */
 static bool has_unfinished_plan(const struct ob_engine *engine) {
   for (const struct onebit_plan *plan = engine->first; plan; plan = plan->state->next)
     if (plan->state->claimed || plan->flight->step < plan->flight->stop)
@@ -250,7 +253,8 @@ bool ob_engine_busy(struct ob_engine *engine) {
   return has_unfinished_plan(engine);
 }
 
-/* Waits until one is, or until the engine's thread is to stop: then false. */
+/* Waits until a plan in flight is not at its end. Returns false if the engine's thread has to
+ * stop. */
 static bool await_unfinished(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
   while (!engine->stop && !has_unfinished_plan(engine))
@@ -277,8 +281,8 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
                   ob_knob_label(OB_KNOB_PROGRESS), text);
 }
 
-/* With ONEBIT_PROGRESS=thread and a core to spare a computation need not call the library for its
- * communication to go on. */
+/* The progress thread, for ONEBIT_PROGRESS=thread and a free core: communication goes on while the
+ * program computes and does not call the library. */
 static void *run_progress_thread(void *argument) {
   OB_CALL_SCOPE;
   struct ob_engine *engine = argument;
@@ -290,7 +294,7 @@ static void *run_progress_thread(void *argument) {
   return NULL;
 }
 
-/* Separates threads: one that was told to stop has ended before the next one begins. */
+/* Ensures that a thread that was told to stop has ended before the next thread begins. */
 static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void set_engine_stop(struct ob_engine *engine, bool stop) {

@@ -23,7 +23,8 @@
 
 /* --- Files that say what ranks are waiting for -------------------------------------------------*/
 
-#define SHORTEST 1.0 /* seconds of a wait that is written, and between two */
+/* Seconds: waits from this length on are written, and writes are as far apart. */
+#define SHORTEST 1.0
 
 struct path {
   char text[64];
@@ -42,14 +43,15 @@ static struct path presence_path_of(const struct ob_presence *presence) {
   return path;
 }
 
-/* Accepts only files of this user, since all users write to /tmp. */
+/* Makes the directory, and accepts it only if it belongs to this user, since all users can write to
+ * /tmp. */
 static int is_own_directory(const char *path) {
   struct stat is;
   return (mkdir(path, 0700), lstat(path, &is) == 0) && S_ISDIR(is.st_mode) &&
          is.st_uid == geteuid() && (is.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-/* True if it is time to write the wait. `waited`, `now`: seconds. */
+/* True if it is time to write the wait to the file. `waited`, `now`: seconds. */
 static int presence_is_due(const struct ob_presence *presence, double waited, double now) {
   return presence->file && waited >= SHORTEST && now - presence->written >= SHORTEST;
 }
@@ -72,7 +74,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
   if (!is_own_directory(user_directory().text))
     return;
   int file;
-  for (;;) { /* `onebit status` may lock a new file for an instant, and remove it */
+  for (;;) { /* `onebit status` may lock a new file for a moment, and remove it */
     presence->number = ++numbers;
     file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
     if (file <= 0)
@@ -99,13 +101,15 @@ void ob_presence_end(struct ob_presence *presence) {
 
 /* --- Waits -------------------------------------------------------------------------------------*/
 
-/* The default timeout, as PyTorch's watchdog of NCCL has it: longer than a checkpoint or an
- * evaluation on one rank, and not so long that the wait is taken for one that never ends. */
+/* The default timeout, which is that of PyTorch's watchdog of NCCL. It is longer than a checkpoint
+ * or an evaluation on one rank takes, and short enough that a job does not seem to wait for
+ * ever. */
 #define DEFAULT_TIMEOUT 600.0
-/* The time between two looks. A look reads the clock and the communicator's state: a thousand looks
- * a second cost nothing noticeable, and no timeout is shorter. */
+/* The time between two checks of a wait. A check reads the clock and the communicator's state: a
+ * thousand checks a second have no noticeable cost, and no timeout is shorter. */
 #define LOOK_SECONDS 0.001
-/* The limit of the time that counts as waited while the process was stopped (struct ob_watch). */
+/* The largest time between two checks that counts as waited; the process may have been stopped in
+ * between (struct ob_watch). */
 #define LONGEST_GAP 1.0
 
 double ob_watch_notice = 10.0;
@@ -124,7 +128,8 @@ bool ob_watch_count(struct ob_watch *watch) {
   return true;
 }
 
-/* "allreduce call 3 of plan 1 (16 MiB): waited 5 s for rank 3 on host h2 (receive, chunk 5)" */
+/* Writes a text such as "allreduce call 3 of plan 1 (16 MiB): waited 5 s for rank 3 on host h2
+ * (receive, chunk 5)". */
 static void write_wait_text(onebit_comm_t comm, const char *verb, double seconds,
                             const struct ob_wait *wait, char *text, size_t bytes) {
   char whom[OB_HOST_NAME_BYTES + 32], detail[sizeof wait->detail + 4] = "";
@@ -138,13 +143,14 @@ static void write_wait_text(onebit_comm_t comm, const char *verb, double seconds
   snprintf(text, bytes, "%s: %s %.3g s for %s%s", wait->what, verb, seconds, whom, detail);
 }
 
-/* True if it is time for the next notice: after 10 s, a minute and five. */
+/* True if it is time for the next notice: after 10 s, one minute and five minutes. */
 static bool is_notice_due(const struct ob_watch *watch) {
   static const double times[] = {1, 6, 30};
   return watch->notices < 3 && watch->waited >= times[watch->notices] * ob_watch_notice;
 }
 
-/* Prints a notice, one a communicator in 10 s, however many calls are in flight. */
+/* Prints a notice of a wait, but at most one for each communicator in 10 s, however many calls are
+ * in flight. */
 static void print_notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   watch->notices++;
@@ -169,8 +175,9 @@ static onebit_status_t give_up_wait(onebit_comm_t comm, double seconds,
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
 }
 
-/* The communicator has failed. The rank that gave up may itself have waited for another rank: the
- * message names the rank that this one waited for, so that the chain leads to the missing rank. */
+/* Adds to the error message the rank that this rank waited for. The communicator has failed, and
+ * the rank that gave up may itself have waited for another rank, so the messages of all ranks lead
+ * to the missing rank. */
 static onebit_status_t add_awaited_rank(onebit_status_t status, ob_wait_describe *describe,
                                         const void *waiter) {
   struct ob_wait wait = {.peer = -1};
@@ -290,8 +297,8 @@ static onebit_status_t check_not_foreign(onebit_comm_t comm) {
   if (!ob_comm_is_foreign(comm))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_TRANSPORT,
-                  "the communicator is of the process that this one was forked from: a child makes "
-                  "one of its own");
+                  "the communicator belongs to the process that this one was forked from: create "
+                  "another one in the child");
 }
 
 onebit_status_t ob_comm_check(onebit_comm_t comm) {

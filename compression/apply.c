@@ -1,5 +1,5 @@
-/* Decodes, averages and applies messages block by block. The threads and the scratch of all loops
- * over blocks are here. */
+/* Decodes, averages and applies messages block by block. This file also has the threads and the
+ * scratch memory of all loops over blocks. */
 #include <string.h>
 
 #include "compression/blocks.h"
@@ -21,7 +21,8 @@ int ob_processor_count(void) {
 #endif
 }
 
-/* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
+/* Splits first .. end - 1 into equal parts, one for each thread, and calls body(context, first,
+ * end, thread) with each part. */
 static void run_in_threads(int threads, size_t first, size_t end,
                            void (*body)(void *context, size_t first, size_t end, int thread),
                            void *context) {
@@ -29,7 +30,7 @@ static void run_in_threads(int threads, size_t first, size_t end,
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
     {
-      /* The team may contain a thread of the program. */
+      /* The team of threads may contain a thread of the program. */
       const struct ob_float_environment found = ob_float_enter();
       size_t count = end - first, thread = (size_t)omp_get_thread_num();
       size_t team = (size_t)omp_get_num_threads();
@@ -116,7 +117,7 @@ static char *block_output(const struct ob_block_step *step, const struct ob_bloc
   return base ? base + block->offset * ob_dtype_size(step->work->output_dtype) : NULL;
 }
 
-/* Returns the position of a block's first element in a message. */
+/* Returns the position of a block's first element in a message's values. */
 static size_t block_position(const struct ob_block_step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }
@@ -140,7 +141,7 @@ void ob_block_point_to_streams(const struct ob_block_step *step, size_t b,
   }
 }
 
-/* --- Messages of bits: sums, stores, passes of optimizers --------------------------------------*/
+/* --- Compressed messages: sums, stores, passes of optimizers -----------------------------------*/
 
 static void sum_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                       int thread) {
@@ -176,8 +177,7 @@ static void store_block(const struct ob_block_step *step, size_t b, const struct
                         int thread) {
   const struct ob_work *work = step->work;
   (void)thread;
-  struct ob_store_run run = {.count =
-                                 block->valid, /* padding has no place in the caller's buffer */
+  struct ob_store_run run = {.count = block->valid, /* the caller's buffer has no padding */
                              .stream = work->stream,
                              .width = step->in->width,
                              .bits = ob_block_fields(step, step->in, block),
@@ -246,8 +246,8 @@ static void run_block_pass(const struct ob_block_step *step, size_t b,
       sink->sums[k][b] = (double)run.sums[k];
 }
 
-/* Runs the pass on a block; for padding it sets the sums of the block to 0 instead. In a pass that
- * reads or writes parameters, a piece without parameters is padding. */
+/* Runs the pass on a block. If the block is padding, it sets the sums of the block to 0 instead. In
+ * a pass that reads or writes parameters, a piece without parameters is padding. */
 static void run_pass_or_clear_sums(const struct ob_block_step *step, size_t b,
                                    const struct ob_block *block, int thread) {
   const struct ob_pass_sink *sink = step->sink;
@@ -281,9 +281,9 @@ static void mark_not_finite(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* Loads the block, multiplied by the factor, and fills it up with zeros, since its memory may have
- * values of an earlier message. Returns true if the block is finite; if `bounded` is set, true if
- * the sum of its squares is finite. */
+/* Loads the block, multiplied by the source's factor, and fills its last word up with zeros, since
+ * the memory may have values of an earlier message. Returns true if all elements are finite, or
+ * with work->bounded if the sum of their squares is finite. */
 static bool load_block(const struct ob_block_step *step, const struct ob_block *block,
                        float *values) {
   const struct ob_work *work = step->work;
@@ -308,8 +308,8 @@ static void copy_block(const struct ob_block_step *step, size_t b, const struct 
   memset(to + valid, 0, block_capacity(block) * size - valid);
 }
 
-/* Loads a block into the message. A message of 16-bit values gets a copy of the input; its loaded
- * values are only checked. */
+/* Loads a block into the message. A message of 16-bit values gets a copy of the input; the loaded
+ * float32 values are then only checked. */
 static void load_message_block(const struct ob_block_step *step, size_t b,
                                const struct ob_block *block, int thread) {
   struct ob_work *work = step->work;
@@ -335,8 +335,8 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
   ob_block_step_run_each(&step, work->threads, copy_block);
 }
 
-/* Points the scratch at the values of the block in each message; 16-bit values are first converted
- * to float32. */
+/* Sets the scratch pointers to the values of the block in each message. Values of 16 bits are first
+ * converted to float32. */
 static void gather_values(const struct ob_block_step *step, const struct ob_block *block,
                           size_t streams) {
   struct ob_work *work = step->work;
@@ -350,8 +350,8 @@ static void gather_values(const struct ob_block_step *step, const struct ob_bloc
   }
 }
 
-/* Averages a block of the messages into `out` or the outputs. Each block is checked separately, so
- * that the result of the check does not depend on how messages are cut. */
+/* Averages a block of the messages into `out` or into the outputs. Each block is checked
+ * separately, so that the result of the check does not depend on the sizes of messages. */
 static void average_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                           int thread) {
   struct ob_work *work = step->work;

@@ -1,4 +1,4 @@
-/* Compresses and reduces messages block by block, and undoes both. */
+/* Compresses and reduces messages block by block, and undoes both operations. */
 #include <string.h>
 
 #include "compression/blocks.h"
@@ -8,9 +8,9 @@ static void flag_large_scale(struct ob_work *work, float scale) {
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
 }
 
-/* Computes a block's scale from the sum of its magnitudes, and stores it in the message and with
- * the residual. With one scale for all blocks it stores the sum instead, for
- * ob_compute_buffer_scale. If the scale is not finite, it sends 0 and sets work->not_finite. */
+/* Computes a block's scale from the sum of its magnitudes, and stores it in the message and in the
+ * residual. With one scale for all blocks it stores the sum instead, for ob_compute_buffer_scale.
+ * If the scale is not finite, 0 is stored, and work->not_finite is set. */
 static void blocks_set_scale(struct ob_block_step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
@@ -29,7 +29,7 @@ static void blocks_set_scale(struct ob_block_step *step, size_t block, size_t co
   step->out->scales[block - step->shape->first] = ob_serve_scale(residual->serving.rule, scale);
 }
 
-/* Returns the position of the block's first element in the values of the residual. */
+/* Returns the index of the block's first element in the values of the residual. */
 static size_t residual_offset(const struct ob_residual *residual, const struct ob_block *block) {
   return (block->word - residual->first_word) * OB_LANES;
 }
@@ -45,7 +45,8 @@ static float blocks_residual_scale(const struct ob_residual *residual, size_t bl
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
 }
 
-/* The scratch to which compress and reduce write the new values of a block of levels. */
+/* Returns the scratch of a thread, to which compress and reduce write the new values of a block
+ * whose messages have levels. */
 static float *thread_scratch(const struct ob_block_step *step, int thread) {
   return step->work->wide + (size_t)thread * ob_level_scratch(step->work);
 }
@@ -78,18 +79,18 @@ static void blocks_measure(const struct ob_block_step *step, size_t b, const str
 
 /* --- Levels
  *
- * A block's scale is known only when all of its values are computed, so these wait in a thread's
- * scratch. They are quantised while the values of the next block are computed, part by part: each
- * new part overwrites the part that was just quantised. So the processor reads memory and computes
- * at the same time, and fetches the scratch, which the arrays evict from the first-level cache,
- * once a block. */
+ * A block's scale is known only when all of its values are computed, so the values wait in a
+ * thread's scratch. They are quantised part by part while the values of the next block are
+ * computed: each new part overwrites the part that was just quantised. So the processor computes
+ * while it reads memory. Reading the arrays evicts the scratch from the first-level cache, but the
+ * processor reads the scratch only once a block. */
 
-/* The number of elements in a part. Of 32 to 2,048, 256 and 512 took the least time
- * (docs/measured/processor.md). */
+/* The number of elements in a part. Sizes of 32 to 2,048 were measured: 256 and 512 took the least
+ * time (docs/measured/processor.md). */
 #define PART 512
 
-/* The run that computes a block's values, which is compress or reduce (the other is NULL), and the
- * run that quantises the previous block. */
+/* The run that computes the values of a block, and the run that quantises the previous block. One
+ * of `compress` and `reduce` computes the values; the other is NULL. */
 struct levels {
   struct ob_compress_run *compress;
   struct ob_reduce_run *reduce;
@@ -118,8 +119,8 @@ static void compute_part(const struct ob_block_step *step, const struct levels *
   }
 }
 
-/* Returns the run that quantises a block into the message and the new residual; `lanes` are those
- * of the whole block. */
+/* Returns the run that quantises a block into the message and the new residual; `lanes` are the
+ * lanes of the whole block. */
 static struct ob_quantise_run make_quantise_run(const struct ob_block_step *step, size_t b,
                                                 const struct ob_block *block, const float *values,
                                                 struct ob_lanes *lanes) {
@@ -176,7 +177,7 @@ static void compute_level_block(const struct ob_block_step *step, struct levels 
   blocks_measure(step, b, block, thread, values, error);
 }
 
-/* Returns the floor that a table adds to the estimates of a block. */
+/* Returns the floor that is added to the estimates of a block that belongs to a table. */
 static float blocks_compute_floor(const struct ob_block_step *step, size_t b,
                                   const struct ob_block *block,
                                   const struct ob_moment_factors *factors) {
@@ -192,7 +193,7 @@ static float blocks_compute_floor(const struct ob_block_step *step, size_t b,
   return ob_moment_floor(times, step->work->codec->add_moments(moments, sample), sample, factors);
 }
 
-/* Sets the moments of the block: those that the run reads, and those that it writes. */
+/* Sets the addresses of the block's moments: those that the run reads, and those that it writes. */
 static void point_to_moments(const struct ob_block_step *step, size_t b,
                              const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_residual *residual = step->residual;
@@ -204,8 +205,9 @@ static void point_to_moments(const struct ob_block_step *step, size_t b,
   run->moment.floor = blocks_compute_floor(step, b, block, &run->moment);
 }
 
-/* Fills in the run in place, as fill_reduce_run does. Copying the struct would load in wider pieces
- * what was just stored, and so wait until all stores have reached the cache: 100 ns a block. */
+/* Fills in the run through the pointer, as fill_reduce_run does. If the struct were copied, its
+ * members would be loaded in wider pieces right after they were stored. Such a load waits until all
+ * stores have reached the cache: 100 ns a block. */
 static void fill_compress_run(const struct ob_block_step *step, size_t b,
                               const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_work *work = step->work;
@@ -357,10 +359,10 @@ float ob_compute_buffer_scale(struct ob_work *work, struct ob_residual *residual
   return ob_serve_scale(residual->serving.rule, scale);
 }
 
-/* --- Undoing a call, where the residual has one copy */
+/* --- Undoing a call, if the residual has one copy */
 
-/* Returns the element's residual before `added`, or its current residual where nothing was added.
- * If the sum is not finite, the residual is lost and becomes zero. */
+/* Returns the element's residual before the call, which has added `added`; its current residual if
+ * nothing was added. If the value is not finite, the residual is lost and becomes zero. */
 static float blocks_undo_error(float value, float scale, float added, bool changed) {
   if (!changed || !ob_is_finite(added))
     return ob_residual_of(value, scale);
@@ -368,7 +370,7 @@ static float blocks_undo_error(float value, float scale, float added, bool chang
   return ob_is_finite(before) ? before : 0;
 }
 
-/* Computes the values that the call has added to a block's residual, by running the call on a
+/* Computes the values that the call has added to a block's residual, by repeating the call on a
  * residual of zeros. The scratch has the block of zeros, the result, and the signs of the
  * result. */
 static void compute_added(const struct ob_block_step *step, size_t b,

@@ -14,8 +14,9 @@
 static bool is_always_usable(void) { return true; }
 
 #if defined(__x86_64__)
-/* Returns true if the processor has AVX, F16C and these features. It asks the processor itself:
- * some compilers' __builtin_cpu_supports does not know F16C, and zig's runtime library lacks it.
+/* Returns true if the processor has AVX, F16C and these features. It executes CPUID itself: some
+ * compilers' __builtin_cpu_supports does not know F16C, and zig's runtime library lacks that
+ * function.
  *   state   bits of XCR0: registers that the operating system keeps for each thread */
 static bool processor_has_features(unsigned leaf_7_ebx, unsigned state) {
   unsigned a, b, c, d, low, high;
@@ -29,13 +30,13 @@ static bool processor_has_features(unsigned leaf_7_ebx, unsigned state) {
 
 static bool has_avx2(void) { return processor_has_features(bit_AVX2, 0x06); } /* xmm, ymm */
 
-static bool has_avx512(void) { /* the masks too, and zmm: upper halves of zmm0 to 15, zmm16 to 31 */
+static bool has_avx512(void) { /* also masks, upper halves of zmm0 to 15, and zmm16 to 31 */
   return processor_has_features(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL,
                                 0xe6);
 }
 #endif
 
-/* The codecs, the fastest first. */
+/* The codecs, in descending order of speed. */
 static const struct {
   const struct ob_codec *codec;
   bool (*usable)(void);

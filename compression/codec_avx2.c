@@ -1,12 +1,12 @@
-/* The codec for x86-64 processors with AVX2 and F16C. The file is compiled with these switched on:
- * its functions may only be called if ob_codec_usable returns true. */
+/* The codec for x86-64 processors with AVX2 and F16C. The compiler may use these instructions in
+ * the whole file: its functions may only be called if ob_codec_usable returns true. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
 #include "compression/codec.h"
 
-/* The functions on vectors that codec_template.h needs, in AVX2 and F16C. */
+/* Functions on vectors that codec_template.h needs, with AVX2 and F16C. */
 #define VL 8
 typedef __m256 V;
 
@@ -48,7 +48,8 @@ static inline V v_load_float16(const uint16_t *from) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
+/* Stores bfloat16 values as ob_to_bfloat16 does: rounds to nearest, ties to even, in integers, and
+ * converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   __m256i bits = _mm256_castps_si256(value), upper = _mm256_srli_epi32(bits, 16);
   __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
@@ -60,7 +61,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
 
-/* min and max return their second operand where one of the two is a NaN. */
+/* Bounds values to the range of float16. The minimum and maximum instructions return their second
+ * operand if one of the two is a NaN, so NaN stays NaN. */
 static inline V v_bound_float16(V value) {
   const V max = _mm256_set1_ps(OB_FLOAT16_MAX), min = _mm256_set1_ps(-OB_FLOAT16_MAX);
   return _mm256_min_ps(max, _mm256_max_ps(min, value));
@@ -86,7 +88,8 @@ static inline uint32_t group_pack_signs(const V group[4]) {
          (uint32_t)_mm256_movemask_ps(group[3]) << 24;
 }
 
-/* Lane i shifts its bit of the byte up to the sign. */
+/* Sets the signs of a group: in lane i the bit of element i is shifted to the position of the
+ * sign. */
 static inline void group_apply_signs(uint32_t word, V magnitude, V group[4]) {
   const __m256i all = _mm256_set1_epi32((int)word);
   for (int k = 0; k < 4; k++) {
@@ -97,15 +100,15 @@ static inline void group_apply_signs(uint32_t word, V magnitude, V group[4]) {
   }
 }
 
-/* Decodes 8 bits: the sign, 0111 and the other bits of the code are the upper 12 bits of the
- * float. */
+/* Decodes levels of 8 bits: the sign of the code, the bits 0111 and the rest of the code are the
+ * upper 12 bits of the float. */
 #define VECTOR_LEVELS
 static inline V decode_byte(__m256i code) {
   const __m256i upper = _mm256_slli_epi32(code, 20),
                 own = _mm256_and_si256(upper, _mm256_set1_epi32(127 << 20)),
                 signed_own = _mm256_and_si256(upper, _mm256_set1_epi32((int)0x87ffffff)),
                 level = _mm256_or_si256(signed_own, _mm256_set1_epi32(112 << 23));
-  return _mm256_castsi256_ps(_mm256_sign_epi32(level, own)); /* 0 where `own` is */
+  return _mm256_castsi256_ps(_mm256_sign_epi32(level, own)); /* 0 in lanes where `own` is 0 */
 }
 
 /* Returns the levels of 2 bits times the scale, as a table that is indexed by the code in the low
@@ -136,14 +139,14 @@ static inline void group_decode_levels(V group[4], const uint32_t *fields, unsig
   }
 }
 
-/* Returns the lower byte of each half of a lane, in the order of the elements; larger numbers
- * saturate. */
+/* Returns the lower byte of each 16-bit half of the lanes, in the order of the elements; larger
+ * numbers saturate. */
 static inline __m256i select_low_bytes(__m256i low, __m256i high) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
 }
 
-/* Packs the low bits of each lane, one code after the other. */
+/* Packs the low `width` bits of each lane, one code after the other. */
 static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *fields) {
   const __m256i mask = _mm256_set1_epi32((1 << width) - 1);
   __m256i one[4];
@@ -166,7 +169,7 @@ static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *f
 }
 
 /* Computes ob_encode_level for 8 bits without the sign: returns the lower 7 bits of the codes, and
- * sets their levels. */
+ * sets `level` to their levels. */
 static inline __m256i quantise_ratio(V ratio, V *level) {
   const __m256i bits = _mm256_castps_si256(ratio), above = _mm256_castps_si256(v_abs(ratio)),
                 rounded = _mm256_add_epi32(above, _mm256_set1_epi32(1 << 19)),
@@ -178,7 +181,7 @@ static inline __m256i quantise_ratio(V ratio, V *level) {
   return code;
 }
 
-/* Packs codes of 8 bits. The signs come from the ratios, which saturate to bytes with the same
+/* Packs codes of 8 bits. Their signs come from the ratios, which are saturated to bytes of the same
  * sign. */
 static inline void pack_bytes(const __m256i code[4], const V ratio[4], uint32_t *fields) {
   const __m256i *bits = (const __m256i *)(const void *)ratio, low = _mm256_set1_epi16(127),

@@ -1,12 +1,13 @@
-/* The codec for x86-64 processors with AVX-512 (F, BW, DQ, VL). The file is compiled with these
- * switched on: its functions may only be called if ob_codec_usable returns true. */
+/* The codec for x86-64 processors with AVX-512 (F, BW, DQ, VL). The compiler may use these
+ * instructions in the whole file: its functions may only be called if ob_codec_usable returns
+ * true. */
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
 #include "compression/codec.h"
 
-/* The functions on vectors that codec_template.h needs, in AVX-512. */
+/* Functions on vectors that codec_template.h needs, with AVX-512. */
 #define VL 16
 typedef __m512 V;
 
@@ -21,7 +22,7 @@ static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
 
 static inline V v_smaller(V a, V b) { return _mm512_min_ps(a, b); }
-static inline V v_larger(V a, V b) { return _mm512_range_ps(a, b, 0xb); } /* no sign, of max |x| */
+static inline V v_larger(V a, V b) { return _mm512_range_ps(a, b, 0xb); } /* larger |x|, no sign */
 
 static inline V v_if_zero(V a, V yes, V no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_EQ_OQ), no, yes);
@@ -45,7 +46,8 @@ static inline V v_load_float16(const uint16_t *from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
 
-/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
+/* Stores bfloat16 values as ob_to_bfloat16 does: rounds to nearest, ties to even, in integers, and
+ * converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   __m512i bits = _mm512_castps_si512(value), upper = _mm512_srli_epi32(bits, 16);
   __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
@@ -56,7 +58,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(words));
 }
 
-/* min and max return their second operand where one of the two is a NaN. */
+/* Bounds values to the range of float16. The minimum and maximum instructions return their second
+ * operand if one of the two is a NaN, so NaN stays NaN. */
 static inline V v_bound_float16(V value) {
   const V max = _mm512_set1_ps(OB_FLOAT16_MAX), min = _mm512_set1_ps(-OB_FLOAT16_MAX);
   return _mm512_min_ps(max, _mm512_max_ps(min, value));
@@ -81,8 +84,9 @@ static inline uint32_t group_pack_signs(const V group[2]) {
          (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[1])) << 16;
 }
 
-/* Lane i shifts its bit of the word up to the sign; magnitude | (shifted & sign bit) is one ternary
- * operation, which overwrites its first operand. */
+/* Sets the signs of a group: in lane i the bit of element i is shifted to the position of the sign.
+ * Then magnitude | (shifted & sign bit) is one ternary operation, which overwrites its first
+ * operand. */
 static inline void group_apply_signs(uint32_t word, V magnitude, V group[2]) {
   const __m512i all = _mm512_set1_epi32((int)word), size = _mm512_castps_si512(magnitude);
   const __m512i sign = _mm512_set1_epi32((int)OB_SIGN_BIT);
@@ -95,7 +99,7 @@ static inline void group_apply_signs(uint32_t word, V magnitude, V group[2]) {
 }
 
 /* Returns the levels of 2 or 4 bits times the scale, as a table that is indexed by the code in the
- * low bits of a lane; higher bits do not matter. */
+ * low bits of a lane; the higher bits are ignored. */
 #define VECTOR_LEVELS
 static inline V level_table(unsigned width, V scale) {
   const V two = _mm512_set4_ps(-0.5f, -1.5f, 1.5f, 0.5f),
@@ -107,8 +111,8 @@ static inline V look_up_level(unsigned width, V table, __m512i code) {
   return width == 2 ? _mm512_permutevar_ps(table, code) : _mm512_permutexvar_ps(code, table);
 }
 
-/* Decodes 8 bits: the sign, 0111 and the other bits of the code are the upper 12 bits of the
- * float. */
+/* Decodes levels of 8 bits: the sign of the code, the bits 0111 and the rest of the code are the
+ * upper 12 bits of the float. */
 static inline V decode_byte(__m512i code) {
   const __m512i upper = _mm512_slli_epi32(code, 20), no_sign = _mm512_set1_epi32((int)0x87ffffff),
                 exponent = _mm512_set1_epi32(112 << 23);
@@ -137,7 +141,7 @@ static inline void group_decode_levels(V group[2], const uint32_t *fields, unsig
   }
 }
 
-/* Returns the lower or the upper 16 bits of each lane of the group, in order. */
+/* Returns the lower or the upper 16 bits of each lane of the group, in the order of the lanes. */
 static inline __m512i select_halves(const __m512i lanes[2], int upper) {
   static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                     32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
@@ -145,13 +149,13 @@ static inline __m512i select_halves(const __m512i lanes[2], int upper) {
   return _mm512_permutex2var_epi16(lanes[0], upper ? _mm512_or_si512(order, odd) : order, lanes[1]);
 }
 
-/* Returns the bits of `yes` where those of the mask are set, else those of `no`. */
+/* Returns the bits of `yes` where the mask's bits are set, and the bits of `no` elsewhere. */
 static inline __m512i select_bits(int mask, __m512i yes, __m512i no) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), yes, no, 0xca);
 }
 
-/* Packs the low `width` bits of each lane, one after the other: neighbours are joined in lanes of
- * twice the size. */
+/* Packs the low `width` bits of each lane, one code after the other: neighbouring codes are joined
+ * in lanes of twice the size. */
 static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
   const __m512i words = select_halves(code, 0), next = _mm512_srli_epi32(words, 16 - width),
                 pairs = select_bits((1 << width) - 1, words, next);
@@ -162,8 +166,8 @@ static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *f
                      _mm512_cvtepi64_epi8(select_bits(15, pairs, _mm512_srli_epi64(pairs, 28))));
 }
 
-/* Packs levels into bytes: sign, exponent and mantissa of each, from the upper halves of floats
- * whose exponents are those of levels. */
+/* Packs levels of 8 bits into bytes. The sign, exponent and mantissa of each are in the upper half
+ * of a float whose exponent is that of the level. */
 static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
   const __m512i words = select_halves(level, 1),
                 bytes = select_bits(0x00800080, _mm512_srli_epi16(words, 8),
@@ -171,11 +175,11 @@ static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
   _mm256_storeu_si256((__m256i *)(void *)fields, _mm512_cvtepi16_epi8(bytes));
 }
 
-/* Computes ob_encode_level for 8 bits, as a level: returns the level with the sign of the ratio,
- * and sets `some` in lanes where it is not 0. */
+/* Quantises to 8 bits as ob_encode_level does, but returns the level as a float, with the sign of
+ * the ratio. Sets `some` in lanes whose level is not 0. */
 static inline __m512i quantise_ratio(V ratio, __mmask16 *some) {
   const V smallest = _mm512_castsi512_ps(_mm512_set1_epi32((0x381 << 20) - (1 << 19))),
-          size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* 0xa: the least |x| */
+          size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* 0xa: the smaller |x| */
   const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(size), _mm512_set1_epi32(1 << 19));
   *some = _mm512_cmp_ps_mask(size, smallest, _CMP_GE_OQ);
   return _mm512_ternarylogic_epi32(
@@ -197,7 +201,7 @@ static inline void group_quantise(const float *values, unsigned width, V inverse
       error[k] = _mm512_mask_sub_ps(value, some, value, level);
       continue;
     }
-    const V bound = _mm512_range_ps(ratio, largest, 2), /* its sign, of min |x| */
+    const V bound = _mm512_range_ps(ratio, largest, 2), /* the smaller magnitude, with its sign */
         offset = width == 2 ? _mm512_sub_ps(bound, _mm512_set1_ps(0.5f)) : bound;
     code[k] = _mm512_castps_si512(_mm512_add_ps(offset, rounder));
     error[k] = _mm512_sub_ps(value, look_up_level(width, table, code[k]));

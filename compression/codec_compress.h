@@ -1,18 +1,19 @@
 /*
- * The part of codec_template.h that compresses a rank's values, reduces the ranks' messages on a
- * server, and computes the checksum of a payload, with its parameters and its functions on groups.
+ * This part of codec_template.h compresses a rank's values, reduces the ranks' messages on a
+ * server, and computes the checksum of a payload. It uses the macros and the functions on groups of
+ * the template.
  */
 #include <string.h>
 
 /* --- Compressing -------------------------------------------------------------------------------*/
 
-/* Computes ob_reciprocal_root of each lane. */
+/* Computes ob_reciprocal_root in each lane. */
 FIXED V v_reciprocal_root(V value) {
   const V guess = v_root_guess(value), square = v_mul(v_mul(value, guess), guess);
   return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
 }
 
-/* Prefetches the group one page ahead, and its moments, which are half as wide. */
+/* Prefetches the input group one page ahead, and its moments, which are half as wide. */
 FIXED void group_prefetch_moments(const struct ob_compress_run *run, onebit_dtype_t dtype,
                                   size_t first) {
   group_prefetch(run->residual + first);
@@ -31,8 +32,8 @@ static float codec_add_moments(const uint16_t *moments, struct ob_sample sample)
   return group_sum_lanes(lanes);
 }
 
-/* Computes ob_moment_input of the group. The arrays of moments have whole words, as those of
- * residuals. */
+/* Computes ob_moment_input for the elements of the group. The arrays of moments have whole words,
+ * as those of residuals do. */
 FIXED void group_apply_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                                const V error[GROUP]) {
   const struct ob_moment_factors f = ob_choose_moment_factors(run->moment, run->momentum_scale);
@@ -49,7 +50,8 @@ FIXED void group_apply_moments(V group[GROUP], const struct ob_compress_run *run
   }
 }
 
-/* Computes ob_bound_product of the group; a zero becomes +0 in both cases. */
+/* Bounds products with reciprocals, as ob_bound_product does. A zero becomes +0 both here and
+ * there. */
 FIXED void group_bound_products(V group[GROUP], const V own[GROUP], float limit) {
   const V zero = v_set(0), bound = v_set(limit);
   for (int k = 0; k < GROUP; k++) {
@@ -59,8 +61,8 @@ FIXED void group_bound_products(V group[GROUP], const V own[GROUP], float limit)
   }
 }
 
-/* group = weight * group; with reciprocals each element is also multiplied by its own, up to the
- * limit */
+/* group = weight * group; with reciprocals each element is also multiplied by its own reciprocal,
+ * up to the limit */
 FIXED void group_apply_weight(V group[GROUP], V weight, const struct ob_compress_run *run,
                               size_t first, size_t end) {
   V own[GROUP];
@@ -80,7 +82,7 @@ FIXED void group_apply_weight(V group[GROUP], V weight, const struct ob_compress
 }
 
 /* group = scaling * (decay * momentum + group). `decayed` is decay times the magnitude of the
- * momentum; the product with its sign has the same rounding. */
+ * momentum: multiplying a magnitude or the signed value is rounded in the same way. */
 FIXED void group_add_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
                               bool levels, float decayed, V scaling) {
   V momentum[GROUP];
@@ -94,11 +96,12 @@ FIXED void group_add_momentum(V group[GROUP], const struct ob_compress_run *run,
 }
 
 /* The forms of a run's momentum: none, signs, or levels. Levels are rare: all widths and rules
- * share one loop for each type of input, which decodes them by a call. */
+ * share one loop for each type of input, which calls a function to decode them. */
 enum momentum { NONE, SIGNS, LEVELS };
 
-/* Compresses a run. It is copied, here and below, because a vector may be stored to any object
- * whose address is known elsewhere: the compiler would read the members again after each store. */
+/* Compresses a run. Here and below the run is copied to a local variable. A vector store may change
+ * any object whose address is known elsewhere, so the compiler would otherwise read the members
+ * again after each store. */
 FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
                          onebit_scale_t rule, enum momentum momentum, bool moments) {
   const struct ob_compress_run copy = *all, *const run = &copy;
@@ -168,9 +171,10 @@ static float codec_compress(const struct ob_compress_run *run) {
 /* --- Reducing ----------------------------------------------------------------------------------*/
 
 /* Sums the values of the streams in group number `word`, one addition after the other, in the order
- * of the streams. Tables of the sums of four streams, indexed by four signs, were measured: with 16
- * streams in the caches AVX-512 takes 15 % less, AVX2 11 % more, and a GPU 190 instructions instead
- * of 202, while memory is its limit. They would change the results, and are not worth it. */
+ * of the streams. An alternative was measured: tables of the sums of four streams, indexed by four
+ * signs. With 16 streams in the caches AVX-512 takes 15 % less time, AVX2 11 % more, and a GPU 190
+ * instructions instead of 202, but a GPU is limited by its memory. Tables would change the results,
+ * so they are not used. */
 FIXED void group_sum_streams(V total[GROUP], size_t word, size_t streams, unsigned width,
                              const uint32_t *const *bits, const float *scales) {
   group_decode(total, bits[0], word, width, v_set(scales[0]));
@@ -211,8 +215,8 @@ FIXED float reduce_run(const struct ob_reduce_run *all, onebit_scale_t rule, uns
   return sums_store(&sums, run->lanes);
 }
 
-/* Makes the new momentum from the old one and the mean gradient; returns the signs of the
- * direction, whose magnitudes are added to the lanes. */
+/* Updates the momentum with the mean gradient. Returns the signs of the direction, and adds the
+ * direction's magnitudes to the lanes. */
 FIXED uint32_t group_reduce_lion(const V mean[GROUP], const struct ob_reduce_run *run, size_t first,
                                  V lanes[GROUP]) {
   const struct ob_lion_factors *f = &run->serving.lion;
@@ -265,8 +269,8 @@ static float codec_reduce(const struct ob_reduce_run *run) {
 
 /* --- Checksums ---------------------------------------------------------------------------------*/
 
-/* The checksum uses the compiler's own vectors. A lane is a chain of multiplications, with which
- * those of the other lanes overlap. */
+/* The checksum uses the compiler's vector types. Each lane is a chain of dependent multiplications;
+ * the chains of different lanes overlap in time. */
 #define CHECK_VL (VL < 4 ? 4 : VL)
 #define CHECKS   (OB_CHECK_LANES / CHECK_VL)
 
@@ -298,7 +302,7 @@ FIXED void check_end_lanes(check_vector *sum, const check_vector lanes[CHECKS]) 
   }
 }
 
-/* Adds one run, or less: missing words of its last round are zeros. */
+/* Adds one run, which may be shorter at the end: missing words of its last round are zeros. */
 FIXED void check_add_run(check_vector *sum, const unsigned char *words, size_t first,
                          size_t count) {
   const size_t whole = count / OB_CHECK_LANES * OB_CHECK_LANES;

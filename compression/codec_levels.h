@@ -1,15 +1,15 @@
 /*
  * This part of codec_template.h encodes and decodes messages of more than one bit an element. A
- * codec_*.c file that defines VECTOR_LEVELS has its own forms of these two functions:
+ * codec_*.c file that defines VECTOR_LEVELS has its own versions of these two functions:
  *   group_decode_levels(V[GROUP], fields, width, scale)  decodes a group
  *   group_quantise(values, width, inverse, scale, V[GROUP], fields)  encodes a group of values, and
  *                                                 computes their error; inverse: 1 / scale
- * For other files they are defined here, by the arithmetic in levels.h, of which the compiler makes
- * vectors.
+ * For other files the two functions are defined here, with the arithmetic in levels.h, which the
+ * compiler vectorises.
  */
 #ifndef VECTOR_LEVELS
-/* Unpacks the codes byte by byte. The shifts within a byte are constants, so that the compiler can
- * make vectors even if a vector instruction shifts all lanes by one amount. */
+/* Unpacks the codes byte by byte. The shifts within a byte are constants, so the compiler can
+ * vectorise the loop even if vector instructions can only shift all lanes by the same amount. */
 FIXED void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
   const unsigned each = 8 / width;
   OB_INDEPENDENT
@@ -57,7 +57,8 @@ FIXED void group_quantise(const float *values, unsigned width, V inverse, V scal
 }
 #endif
 
-/* Decodes the elements of group number `word`: signs, or levels. */
+/* Decodes the elements of group number `word`, which are signs, or with more than one bit
+ * levels. */
 FIXED void group_decode(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
                         V scale) {
   if (width == 1)
@@ -66,8 +67,8 @@ FIXED void group_decode(V group[GROUP], const uint32_t *words, size_t word, unsi
     group_decode_levels(group, words + width * word, width, scale);
 }
 
-/* Decodes a group of levels whose width is no constant. Levels are rare: it is not worth compiling
- * each caller for all widths. */
+/* Decodes a group of levels whose width is not constant. Levels are rare, so callers are not
+ * compiled for every width. */
 __attribute__((noinline)) static void group_decode_levels_any_width(V group[GROUP],
                                                                     const uint32_t *fields,
                                                                     unsigned width, float scale) {
@@ -87,7 +88,7 @@ FIXED void group_decode_any_width(V group[GROUP], const uint32_t *words, size_t 
     group_decode_levels_any_width(group, words + width * word, width, scale);
 }
 
-/* Quantises a run. The code of 0 is 0 in every width, but its error may not be. */
+/* Quantises a run. The code of the value 0 is 0 in every width, but its error may not be 0. */
 FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
   const struct ob_quantise_run copy = *all, *const run = &copy;
   const V inverse = v_set(ob_inverse_scale(run->scale)), scale = v_set(run->scale);
@@ -114,8 +115,8 @@ static void codec_quantise(const struct ob_quantise_run *run) {
     quantise_run(run, 8);
 }
 
-/* Returns the largest magnitude. As integers, the bits of magnitudes are in the same order as the
- * magnitudes, and those of a NaN are above all others. */
+/* Returns the largest magnitude. The bits of magnitudes, read as integers, have the same order as
+ * the magnitudes, and those of a NaN are above all others. */
 static float codec_largest(const float *values, size_t count) {
   uint32_t lanes[OB_LANES] = {0}, max_bits = 0;
   for (size_t i = 0; i < count; i += OB_LANES) {

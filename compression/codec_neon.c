@@ -5,7 +5,7 @@
 
 #include "compression/codec.h"
 
-/* The functions on vectors that codec_template.h needs, in NEON. */
+/* Functions on vectors that codec_template.h needs, with NEON. */
 #define VL 4
 typedef float32x4_t V;
 
@@ -44,7 +44,8 @@ static inline V v_load_float16(const uint16_t *from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 }
 
-/* Computes ob_to_bfloat16: rounds half to even in integers, and converts NaN separately. */
+/* Stores bfloat16 values as ob_to_bfloat16 does: rounds to nearest, ties to even, in integers, and
+ * converts NaN separately. */
 static inline void v_store_bfloat16(uint16_t *to, V value) {
   uint32x4_t bits = vreinterpretq_u32_f32(value), upper = vshrq_n_u32(bits, 16);
   uint32x4_t odd = vandq_u32(upper, vdupq_n_u32(1));
@@ -54,7 +55,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   vst1_u16(to, vmovn_u32(vbslq_u32(number, vshrq_n_u32(sum, 16), quiet)));
 }
 
-/* min and max return a NaN where one of the two is a NaN. */
+/* Bounds values to the range of float16. The minimum and maximum instructions return a NaN if one
+ * of the two operands is a NaN. */
 static inline V v_bound_float16(V value) {
   const V max = vdupq_n_f32(OB_FLOAT16_MAX);
   return vminq_f32(max, vmaxq_f32(vnegq_f32(max), value));
@@ -70,8 +72,8 @@ static inline void v_store_float16(uint16_t *to, V value) {
   vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
-/* Moves each lane's sign to the bit of the lane in the word; these bits differ, so adding the lanes
- * up joins them. */
+/* Packs the signs of a group into a word. Each lane's sign is moved to the lane's bit in the word;
+ * all these bits differ, so the sum of the lanes is the word. */
 static inline uint32_t group_pack_signs(const V group[8]) {
   static const int32_t lane[4] = {0, 1, 2, 3};
   const int32x4_t first = vld1q_s32(lane);

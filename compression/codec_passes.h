@@ -1,8 +1,8 @@
 /*
- * This part of codec_template.h runs the passes of the optimizers, with the functions on groups of
- * the template. A pass works on one group at a time: in the optimizer's arrays, or in small arrays
- * for values that are not float32 and for a last, partial group. The compiler makes vectors of the
- * arithmetic in pass_element.h.
+ * This part of codec_template.h runs the passes of the optimizers, with the template's functions on
+ * groups. A pass works on one group at a time. It works directly in the optimizer's arrays, but in
+ * small arrays for values that are not float32 and for a last, partial group. The compiler
+ * vectorises the arithmetic in pass_element.h.
  */
 struct pass_group {
   float *at[OB_SLOTS], *array[OB_SLOTS];
@@ -12,7 +12,7 @@ struct pass_group {
   float sum[OB_SUMS][OB_LANES] __attribute__((aligned(64)));
 };
 
-/* Marks a function that all passes share and that is not inlined into each. */
+/* Marks a function that all passes share; it is not inlined into each of them. */
 #define SHARED __attribute__((noinline)) static
 
 SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
@@ -50,15 +50,15 @@ SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, si
     part_store(group, run->copy, first, first + count, run->copy_dtype);
 }
 
-/* Returns the float array of a slot, or NULL if there is none. */
+/* Returns the array of floats of a slot; NULL: the slot has none. */
 FIXED float *pass_find_array(const struct ob_pass_run *run, int slot) {
   if (slot == OB_GRADIENT && run->gradient_dtype == ONEBIT_FLOAT32)
     return (float *)run->gradient; /* no pass writes gradients */
   return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
 }
 
-/* Returns true for slots that a pass writes and does not read. These are stored past the caches,
- * since otherwise their lines would be read first. */
+/* Returns true for slots that a pass writes but does not read. Their arrays get non-temporal
+ * stores, since ordinary stores would first read the cache lines. */
 FIXED bool pass_only_writes(enum ob_pass_kind kind, int slot) {
   return OB_MASK(slot) & ob_pass_writes(kind) & ~ob_pass_reads(kind);
 }
@@ -68,7 +68,7 @@ FIXED bool pass_is_streamed(const struct ob_pass_run *run, enum ob_pass_kind kin
   return pass_only_writes(kind, slot) && run->stream && array && (uintptr_t)array % sizeof(V) == 0;
 }
 
-/* Points each slot to its array, or to a small one, which begins with zeros. */
+/* Sets the pointer of each slot to its array, or to a small array of zeros. */
 FIXED void pass_point_to_arrays(struct pass_group *group, const struct ob_pass_run *run,
                                 enum ob_pass_kind kind) {
   const unsigned used = ob_pass_reads(kind) | ob_pass_writes(kind);
@@ -81,8 +81,8 @@ FIXED void pass_point_to_arrays(struct pass_group *group, const struct ob_pass_r
     }
 }
 
-/* Returns true if the pass gains from prefetching its arrays: a pass that decodes a message
- * computes so much that it falls behind them. */
+/* Returns true if prefetching its arrays makes the pass faster, as in passes that decode a message,
+ * since they compute much. */
 FIXED bool pass_prefetches(enum ob_pass_kind kind) {
   return ob_pass_reads(kind) & OB_MASK(OB_MESSAGE);
 }
@@ -113,8 +113,8 @@ FIXED void pass_load_group(struct pass_group *group, const struct ob_pass_run *r
       group->small[OB_LAST][i] = run->last_values[first + i];
 }
 
-/* Loads ob_pass_quotient of a group whose messages are signs, from the quotients of the four pairs
- * of signs. */
+/* Sets the quotients (ob_pass_quotient) of a group whose messages are signs. of[4] has the
+ * quotients of the four pairs of signs. */
 FIXED void pass_load_quotient(struct pass_group *group, enum ob_pass_kind kind, const float of[4]) {
   const bool two = ob_pass_reads(kind) & OB_MASK(OB_LAST);
   const float plus_plus = of[0], minus_plus = of[1], plus_minus = of[2], minus_minus = of[3];
@@ -143,7 +143,7 @@ FIXED void pass_store_group(const struct pass_group *group, const struct ob_pass
     pass_store_copy(group->at[OB_PARAMETER], run, first, count);
 }
 
-/* Applies the pass to the elements of a group. Elements past the end are zeros, which add nothing
+/* Computes the pass for the elements of a group. Elements past the end are zeros, which add nothing
  * to sums; their results are not stored. */
 FIXED void pass_compute_elements(enum ob_pass_kind kind, bool divided, struct pass_group *group,
                                  const struct ob_pass_factors *factors) {
@@ -168,7 +168,8 @@ FIXED void pass_compute_elements(enum ob_pass_kind kind, bool divided, struct pa
   }
 }
 
-/* Adds sums to lanes that stay in registers: in memory each group would wait for the one before. */
+/* Adds sums to lanes that stay in registers: with lanes in memory each group would wait for the one
+ * before. */
 FIXED void pass_add_sums(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
                          enum ob_pass_kind kind) {
   OB_UNROLLED
@@ -228,7 +229,7 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool signs)
   pass_store_sums(run, kind, lanes);
 }
 
-/* Runs SQUARES, which only reads, and is short: its sums stay in registers. */
+/* Runs the pass SQUARES, which only reads and computes little: its sums stay in registers. */
 FIXED void pass_squares_dtype(struct ob_pass_run *run, onebit_dtype_t dtype) {
   V group[GROUP], lanes[GROUP];
   const V factor = v_set(run->factors.gradient_factor);
@@ -256,8 +257,8 @@ static void pass_squares(struct ob_pass_run *run) {
   FOR_DTYPE(run->gradient_dtype, SQUARES);
 }
 
-/* Returns true if all messages that the pass reads are signs, as nearly always. For these a pass
- * has a loop of its own, without a call. */
+/* Returns true if all messages that the pass reads are signs, as in nearly all calls. For signs a
+ * pass has a separate loop, without a function call. */
 static bool pass_reads_signs(const struct ob_pass_run *run) {
   const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
   return run->width == 1 && (!two || (run->last && run->last_width == 1));

@@ -1,8 +1,8 @@
 /* The portable codec. */
 #include "compression/codec.h"
 
-/* The functions on vectors that codec_template.h needs, in portable C: a vector is one float, a
- * group is an array that the compiler may vectorise. */
+/* Functions on vectors that codec_template.h needs, in portable C: a vector is one float, and a
+ * group is an array, whose loops the compiler may vectorise. */
 #define VL 1
 typedef float V;
 
@@ -35,11 +35,11 @@ static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream)
   *to = ob_moment_round(moment, chance);
 }
 
-/* Packs eight bytes that are 0 or 1 into eight bits: the multiplication moves byte i to bit 56 + i,
- * and no sum carries. */
+/* Packs eight bytes, each 0 or 1, into eight bits: the multiplication moves byte i to bit 56 + i,
+ * and no addition carries. */
 static inline uint32_t pack_bits(const uint8_t bytes[8]) {
   uint64_t word = 0;
-  for (int i = 0; i < 8; i++) /* a plain load on little-endian machines */
+  for (int i = 0; i < 8; i++) /* one load on little-endian machines */
     word |= (uint64_t)bytes[i] << 8 * i;
   return (uint32_t)(word * 0x0102040810204080u >> 56);
 }
@@ -52,8 +52,8 @@ static inline uint32_t group_pack_signs(const V group[OB_LANES]) {
          pack_bits(negative + 24) << 24;
 }
 
-/* Sets signs four elements at a time, by a table of their bits: few portable targets shift each
- * lane by its own amount. */
+/* Sets signs four elements at a time, by a table that is indexed by their bits: few portable
+ * targets can shift each lane by its own amount. */
 static inline void group_apply_signs(uint32_t word, V magnitude, V group[OB_LANES]) {
 #define ROW(bits)                                                                                  \
   { (bits & 1u) << 31, (bits & 2u) << 30, (bits & 4u) << 29, (bits & 8u) << 28 }

@@ -1,6 +1,7 @@
 /*
- * The codec, written once for every instruction set. A codec_*.c file defines functions on vectors,
- * and then includes this file, which defines the row of the table of codecs that CODEC names.
+ * The template of all codecs, one for each instruction set. A codec_*.c file defines functions on
+ * vectors, and then includes this file. This file defines the row of the table of codecs, whose
+ * symbol is CODEC.
  *
  * The including file defines these macros and static functions:
  *   CODEC, CODEC_NAME                         the row's symbol, and its name as text
@@ -15,19 +16,19 @@
  *   v_smaller(a, b)                           a where a < b, else b
  *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
  *   v_root_guess                              the first guess of ob_reciprocal_root
- *   v_load_bfloat16 v_load_float16            as numerics.h converts
- *   v_store_bfloat16 v_store_float16          likewise
+ *   v_load_bfloat16 v_load_float16            convert as in numerics.h
+ *   v_store_bfloat16 v_store_float16          convert as in numerics.h
  *   v_bound_float16                           ob_bound_float16
- *   v_store_moment(to, moment, chance, stream)  as ob_moment_round has it; `stream` may write past
- *                                             the caches
+ *   v_store_moment(to, moment, chance, stream)  as ob_moment_round; `stream` allows non-temporal
+ *                                             stores
  *   group_pack_signs(V[GROUP])                the sign bits of a group of 32 elements, element i in
  *                                             bit i
  *   group_apply_signs(word, magnitude, V[GROUP])  the magnitude with bit i of the word as the sign
  *                                             of element i
  *
- * All functions work on groups of 32 elements. A group is one word of sign bits, and has one
- * element for each lane of the defined sum, so that lane sums are the same however wide a vector
- * is. A last, partial group is copied through a small array.
+ * All functions work on groups of 32 elements. A group has one word of sign bits, and one element
+ * for each lane of the sum that numerics.h defines, so that sums do not depend on the width of
+ * vectors. A last, partial group is copied through a small array.
  */
 #include "compression/levels.h"
 #include "compression/pass_element.h"
@@ -35,9 +36,9 @@
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
 
-/* OB_INDEPENDENT stands before a loop that may become vectors: its iterations do not depend on each
- * other. OB_UNROLLED stands before a loop over slots: the compiler knows which of them a pass
- * uses. */
+/* OB_INDEPENDENT precedes a loop that the compiler may vectorise, since its iterations do not
+ * depend on each other. OB_UNROLLED precedes a loop over slots, which the compiler unrolls, since
+ * it knows which slots a pass uses. */
 #ifdef __clang__
 #define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define OB_UNROLLED    _Pragma("unroll")
@@ -46,7 +47,7 @@
 #define OB_UNROLLED    _Pragma("GCC unroll 16")
 #endif
 
-/* Run the body with the width, or the type, as a constant. */
+/* FOR_WIDTH and FOR_DTYPE run the body with the width, or the type, as a constant. */
 #define FOR_WIDTH(width, body)                                                                     \
   ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
 #define FOR_DTYPE(dtype, body)                                                                     \
@@ -56,24 +57,24 @@
 
 /* --- Prefetching
  *
- * A processor's own prefetching stops at the end of a page, so that a pass waits at the beginning
- * of each page, and with several messages, of which each advances by a bit an element, most of the
- * time. Prefetching lines far enough ahead helps functions that compute much: reduce, passes that
- * decode messages, and compress with moments. In functions that compute little it only takes time
- * (docs/measured/processor.md). The address may lie beyond the array: prefetching it has no
- * effect. */
+ * A processor's own prefetching stops at the end of a page, so that a loop over memory waits at the
+ * beginning of each page. A loop that reads several messages, each at a bit an element, waits most
+ * of the time. Prefetching lines far enough ahead helps functions that compute much: reduce, passes
+ * that decode messages, and compress with moments. In functions that compute little it only costs
+ * time (docs/measured/processor.md). The address may lie beyond the array: prefetching it then has
+ * no effect. */
 FIXED void prefetch_line(const void *from, size_t ahead) {
   __builtin_prefetch((const void *)((uintptr_t)from + ahead));
 }
 
-/* Prefetches the group one page ahead. */
+/* Prefetches the group that lies one page ahead. */
 FIXED void group_prefetch(const float *group) {
   for (size_t at = 0; at < OB_LANES * sizeof *group; at += 64)
     prefetch_line(group + at / sizeof *group, 4096);
 }
 
-/* Prefetches the lines of each stream that are 2,048 elements ahead of element i, once in 512
- * elements. */
+/* Prefetches the cache lines of each stream that are 2,048 elements ahead of element i; does so
+ * only for every 512th element. */
 FIXED void streams_prefetch(const uint32_t *const *bits, size_t streams, size_t i, unsigned width) {
   if (i % 512 != 0)
     return;
@@ -103,7 +104,7 @@ FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_d
   }
 }
 
-/* Bounds results before they are stored. */
+/* Bounds results to the range of their type before they are stored. */
 FIXED void group_bound_results(V group[GROUP], onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT16)
     for (int k = 0; k < GROUP; k++)
@@ -122,8 +123,8 @@ FIXED void group_store(const V group[GROUP], void *buffer, size_t first, onebit_
   }
 }
 
-/* Loads the elements first .. end - 1 of a buffer, at most a group, and fills the group up with
- * zeros. */
+/* Loads the elements first .. end - 1 of a buffer, which are at most a group, and sets the rest of
+ * the group to zero. */
 FIXED void part_load(V group[GROUP], const void *buffer, size_t first, size_t end,
                      onebit_dtype_t dtype) {
   float part[OB_LANES] = {0};
@@ -155,7 +156,8 @@ FIXED float group_sum_lanes(const V group[GROUP]) {
   return ob_sum_lanes(lanes);
 }
 
-/* The lanes to which a run adds: those of a block that is computed in parts, or its own. */
+/* The lanes to which a run adds: the lanes of a block that is computed in parts, or lanes of the
+ * run itself. */
 struct sums {
   V sum[GROUP], largest[GROUP];
 };
@@ -179,7 +181,7 @@ FIXED float sums_store(const struct sums *sums, struct ob_lanes *so_far) {
   return 0;
 }
 
-/* error = the error of the last call */
+/* Computes the error of the last call from the lazy residual. */
 FIXED void group_compute_error(V error[GROUP], const float *residual, V scale) {
   for (int k = 0; k < GROUP; k++) {
     V c = v_load(residual + k * VL);
@@ -187,21 +189,22 @@ FIXED void group_compute_error(V error[GROUP], const float *residual, V scale) {
   }
 }
 
-/* group += error */
+/* Adds the error to the group. */
 FIXED void group_add_error(V group[GROUP], const V error[GROUP]) {
   for (int k = 0; k < GROUP; k++)
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Keeps a residual that is written in place unchanged where the input would make it not finite, so
- * that the call can be undone (blocks.h). */
+/* Prepares values that overwrite a residual: elements whose input is not finite keep their old
+ * residual, so that the call can be undone (blocks.h). */
 FIXED void group_keep_finite(V stored[GROUP], const V input[GROUP], const float *residual) {
   for (int k = 0; k < GROUP; k++)
     stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));
 }
 
-/* Writes the new residuals, or values, and adds the magnitudes of the group to the sums. Writes its
- * signs, or if `signs` is NULL updates the largest magnitudes. */
+/* Stores `stored`, which are new residuals or values to quantise, and adds the magnitudes of the
+ * group to the sums. Also writes the group's signs, or if `signs` is NULL updates the largest
+ * magnitudes. */
 FIXED void group_store_residual(const V group[GROUP], const V stored[GROUP], float *residual,
                                 uint32_t *signs, bool stream, onebit_scale_t rule,
                                 struct sums *sums) {
@@ -224,8 +227,9 @@ FIXED void group_store_residual(const V group[GROUP], const V stored[GROUP], flo
 
 #include "compression/codec_compress.h"
 
-/* Returns true if a sum may exceed the largest float16. With signs no sum exceeds that of the
- * scales, which is rounded as often; with levels it may, so the result is always true. */
+/* Returns true if a sum may exceed the largest float16. With signs no sum exceeds the sum of the
+ * scales, which has as many roundings. With levels a sum may be larger, so the result is always
+ * true. */
 FIXED bool sum_may_exceed_float16(const struct ob_sum_run *run) {
   float max = 0;
   for (size_t s = 0; s < run->streams; s++)
@@ -279,7 +283,8 @@ FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype, unsig
   }
 }
 
-/* Stores float32 values past the caches, at addresses that are multiples of a vector's size. */
+/* Stores float32 values with non-temporal stores, at addresses that are multiples of a vector's
+ * size. */
 FIXED void store_streaming(const struct ob_store_run *run, unsigned width) {
   V group[GROUP];
   const V scale = v_set(run->scale);
@@ -307,8 +312,8 @@ static void codec_store(const struct ob_store_run *run) {
 
 #include "compression/codec_passes.h"
 
-/* Loads a run, and returns whether it is finite: a value times zero is zero if it is finite and
- * else NaN; the sum of such products is NaN if one of them is. */
+/* Loads a run, and returns true if all of it is finite. A value times zero is zero if the value is
+ * finite and NaN if not; the sum of such products is NaN if one of them is. */
 FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_t count,
                     float *output) {
   V group[GROUP], lanes[GROUP];
@@ -372,7 +377,7 @@ static bool codec_mean(const float *const *inputs, size_t streams, float factor,
   }
   if (i < count) {
     average_group(total, inputs, streams, factor, i, count);
-    group_add_squares(lanes, total); /* lanes past the end are zeros */
+    group_add_squares(lanes, total); /* elements past the end are zeros */
     part_store(total, output, i, count, ONEBIT_FLOAT32);
   }
   return ob_is_finite(group_sum_lanes(lanes));

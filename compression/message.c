@@ -21,8 +21,8 @@ void ob_message_seal(void *memory, const struct ob_message_shape *shape,
   header->checksum = message_checksum(header, shape, codec);
 }
 
-/* Checks the checksum. A message of another magic or version passes, since its checksum may be
- * another one or missing: check_header refuses it. */
+/* Checks the checksum of a message. A message of another format or version is not checked, since it
+ * may have another checksum or none: check_header refuses it. */
 static onebit_status_t check_checksum(const struct ob_header *header,
                                       const struct ob_message_shape *shape,
                                       const struct ob_codec *codec) {
@@ -85,7 +85,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
   return ONEBIT_OK;
 }
 
-/* --- Layouts: index arithmetic and nothing else ------------------------------------------------*/
+/* --- Layouts: index arithmetic only ------------------------------------------------------------*/
 
 static size_t divide_up(size_t a, size_t b) { return a / b + (a % b != 0); }
 
@@ -125,7 +125,7 @@ size_t ob_layout_elements_before(const struct ob_layout *layout, size_t block) {
 }
 
 size_t ob_layout_first_block_from(const struct ob_layout *layout, size_t word) {
-  size_t low = 0, high = layout->blocks; /* the answer is in low .. high */
+  size_t low = 0, high = layout->blocks; /* the result is in low .. high */
   while (low < high) {
     size_t middle = low + (high - low) / 2;
     if (ob_layout_word(layout, middle) < word)

@@ -1,11 +1,11 @@
 /*
- * The format of messages. docs/wire-format.md is the specification, this is its code.
+ * The format of messages, as docs/wire-format.md specifies it.
  *
  *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
  *   header (40 bytes) | float32 values, or 16-bit ones: a dense message
  *
- * A message covers a range of blocks of a layout, which both sides know; the header has what is
- * needed to notice that their layouts differ.
+ * A message has a range of blocks of a layout. Sender and receiver both know the layout; the header
+ * has the numbers from which the receiver notices that the layouts differ.
  *
  * A layout defines the position of each element in a message and in the residuals.
  */
@@ -30,14 +30,15 @@ extern "C" {
 /* --- The layout of elements in blocks and words ------------------------------------------------*/
 
 /*
- * A layout is a list of pieces (tensors, or a server's share of a padded buffer), each cut into
- * blocks from its start; a block never spans two pieces. In the residuals and in messages each
+ * A layout is a list of pieces (tensors, or the segments of a padded buffer). Each piece is cut
+ * into blocks from its start; a block never spans two pieces. In the residuals and in messages each
  * block occupies whole words of 32 elements, so element i of a block lies at 32 * word + i. Only
  * the last block of a piece can be short.
  */
 struct ob_piece {
   size_t count; /* elements */
-  /* elements in the caller's buffer; the others are padding, which is compressed as zeros */
+  /* Elements in the caller's buffer. The other elements are padding, which is compressed as
+   * zeros. */
   size_t valid;
   size_t first_block, first_word;
 };
@@ -45,24 +46,24 @@ struct ob_piece {
 struct ob_layout {
   size_t block; /* elements of a full block, a multiple of 32 */
   size_t pieces;
-  struct ob_piece *piece; /* pieces + 1 entries; the last one marks the end of the piece before */
+  struct ob_piece *piece; /* pieces + 1 entries; the last one marks the end of the last piece */
   size_t blocks, words, elements;
 };
 
-/* A block, as ob_layout_block finds it. */
+/* A block, as ob_layout_block returns it. */
 struct ob_block {
-  size_t piece, offset; /* its first element, counted in its piece */
+  size_t piece, offset; /* offset of its first element within the piece */
   size_t count, valid;
   size_t word;
 };
 
-/* Creates the layout of pieces of counts[k] elements, of which valid[k] are no padding; valid NULL:
- * all. After ONEBIT_ERROR_MEMORY the layout is safe to destroy. */
+/* Creates the layout of pieces of counts[k] elements. Of these, valid[k] elements are not padding;
+ * valid NULL: all. After ONEBIT_ERROR_MEMORY the layout is safe to destroy. */
 onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
                                  const size_t *counts, const size_t *valid);
 void ob_layout_destroy(struct ob_layout *layout);
 
-/* Returns the last piece that begins at this block or before it and is not empty. */
+/* Returns the last nonempty piece that begins at or before this block. */
 OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
   size_t low = 0, high = layout->pieces;
   while (high - low > 1) {
@@ -75,8 +76,9 @@ OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
   return low;
 }
 
-/* Returns block number `block`. *piece is where the search starts, and is updated: pass 0 at first,
- * and keep it between neighbouring blocks. It is inline here because device code calls it too. */
+/* Returns block number `block`. *piece is the piece where the search starts, and is updated: pass 0
+ * at first, and the updated value for the next block. The function is inline because device code
+ * calls it too. */
 OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block,
                                           size_t *piece) {
   const struct ob_piece *at = &layout->piece[*piece];
@@ -99,7 +101,7 @@ struct ob_interval {
   size_t first, end;
 };
 
-/* Returns the words of a piece that are in the interval `among`. */
+/* Returns the words of a piece that lie in the interval `among`. */
 OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
                                                const struct ob_interval *among) {
   struct ob_interval found;
@@ -108,7 +110,7 @@ OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
   return found;
 }
 
-/* Returns a block's first word; for block == blocks, the number of words. */
+/* Returns the number of a block's first word; if block == blocks, the number of words. */
 OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)
     return layout->words;
@@ -125,15 +127,16 @@ size_t ob_layout_first_block_from(const struct ob_layout *layout, size_t word);
 /* --- The checksum ------------------------------------------------------------------------------*/
 
 /*
- * docs/wire-format.md says what the checksum of a message is, and what it detects.
+ * docs/wire-format.md specifies the checksum of a message, and the errors that it detects.
  *
- * The checksum has 64 lanes, so that vectors and warps compute it as they load: a run of the
- * payload has 16 words for each lane, and the checksum is the sum over all lanes of all runs, in
- * any order. Every step is a bijection of the word and of the state of the lane, so a change within
- * one word always changes the checksum.
+ * The checksum has 64 lanes, so that vectors and warps can compute it from the words as they load
+ * them. A run of the payload has 16 words for each lane. The checksum is the sum over all lanes of
+ * all runs, in any order. Every step is a bijection of the word and of the lane's state, so a
+ * change within one word always changes the checksum.
  */
 
-/* The number of lanes, which is that of the words of a round; and the number of words of a run. */
+/* The number of lanes, which is the number of words in a round; and the number of words in a
+ * run. */
 #define OB_CHECK_LANES 64
 #define OB_CHECK_RUN   (16 * OB_CHECK_LANES)
 
@@ -150,7 +153,7 @@ OB_INLINE uint32_t ob_check_word(uint32_t lane, uint32_t word) {
   return lane ^ lane >> 15;
 }
 
-/* Returns the lane's contribution to the checksum, by the last step of MurmurHash3. */
+/* Returns what the lane contributes to the checksum, by the last step of MurmurHash3. */
 OB_INLINE uint32_t ob_check_end(uint32_t lane) {
   lane = (lane ^ lane >> 16) * OB_CHECK_WORD;
   lane = (lane ^ lane >> 13) * OB_CHECK_WORD2;
@@ -162,27 +165,27 @@ OB_INLINE uint32_t ob_check_end(uint32_t lane) {
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
 #define OB_MESSAGE_VERSION 3
 
-/* The scale below which no later step of a call can overflow. A value of a block is at most
- * sqrt(65536) times its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the
- * value that a server compresses, a mean of scales and its residual, stays below 2^54, and the sum
- * of 65536 squares below 2^124. A mean of absolute values is never squared. */
+/* If all scales are below this number, no later step of a call can overflow. A value of a block is
+ * at most sqrt(65536) times the block's RMS scale, or with one scale for a whole buffer sqrt(2^40)
+ * times that scale. A server compresses a mean of scales plus its residual: this value stays below
+ * 2^54, and the sum of 65536 squares below 2^124. A mean of absolute values is never squared. */
 #define OB_LARGE_SCALE 0x1p32f
 
 enum ob_message_kind { OB_MESSAGE_WORKER = 1, OB_MESSAGE_SERVER = 2 };
 
 enum ob_message_flag {
-  /* the sender found a value that is not finite, in this message or an earlier one of this call */
+  /* The sender found a value that is not finite, in this message or an earlier one of this call. */
   OB_FLAG_NOT_FINITE = 1,
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
   OB_FLAG_DENSE = 4, /* the payload is float32 values */
-  /* a scale in the sender's message or residual is at least OB_LARGE_SCALE: sums may overflow */
+  /* A scale in the sender's message or residual is at least OB_LARGE_SCALE: sums may overflow. */
   OB_FLAG_LARGE = 8,
-  /* with OB_FLAG_ERROR: the error is an argument that must be equal on all ranks, and is not */
+  /* With OB_FLAG_ERROR: the error is an argument that must be equal on all ranks, but is not. */
   OB_FLAG_MISMATCH = 16,
-  OB_FLAG_HALF = 32,   /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
-  OB_FLAG_WIDTH = 64,  /* two bits, this and 128: the binary logarithm of the width */
-  OB_FLAG_CLIMB = 256, /* the sender wants more bits (only in a plan of several widths) */
-  OB_FLAG_STAY = 512   /* the sender needs at least as many bits (likewise) */
+  OB_FLAG_HALF = 32,   /* with OB_FLAG_DENSE: the values have 16 bits, in the buffers' type */
+  OB_FLAG_WIDTH = 64,  /* this bit and 128 are the binary logarithm of the width */
+  OB_FLAG_CLIMB = 256, /* the sender asks for more bits (in plans with several widths) */
+  OB_FLAG_STAY = 512   /* the sender needs at least as many bits (in the same plans) */
 };
 
 #define OB_LADDER_FLAGS (OB_FLAG_CLIMB | OB_FLAG_STAY)
@@ -192,24 +195,24 @@ struct ob_header {
   uint8_t version, kind;
   uint16_t flags;
   uint32_t sequence; /* number of the call on this plan */
-  float scale; /* the scale of the sender's buffer, or the size of its residual (ladder.h), or 0 */
-  uint64_t elements; /* the elements of the whole call, with padding */
+  float scale;       /* scale of the sender's buffer, or size of its residual (ladder.h), or 0 */
+  uint64_t elements; /* elements of the whole call, with padding */
   uint64_t block;    /* the first block of the message */
   uint32_t agreed;   /* a number that must be the same on all ranks in this call, or 0 */
-  uint32_t checksum; /* the checksum of all other bytes of the message */
+  uint32_t checksum; /* checksum of all other bytes of the message */
 };
 
 struct ob_codec;
 
-/* The shape of a message, which both sides know. */
+/* The shape of a message, which sender and receiver both know. */
 struct ob_message_shape {
-  size_t first, blocks, words; /* first block; how many blocks, and groups of 32 elements */
+  size_t first, blocks, words; /* first block; number of blocks; number of groups of 32 elements */
   bool one_scale, dense;
   bool half;      /* the message is dense and has 16-bit values */
   unsigned width; /* bits an element, if the message is not dense */
 };
 
-/* The parts of a message in memory. The values of a dense message, floats or halves, begin where
+/* The parts of a message in memory. The values of a dense message, of 32 or 16 bits, are where
  * another message has its scales. */
 struct ob_view {
   struct ob_header *header;
@@ -220,12 +223,13 @@ struct ob_view {
   unsigned width;
 };
 
-/* The sizes of a message's parts, inline because device code computes them too. */
+/* Return the sizes of a message's parts; inline because device code calls them too. */
 OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
 
-/* Returns the bytes of a message for each word of the layout, a group of 32 elements. */
+/* Returns the bytes of a message's payload for each word of the layout, which is a group of 32
+ * elements. */
 OB_INLINE size_t ob_message_word_bytes(const struct ob_message_shape *shape) {
   if (!shape->dense)
     return shape->width * sizeof(uint32_t);
@@ -248,7 +252,7 @@ OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_s
   return view;
 }
 
-/* The call that a message belongs to, as both sides know it. */
+/* The call that a message belongs to, as sender and receiver know it. */
 struct ob_message_call {
   enum ob_message_kind kind;
   uint32_t sequence;
@@ -273,8 +277,8 @@ OB_INLINE struct ob_header ob_header_make(const struct ob_message_shape *shape,
   return header;
 }
 
-/* Returns the header's contribution to the checksum: one lane, of all words of the header but the
- * checksum. */
+/* Returns what the header contributes to the checksum: one lane, over all words of the header
+ * except the checksum. */
 OB_INLINE uint32_t ob_header_sum(const struct ob_header *header) {
   const uint32_t words[] = {
       header->magic,
@@ -309,10 +313,10 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
   return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
-/* Returns the bits an element of a message that is not dense. */
+/* Returns the width, in bits an element, of a message that is not dense. */
 OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
 
-/* The faults of a header, in the order of the checks; ob_header_check returns the first one. */
+/* The errors of a header, in the order of the checks; ob_header_check returns the first one. */
 enum ob_header_fault {
   OB_HEADER_SOUND,
   OB_HEADER_MAGIC,
@@ -340,28 +344,29 @@ OB_INLINE enum ob_header_fault ob_header_check(const struct ob_header *header,
   return ob_scale_is_sound(header->scale) ? OB_HEADER_SOUND : OB_HEADER_SCALE;
 }
 
-/* Returns true if a sender's header shows that ranks made the call with different arguments: its
- * flag says so, or `agreed` differs from this rank's own. After another error the sender's `agreed`
- * says nothing. */
+/* Returns true if a sender's header shows that ranks made the call with different arguments: a flag
+ * reports it, or `agreed` differs from this rank's own number. If the sender has another error, its
+ * `agreed` is meaningless. */
 OB_INLINE bool ob_header_disagrees(unsigned flags, uint32_t agreed, uint32_t own) {
   return (flags & OB_FLAG_MISMATCH) || (!(flags & OB_FLAG_ERROR) && agreed != own);
 }
 
-/* Returns the status of a call whose flags are all known: `status` is this rank's own; `failed` and
- * `not_finite` are the first ranks that reported it, or -1. */
+/* Returns the status of a call, once all flags are known. `status` is this rank's own; `failed` is
+ * the first rank that reported an error, and `not_finite` the first rank that reported a value that
+ * is not finite, or -1. */
 OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, int not_finite) {
   if (status != ONEBIT_OK)
     return status;
   return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;
 }
 
-/* Seals a message by its checksum, after all else is written. */
+/* Writes a message's checksum; called when everything else is written. */
 void ob_message_seal(void *memory, const struct ob_message_shape *shape,
                      const struct ob_codec *codec);
 
 /* Fails unless the message, of `bytes` bytes, is the expected one and unchanged since it was
- * sealed. Then all of its scales are finite and not negative. The error message names the fault.
- * The caller reads the flags that tell of the sender's state. */
+ * sealed. After success all scales are finite and not negative. The error message names the fault.
+ * The flags about the sender's state are left to the caller. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_call *call, const struct ob_codec *codec);

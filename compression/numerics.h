@@ -1,8 +1,8 @@
 /*
- * The arithmetic of one element, written once for the portable code and for device code, which
- * includes this file too. The vector codecs (codec_template.h) do the same operations; tests
- * compare the results bit for bit. Everything is IEEE float32 with one rounding an operation:
- * compile with -ffp-contract=off (nvcc: -fmad=false).
+ * The arithmetic of one element, shared by the portable code and device code, which both include
+ * this file. The vector codecs (codec_template.h) do the same operations; tests compare the results
+ * bit for bit. All arithmetic is IEEE float32, and every operation is rounded separately: compile
+ * with -ffp-contract=off (nvcc: -fmad=false).
  */
 #ifndef OB_COMPRESSION_NUMERICS_H
 #define OB_COMPRESSION_NUMERICS_H
@@ -20,8 +20,8 @@
 #define OB_INLINE static inline
 #endif
 
-/* Elements in a word of sign bits, and lanes in the defined sum: element i of a block is added to
- * lane i mod 32. */
+/* The number of elements in a word of sign bits, and of lanes in the defined sum: element i of a
+ * block is added to lane i mod 32. */
 #define OB_LANES 32
 
 #define OB_SIGN_BIT 0x80000000u
@@ -38,29 +38,31 @@ OB_INLINE float ob_float_of(uint32_t bits) {
   return value;
 }
 
-/* Chooses one of two values, without a branch that would make the compiler split a loop in two. */
+/* Returns one of two values, without a branch, which would make the compiler split a loop in
+ * two. */
 OB_INLINE float ob_select(int condition, float yes, float no) {
   const uint32_t all = 0u - (uint32_t)(condition != 0);
   return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
 }
 
-/* The value of a sign: +scale, or -scale when the bit is 1. Scales are never negative. */
+/* Returns the value of a sign bit: +scale, or -scale when the bit is 1. Scales are never
+ * negative. */
 OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);
 }
 
-/* The residual, from the compensated value c and the scale it was sent with: e = c - s * sign(c).
- * Never -0. */
+/* Returns the residual from the compensated value c and the scale s with which it was sent: e = c -
+ * s * sign(c). Never -0. */
 OB_INLINE float ob_residual_of(float residual, float scale) {
   return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));
 }
 
-/* An element's contribution to its lane. */
+/* Returns an element's contribution to its lane of the sum. */
 OB_INLINE float ob_magnitude(float value, onebit_scale_t rule) {
   return rule == ONEBIT_SCALE_RMS ? value * value : ob_float_of(ob_bits_of(value) & ~OB_SIGN_BIT);
 }
 
-/* The sum of the lanes, by halving: 16, 8, 4, 2, 1. Overwrites the lanes. */
+/* Returns the sum of the lanes, which are added in halves: 16, 8, 4, 2, 1. Overwrites the lanes. */
 OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   for (int width = OB_LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++)
@@ -68,13 +70,14 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   return lanes[0];
 }
 
-/* The number of lanes in the defined sum of doubles: as many as a block of a device has threads at
- * most, and enough that additions of a vector or a warp do not wait for each other. */
+/* The number of lanes in the defined sum of doubles. A thread block of a device has at most this
+ * number of threads, and with so many lanes the additions of a vector or a warp need not wait for
+ * each other. */
 #define OB_SUM_LANES 1024
 
-/* Adds the sums of blocks in double: sum number i goes to lane i mod 1024, in order, and the lanes
- * are halved: 512, 256 .. 1. Lanes past `count` are zeros, and left out: no sum is negative, so
- * none is -0. */
+/* Returns the sum of the blocks' sums, in double: sum number i is added to lane i mod 1024, in
+ * order, and then the lanes are added in halves: 512, 256 .. 1. Lanes from `count` on are zeros and
+ * left out, which changes nothing: no sum is negative, so none is -0. */
 OB_INLINE double ob_add_sums(const double *sums, size_t count) {
   double lanes[OB_SUM_LANES];
   size_t width = 1;
@@ -94,16 +97,16 @@ OB_INLINE double ob_add_sums(const double *sums, size_t count) {
   return lanes[0];
 }
 
-/* The scale of `count` > 0 elements whose magnitudes sum to `sum`. Not finite when the sum is
- * not. */
+/* Returns the scale of `count` > 0 elements whose magnitudes have the sum `sum`. The scale is not
+ * finite if the sum is not. */
 OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {
   double mean = sum / (double)count;
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
-/* Returns the one scale of a whole buffer or share as DeepSpeed computes it: the norm and the root
- * of the count are rounded to float32 before they are divided. The root's rounding error is the
- * same in every step, so that it adds up. */
+/* Returns the one scale of a whole buffer or segment as DeepSpeed computes it: the norm and the
+ * root of the count are rounded to float32 before they are divided. The root's rounding error is
+ * the same in every step and accumulates, so it has to be reproduced. */
 OB_INLINE float ob_buffer_scale(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
     return ob_scale(sum, count, rule);
@@ -112,8 +115,9 @@ OB_INLINE float ob_buffer_scale(double sum, size_t count, onebit_scale_t rule) {
 
 OB_INLINE int ob_is_finite(float value) { return (ob_bits_of(value) & 0x7f800000u) != 0x7f800000u; }
 
-/* bfloat16 is the upper half of a float32; rounding is to nearest, ties to even. A NaN stays one:
- * its quiet bit is set, since rounding could turn a payload in the lower half into infinity. */
+/* bfloat16 is the upper half of a float32. Rounding is to nearest, ties to even. A NaN stays a NaN:
+ * its quiet bit is set, since rounding could turn a NaN whose payload is in the lower half into
+ * infinity. */
 OB_INLINE float ob_from_bfloat16(uint16_t value) { return ob_float_of((uint32_t)value << 16); }
 
 OB_INLINE uint16_t ob_to_bfloat16(float value) {
@@ -123,8 +127,8 @@ OB_INLINE uint16_t ob_to_bfloat16(float value) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* float16 to float32 is exact. A subnormal's value is mantissa * 2^-24; a NaN becomes quiet, as
- * hardware has it. */
+/* Converts float16 to float32, which is exact. The value of a subnormal is mantissa * 2^-24; a NaN
+ * becomes quiet, as in hardware. */
 OB_INLINE float ob_from_float16(uint16_t value) {
   uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31,
            mantissa = value & 0x3ff;
@@ -135,9 +139,9 @@ OB_INLINE float ob_from_float16(uint16_t value) {
   return ob_float_of(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-/* Rounds to nearest, ties to even; beyond 65504 + half a step it is infinity. Subnormals: adding
- * 0.5 leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the
- * sum. */
+/* Rounds to nearest, ties to even; a value beyond 65504 plus half a step becomes infinity. For
+ * subnormals 0.5 is added: the addition itself rounds to a multiple of 2^-24, which is then in the
+ * low bits of the sum. */
 OB_INLINE uint16_t ob_to_float16(float value) {
   uint32_t bits = ob_bits_of(value), sign = bits >> 16 & 0x8000, size = bits & ~OB_SIGN_BIT;
   if (size > 0x7f800000u)
@@ -152,22 +156,22 @@ OB_INLINE uint16_t ob_to_float16(float value) {
 /* The largest float16. */
 #define OB_FLOAT16_MAX 65504.0f
 
-/* Bounds a result that is stored as float16, before it is rounded: a number (or infinity) beyond
- * the largest float16 becomes the largest, since finite inputs must not give infinity and cutting
- * off is the smaller error. NaN stays NaN. */
+/* Bounds a result that is stored as float16, before it is rounded. A number or infinity beyond the
+ * largest float16 becomes the largest: finite inputs must not give infinity, and cutting off is the
+ * smaller error. NaN stays NaN. */
 OB_INLINE float ob_bound_float16(float value) {
   const float below = value > OB_FLOAT16_MAX ? OB_FLOAT16_MAX : value;
   return below < -OB_FLOAT16_MAX ? -OB_FLOAT16_MAX : below;
 }
 
-/* Bounds a result of any type: bfloat16 has the range of float32. */
+/* Bounds a result to the range of its type; bfloat16 has the range of float32. */
 OB_INLINE float ob_bound(float value, onebit_dtype_t dtype) {
   return dtype == ONEBIT_FLOAT16 ? ob_bound_float16(value) : value;
 }
 
 OB_INLINE size_t ob_dtype_size(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
-/* One element of a buffer as float32. */
+/* Returns one element of a buffer as float32. */
 OB_INLINE float ob_load(const void *buffer, size_t index, onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT32)
     return ((const float *)buffer)[index];
@@ -183,8 +187,8 @@ OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float 
         dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
 }
 
-/* Rounds a scale to the type of the buffer; a scale that is not finite stays so, so that it is
- * noticed. */
+/* Rounds a scale to the type of the buffer. A scale that is not finite is not changed, so that
+ * later checks find it. */
 OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT32 || !ob_is_finite(value))
     return value;
@@ -192,8 +196,8 @@ OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
                                   : ob_from_float16(ob_to_float16(ob_bound_float16(value)));
 }
 
-/* Returns base^exponent, by squaring: it makes the same multiplications on every machine, which a
- * library's pow does not promise. */
+/* Returns base^exponent by repeated squaring. The multiplications are the same on every machine,
+ * which a library's pow does not promise. */
 OB_INLINE double ob_power(double base, uint64_t exponent) {
   double power = 1;
   for (; exponent; exponent >>= 1, base *= base)
@@ -202,7 +206,7 @@ OB_INLINE double ob_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* The bias corrections of step number `step`, the first being 1. */
+/* Return Adam's bias corrections for step number `step`; the first step is 1. */
 OB_INLINE float ob_adam_momentum_factor(double beta1, uint64_t step) {
   return (float)(1 / (1 - ob_power(beta1, step)));
 }
@@ -211,7 +215,7 @@ OB_INLINE float ob_adam_variance_factor(double beta2, uint64_t step) {
   return (float)(1 / sqrt(1 - ob_power(beta2, step)));
 }
 
-/* The factors of Adam that are the same for all elements of a step. */
+/* The factors of Adam, which are the same for all elements of a step. */
 struct ob_adam_factors {
   float beta1, beta2;
   float one_minus_beta1, one_minus_beta2;
@@ -232,10 +236,10 @@ OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors
   return sqrtf(variance) * f->variance_factor + f->epsilon;
 }
 
-/* ob_reciprocal_root computes 1 / sqrt(value) of a normal positive number with a relative error of
- * at most 7e-4, in a fifth of the time of a root and a quotient; this is enough for a value that is
- * sent as one bit. ob_root_guess makes a first guess by negating and halving the exponent. One step
- * of Newton's method follows, with constants that make the largest error smallest (Kadlec,
+/* ob_reciprocal_root computes 1 / sqrt(value) of a normal positive number, in a fifth of the time
+ * of a root and a quotient. Its relative error is at most 7e-4, which is small enough for a value
+ * that is sent as one bit. ob_root_guess makes a first guess by negating and halving the exponent.
+ * One step of Newton's method follows, with constants that minimise the largest error (Kadlec,
  * "Improving the fast inverse square root", 2010). The result for infinity is not finite. */
 #define OB_ROOT_GUESS  0x5f1ffff9
 #define OB_ROOT_FACTOR 0.703952253f
@@ -250,36 +254,37 @@ OB_INLINE float ob_reciprocal_root(float value) {
   return guess * (OB_ROOT_FACTOR * (OB_ROOT_TERM - value * guess * guess));
 }
 
-/* The moments that an optimizer keeps of this rank's own gradients, one an element, in bfloat16. */
+/* The rules for the moments that an optimizer stores of this rank's own gradients, one bfloat16
+ * number for each element. */
 enum ob_moment_rule {
   OB_MOMENTS_NONE,
-  OB_MOMENTS_SECOND /* Efficient-Adam: running mean of squares */
+  OB_MOMENTS_SECOND /* Efficient-Adam: a running mean of squares */
 };
 
-/* Rounds a finite moment up or down at random, more likely to the nearer value. A running mean of
- * 1,000 values changes by less than half of bfloat16's spacing a step: rounded to nearest it would
- * never change. The random number is the low half of `chance`, the element's residual; it is the
- * same on every codec and after a checkpoint. */
+/* Rounds a finite moment up or down at random, more likely to the nearer value. In one step a
+ * running mean of 1,000 values changes by less than half of bfloat16's spacing: if it were rounded
+ * to nearest, it would never change. The low half of `chance`, the element's residual, serves as
+ * the random number, so that it is the same on every codec and after a checkpoint. */
 OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
   return (uint16_t)((ob_bits_of(moment) + (ob_bits_of(chance) & 0xffff)) >> 16);
 }
 
 /* The factors of a moment's update, and of an unbiased estimate of the mean gradient's second
- * moment. With P ranks whose gradients are independent, that moment is 1 / P^2 of the sum of all
- * ranks' moments. A rank knows only its own, and assumes that those of the other ranks are what its
- * own was before its gradient of this step. So the estimate is `now` times the moment after this
- * step plus `before` times the moment before it. In a block that has no step yet the estimate is
- * `fresh` times the moment after this step. */
+ * moment. With P ranks whose gradients are independent, the mean gradient's second moment is 1 /
+ * P^2 times the sum of all ranks' moments. A rank knows only its own moment. It assumes that the
+ * moments of the other ranks equal its own moment before this step. So the estimate is `now` times
+ * the moment after this step plus `before` times the moment before it. In a block that has no step
+ * yet the estimate is `fresh` times the moment after this step. */
 struct ob_moment_factors {
   float beta2, one_minus_beta2, epsilon;
   float now, before, fresh;
-  float floor; /* the floor of a block, which is added to the estimate; or 0 */
+  float floor; /* the floor that is added to the estimate in a table's block; or 0 */
 };
 
 /* Sets the factors that depend on the number of the step. With more than four ranks, a quarter of
- * them is assumed to have a moment as new as this rank's. So the first gradient of an element after
- * a long time, if it comes to all ranks at once, counts at most 2 sqrt(P) times, and not P
- * times. */
+ * them is assumed to have a moment that includes this step's gradient. So if an element gets its
+ * first gradient after a long time, on all ranks at once, that gradient is weighted by at most 2
+ * sqrt(P), and not by P. */
 OB_INLINE void ob_moment_set_factors(struct ob_moment_factors *f, double beta2, double ranks,
                                      uint64_t step) {
   const double now = 1 / (1 - ob_power(beta2, step));
@@ -289,8 +294,8 @@ OB_INLINE void ob_moment_set_factors(struct ob_moment_factors *f, double beta2, 
   f->before = step > 1 ? (float)((1 / ranks - as_new) / (1 - ob_power(beta2, step - 1))) : 0;
 }
 
-/* Returns the factors for a block whose last step had this scale, which is 0 also if no step is
- * stored. */
+/* Returns the factors for a block whose last step had the scale momentum_scale. The scale is 0 if
+ * the block has had no step, or none is stored. */
 OB_INLINE struct ob_moment_factors ob_choose_moment_factors(struct ob_moment_factors f,
                                                             float momentum_scale) {
   f.now = momentum_scale > 0 ? f.now : f.fresh;
@@ -298,17 +303,18 @@ OB_INLINE struct ob_moment_factors ob_choose_moment_factors(struct ob_moment_fac
   return f;
 }
 
-/* A table's floor is this factor times the mean of the table's moments before this step. Of 0.3 and
- * 1, 1 ended nearer to dense Adam, with 4 ranks and 1,000 steps on words of C headers. */
+/* The floor of a table (an embedding) is this factor times the mean of the table's moments before
+ * this step. The factors 0.3 and 1 were compared in trainings with 4 ranks and 1,000 steps on words
+ * of C headers: 1 ended nearer to dense Adam. */
 #define OB_TABLE_FLOOR 1.0f
 
-/* A sample of the words of 32 elements in a rank's part of a table: first, first + step and so on,
- * up to `end`. Each block has another sample, from which the table's mean moment is computed. The
- * block itself would be too small a sample: it may be a single row. */
+/* A sample of the words of 32 elements in a rank's part of a table: the words first, first + step
+ * and so on, up to `end`. The table's mean moment is computed from a sample, a different one for
+ * each block. The block itself would be too small as a sample: it may be a single row. */
 struct ob_sample {
   size_t first, end, step;
 };
-/* A sample has at least OB_SAMPLE_MIN words, or all words if there are fewer. It has less than
+/* A sample has at least OB_SAMPLE_MIN words, or all words if the part has fewer. It has less than
  * twice as many, since the step is rounded down. */
 #define OB_SAMPLE_MIN 64
 
@@ -325,8 +331,8 @@ OB_INLINE float ob_moment_floor(float times, float moments, struct ob_sample sam
 }
 
 /* Updates the element's moment, and returns the gradient divided for the exchange. The divisor is
- * the root of the estimate plus epsilon squared and the floor. The result is not finite if the
- * moment is too large. */
+ * the root of the sum of the estimate, epsilon squared and the floor. The result is not finite if
+ * the moment is too large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
                                 float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)
@@ -335,7 +341,7 @@ OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16
   const float now = f->beta2 * before + (f->one_minus_beta2 * gradient) * gradient;
   const float mean = f->now * now + f->before * before;
   *moment = ob_moment_round(now, chance);
-  /* A floor of 0 is not added, since that would take one more register in a kernel. */
+  /* A floor of 0 is not added, since the addition would take one more register in a kernel. */
   const float least = f->epsilon * f->epsilon;
   return gradient * ob_reciprocal_root(mean + (f->floor == 0 ? least : least + f->floor));
 }
@@ -354,19 +360,20 @@ OB_INLINE float ob_lion_momentum(float momentum, float gradient, const struct ob
   return f->beta2 * momentum + f->one_minus_beta2 * gradient;
 }
 
-/* The signs of elements without a direction. One bit cannot represent 0, so elements of a word
- * alternate between + and -, and a block of them does not move as a whole. */
+/* The signs of elements whose direction is 0. One bit cannot represent 0, so the signs of such
+ * elements alternate between + and -, and a block of them does not move as a whole. */
 #define OB_LION_ZEROS 0xaaaaaaaau
 
-/* Returns the direction, or a zero with the sign of OB_LION_ZEROS if it is 0. */
+/* Returns the direction; if it is 0, a zero with the sign that OB_LION_ZEROS has for this
+ * element. */
 OB_INLINE float ob_lion_replace_zero(float direction, unsigned element) {
   return direction == 0 ? ob_float_of(element % 2 ? OB_SIGN_BIT : 0) : direction;
 }
 
-/* A server's use of the mean of the ranks' values, and the state that it keeps. */
+/* The rules by which a server uses the mean of the ranks' values, and the state that it stores. */
 enum ob_serve_rule {
-  OB_SERVE_MEAN, /* adds the residual, sends signs and a scale, keeps the new error */
-  OB_SERVE_LION  /* keeps the momentum; sends signs of the direction, and 1 for a scale */
+  OB_SERVE_MEAN, /* adds the residual, sends signs and a scale, stores the new residual */
+  OB_SERVE_LION  /* stores the momentum; sends signs of the direction, and the scale 1 */
 };
 
 struct ob_serving {
@@ -374,7 +381,8 @@ struct ob_serving {
   struct ob_lion_factors lion;
 };
 
-/* Bits an element of a server's messages where ranks send `width`: with Lion always a sign. */
+/* Returns the bits an element of a server's messages if ranks send `width` bits; with Lion always
+ * 1, a sign. */
 OB_INLINE unsigned ob_serve_width(enum ob_serve_rule rule, unsigned width) {
   return rule == OB_SERVE_LION ? 1 : width;
 }
@@ -384,38 +392,38 @@ OB_INLINE onebit_scale_t ob_serve_scale_rule(enum ob_serve_rule rule, onebit_sca
   return rule == OB_SERVE_LION ? ONEBIT_SCALE_MEAN_ABSOLUTE : scale;
 }
 
-/* Returns the scale in a server's message. With Lion it is 1, or 0 for a block in which no element
- * has a direction, as in a layer that is not trained. */
+/* Returns the scale in a server's message. With Lion it is 1, or 0 for a block in which every
+ * direction is 0, as in a layer that is not trained. */
 OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
   return rule == OB_SERVE_LION && scale > 0 ? 1 : scale;
 }
 
-/* Returns a server's state of an element: with Lion its momentum, else its residual. */
+/* Returns a server's state of an element: with Lion the momentum, otherwise the residual. */
 OB_INLINE float ob_serve_state(enum ob_serve_rule rule, float residual, float scale) {
   return rule == OB_SERVE_LION ? residual : ob_residual_of(residual, scale);
 }
 
-/* Returns 1 / denominator, which replaces the variance once it is frozen. With `keep_zero` an
- * element without variance does not move. */
+/* Returns 1 / denominator, which replaces the variance once that is frozen. With `keep_zero` an
+ * element whose variance is 0 does not change. */
 OB_INLINE float ob_adam_reciprocal(float variance, int keep_zero, const struct ob_adam_factors *f) {
   return keep_zero && variance == 0 ? 0 : 1 / ob_adam_denominator(variance, f);
 }
 
-/* Returns the momentum of a step with frozen variance. `stored` is the last momentum times beta1,
- * the form in which it is stored after the freeze. */
+/* Returns the momentum of a step with frozen variance. `stored` is the last momentum times beta1;
+ * after the freeze momentum is stored in this form. */
 OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
                                         const struct ob_adam_factors *f) {
   return stored + f->one_minus_beta1 * gradient;
 }
 
-/* Bounds a step by -bound .. bound; a NaN becomes `bound`. */
+/* Bounds a step to -bound .. bound; a NaN becomes `bound`. */
 OB_INLINE float ob_bound_step(float step, float bound) {
   const float below = step < bound ? step : bound;
   return below > -bound ? below : -bound;
 }
 
-/* Bounds value * reciprocal by -limit .. limit. The result is not finite where the value's square
- * is not: such a step has to be skipped, and a bounded value would hide that. */
+/* Bounds value * reciprocal to -limit .. limit. If the value's square is not finite, the result is
+ * not finite either: such a step has to be skipped, and a bounded value would hide that. */
 OB_INLINE float ob_bound_product(float value, float reciprocal, float limit) {
   const float square = value * value;
   return ob_bound_step(value * reciprocal, limit) + (square - square);

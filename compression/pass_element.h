@@ -1,7 +1,8 @@
 /*
  * The arithmetic of an element in each pass (passes.h). The codecs (codec_passes.h) and device code
- * (cuda/passes.cu) are loops around ob_pass_element, so that the arithmetic of all optimizers is
- * written once, here: IEEE float32 with one rounding an operation, in the order of the source.
+ * (cuda/passes.cu) are loops around ob_pass_element, so that only this file has the arithmetic of
+ * the optimizers. All arithmetic is IEEE float32; every operation is rounded separately, in the
+ * order of the source.
  */
 #ifndef OB_COMPRESSION_PASS_ELEMENT_H
 #define OB_COMPRESSION_PASS_ELEMENT_H
@@ -14,11 +15,12 @@ extern "C" {
 
 /* --- Divided gradients: the warm-up of Efficient-Adam */
 
-/* The floor of a divisor is this factor times the block's mean variance, so that elements whose
- * gradients have been zero so far are not divided by zero. */
+/* The floor of a divisor is this factor times the block's mean variance. It prevents a division by
+ * zero for elements whose gradients have been zero so far. */
 #define OB_DIVISOR_FLOOR 0.03f
 
-/* Returns true for a pass that divides gradients, which needs the mean variance of each block. */
+/* Returns true for a pass that divides gradients; such a pass needs the mean variance of each
+ * block. */
 OB_INLINE int ob_pass_divides_gradients(enum ob_pass_kind kind) {
   return kind == OB_PASS_DIVISORS || kind == OB_PASS_DIVIDED;
 }
@@ -29,14 +31,14 @@ OB_INLINE float ob_divisor_floor(double variances, size_t count, const struct ob
 }
 
 /* Returns the divisor of a gradient before its exchange: the root of its second moment. In a block
- * that has had no gradients the divisor is 1, and large gradients are cut off. */
+ * that has had no gradients the divisor is 1, so that large gradients are cut off. */
 OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
   const float moment = variance * f->before + f->floor;
   return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
 }
 
-/* Returns the gradient divided by the root of the variance that already includes it, for the
- * momentum. */
+/* Returns the gradient, for the momentum, divided by the root of the variance. The variance
+ * includes this gradient already. */
 OB_INLINE float ob_divide_gradient(float gradient, float variance,
                                    const struct ob_pass_factors *f) {
   const float factor = f->adam.variance_factor;
@@ -46,8 +48,7 @@ OB_INLINE float ob_divide_gradient(float gradient, float variance,
 
 /* --- 0/1 Adam */
 
-/* Updates the momentum in a step of this rank alone. Returns what the step adds to the
- * parameter. */
+/* Updates the momentum in a local step. Returns the change of the parameter. */
 OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_factors *f) {
   const float gradient = f->gradient_factor * e->at[OB_GRADIENT];
   e->at[OB_MOMENTUM] = ob_adam_momentum(e->at[OB_MOMENTUM], gradient, &f->adam);
@@ -56,14 +57,16 @@ OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_fact
   return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
 }
 
-/* Returns infinity for an element without variance, so that it does not move. */
+/* Returns the denominator; infinity for an element without variance, so that the element does not
+ * change. */
 OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_factors *f) {
   const float denominator = ob_adam_denominator(variance, &f->adam);
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* Returns the value to exchange for a movement: 0 for an element that does not move, NaN if its
- * movement or the gradient's square is not finite, though its step would be bounded. */
+/* Returns the value to exchange for a change `moved` of a parameter. The value is 0 if the element
+ * must not change. It is NaN if the change or the gradient's square is not finite, even though the
+ * step is bounded. */
 OB_INLINE float ob_zero_one_exchanged_value(float moved, float denominator, float gradient) {
   const float square = gradient * gradient;
   const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
@@ -72,8 +75,8 @@ OB_INLINE float ob_zero_one_exchanged_value(float moved, float denominator, floa
 
 /* --- 1-bit LAMB */
 
-/* Updates the fresh variance and the sums, from the momentum `now` and the gradient that its change
- * implies; returns the update. */
+/* Updates the fresh variance and the sums. `now` is the momentum; `gradient` is computed from the
+ * change of the momentum. Returns the update. */
 OB_INLINE float ob_lamb_update_fresh(struct ob_element *e, float now, float gradient,
                                      const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;
@@ -91,14 +94,14 @@ OB_INLINE float ob_lamb_update_fresh(struct ob_element *e, float now, float grad
 
 /* --- A pass */
 
-/* Returns true if a pass divides a number that depends only on its messages. With signs the
- * quotient is then one of few values a block, and a loop over elements need not divide. */
+/* Returns true if a pass divides a number that depends only on its messages. If messages are signs,
+ * the quotient has only a few values in a block, so the loop over elements need not divide. */
 OB_INLINE int ob_pass_has_quotient(enum ob_pass_kind kind) {
   return kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MET;
 }
 
-/* Returns the quotient of such a pass, which its kind defines, and 0 for other passes. `last` is
- * the previous message times beta1. */
+/* Returns the quotient of a pass that has one (ob_pass_has_quotient), and 0 for other passes.
+ * `last` is the previous message times beta1. */
 OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float last,
                                  const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)
@@ -106,8 +109,8 @@ OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float la
   return kind == OB_PASS_ZERO_ONE_MET && f->rate_sum > 0 ? -(message / f->rate_sum) : 0;
 }
 
-/* Computes one element of a pass with the quotient given; inputs that the pass does not read are
- * zero. */
+/* Computes one element of a pass from the quotient and the inputs. Inputs that the pass does not
+ * read must be zero. */
 OB_INLINE struct ob_element ob_pass_element_by_quotient(enum ob_pass_kind kind, struct ob_element e,
                                                         float quotient,
                                                         const struct ob_pass_factors *f) {
@@ -216,8 +219,8 @@ OB_INLINE struct ob_element ob_pass_element_by_quotient(enum ob_pass_kind kind, 
     break;
   }
   case OB_PASS_ZERO_ONE: {
-    /* One bit has no zero: an element that never had a gradient has still received values, which
-     * must not wait in its momentum until its variance begins. */
+    /* One bit has no zero: an element that has never had a gradient has still received values. They
+     * must not stay in its momentum until the first gradient. */
     const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
     *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(

@@ -1,4 +1,5 @@
-/* Residuals in one or two copies, of lazy or plain errors; and the norms of blocks. */
+/* Residuals in one or two copies, stored as lazy errors or as the errors themselves; and the norms
+ * of blocks. */
 #include <math.h>
 #include <string.h>
 
@@ -7,9 +8,10 @@
 #include "compression/blocks.h"
 #include "compression/levels.h"
 
-/* The offset of the second copy, in words of 32 elements. Large arrays begin on a page; if a pass
- * reads one copy and writes the other at the same offset in it, the lines of both are in the same
- * set of the first-level cache, and reduce took a fifth longer (docs/measured/processor.md). */
+/* The offset of the second copy, in words of 32 elements. Large arrays begin at the start of a
+ * page. If a pass reads one copy and writes the other at the same offset within a page, the cache
+ * lines of both are in the same set of the first-level cache, and reduce takes a fifth longer
+ * (docs/measured/processor.md). */
 #define STAGGER 9
 
 static float *allocate_values(const struct ob_residual *residual, int copy) {
@@ -109,9 +111,9 @@ size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_
   return elements;
 }
 
-/* Makes the current copy readable on the host. In memory of the host these are the arrays
- * themselves, else copies of them, which residual_close_view frees, also after a failure. Errors:
- * ONEBIT_ERROR_MEMORY and those of copying. */
+/* Makes the current copy readable on the host. In memory of the host the results are the arrays
+ * themselves. Otherwise they are copies, which residual_close_view frees, also after a failure.
+ * Errors: ONEBIT_ERROR_MEMORY and those of copying. */
 static onebit_status_t residual_open_view(const struct ob_residual *residual, float **values,
                                           float **scales) {
   *values = residual->values[residual->now];
@@ -154,7 +156,7 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
   return status;
 }
 
-/* Imports errors with scales of zero: the residual is the error itself. */
+/* Imports errors, and sets all scales to zero: the residual is then the error itself. */
 onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob_layout *layout,
                                    const float *error) {
   OB_TRY(ob_residual_reset(residual));
@@ -184,8 +186,8 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
   return residual->changed && memchr(residual->changed, true, residual->blocks);
 }
 
-/* Sets the scales to 0, since the values are now plain errors. Undoing a block cannot do this,
- * because blocks may share one scale. */
+/* Sets the scales to 0, since the values are now the errors themselves. Undoing a single block
+ * cannot do this, because blocks may share one scale. */
 void ob_residual_end_undo(struct ob_residual *residual) {
   memset(residual->scales[residual->now], 0, scale_bytes(residual));
   memset(residual->changed, 0, residual->blocks);
@@ -200,8 +202,8 @@ bool ob_residual_has_large_scale(const struct ob_residual *residual) {
 
 /* --- Measuring ---------------------------------------------------------------------------------*/
 
-/* Sums are added in lanes, as those of scales are, so that vectors of any width give the same
- * bits. */
+/* Sums of squares are added in lanes, as the sums for scales are, so that vectors of any width give
+ * the same bits. */
 
 struct lanes {
   float input[OB_LANES], residual[OB_LANES], value[OB_LANES], magnitude[OB_LANES];
@@ -243,8 +245,8 @@ static float sum_squares(const float *values, size_t count) {
   return (float)measure_sum_lanes(squares);
 }
 
-/* The scratch receives the error and the fields that quantising writes; nothing reads the
- * fields. */
+/* Returns the floats of scratch, which receives the error and the fields that quantising writes;
+ * nothing reads these fields. */
 size_t ob_measure_scratch(size_t block) { return block + block / OB_LANES * OB_MAX_WIDTH; }
 
 /* Returns the sum of squares of the error that levels of `width` bits would leave. `value` is the

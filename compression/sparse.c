@@ -1,4 +1,4 @@
-/* The codec of sparse messages, in plain C for all builds, since it runs only once in many
+/* The codec of sparse messages. It is in plain C for all builds, since it runs only once in many
  * steps. */
 #include "compression/sparse.h"
 
@@ -9,7 +9,7 @@ enum { WORD_HIGH = 1, WORD_LOW = 5, WORD_VALUE = 17, LOW_BITS = 6 };
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* Writes a field, which may lie across two words. */
+/* Writes a field, which may be split across two words. */
 static void put_field(uint32_t *words, unsigned bit, uint32_t field) {
   const uint64_t both = (uint64_t)field << bit % 32;
   words[bit / 32] |= (uint32_t)both;
@@ -52,8 +52,8 @@ static unsigned sent_count(size_t count) {
   return count < OB_SPARSE_SENT ? (unsigned)count : OB_SPARSE_SENT;
 }
 
-/* Counts the magnitudes that are at least the threshold, in a whole chunk: compilers vectorise a
- * loop whose length is constant. */
+/* Counts the magnitudes that are at least the threshold. It always counts a whole chunk, since
+ * compilers can vectorise a loop whose length is constant. */
 static unsigned count_reaching(const uint32_t magnitudes[OB_SPARSE_CHUNK], uint32_t threshold) {
   unsigned found = 0;
   for (size_t i = 0; i < OB_SPARSE_CHUNK; i++)
@@ -61,9 +61,9 @@ static unsigned count_reaching(const uint32_t magnitudes[OB_SPARSE_CHUNK], uint3
   return found;
 }
 
-/* Returns a threshold that at least `sent` magnitudes reach: the largest one, or one that exactly
- * `sent` of them reach. It is found bit by bit. Magnitudes as integers have the order of the
- * floats. */
+/* Returns a threshold that at least `sent` magnitudes reach. It is the largest such threshold, or
+ * one that exactly `sent` magnitudes reach. The threshold is found bit by bit: the magnitudes'
+ * bits, read as integers, have the order of the floats. */
 static uint32_t find_threshold(const uint32_t *magnitudes, unsigned sent) {
   uint32_t threshold = 0;
   unsigned reach = OB_SPARSE_CHUNK;
@@ -75,11 +75,11 @@ static uint32_t find_threshold(const uint32_t *magnitudes, unsigned sent) {
   return threshold;
 }
 
-/* A level from this value on would be rounded to infinity. */
+/* The bits of a magnitude from which on a level would be rounded to infinity. */
 #define TOO_LARGE 0x7f7f8000u
 
-/* Computes the magnitudes; those behind a short chunk are 0, which only a threshold of 0 includes.
- * Returns false if one is not finite or too large. */
+/* Computes the magnitudes of a chunk. After the end of a short chunk they are 0, which only a
+ * threshold of 0 includes. Returns false if a magnitude is not finite or too large. */
 static bool compute_magnitudes(const float *values, size_t count,
                                uint32_t magnitudes[OB_SPARSE_CHUNK]) {
   uint32_t too_large = 0;
@@ -91,8 +91,8 @@ static bool compute_magnitudes(const float *values, size_t count,
   return !too_large;
 }
 
-/* Chooses the elements with magnitudes above the threshold, and fills up with the first ones that
- * equal it. */
+/* Chooses `sent` elements: those whose magnitudes are above the threshold, and then the first ones
+ * whose magnitudes equal it. */
 static void choose_elements(const uint32_t *magnitudes, size_t count, unsigned sent,
                             uint16_t positions[OB_SPARSE_SENT]) {
   const uint32_t threshold = find_threshold(magnitudes, sent);
@@ -104,7 +104,7 @@ static void choose_elements(const uint32_t *magnitudes, size_t count, unsigned s
     }
 }
 
-/* Returns the mean of the chosen magnitudes that are at least the bound, or with `upper` false of
+/* Returns the mean of the chosen magnitudes that are at least the bound, or if `upper` is false of
  * those below it; 0 if there are none. */
 static double compute_mean(const float *values, const uint16_t *positions, unsigned sent,
                            double bound, bool upper) {
@@ -118,7 +118,7 @@ static double compute_mean(const float *values, const uint16_t *positions, unsig
   return count ? sum / count : 0;
 }
 
-/* Writes the chosen values, and subtracts from `values` what it writes. */
+/* Writes the chosen values, and subtracts the decoded values from `values`. */
 static void write_chunk(float *values, const uint16_t *positions, unsigned sent, uint32_t *words) {
   const double mean = compute_mean(values, positions, sent, 0, true);
   for (uint32_t upper = 0; upper < 2; upper++)
@@ -150,9 +150,9 @@ bool ob_sparse_compress(float *values, size_t elements, uint32_t *message) {
   return true;
 }
 
-/* --- Messages that arrived ---------------------------------------------------------------------*/
+/* --- Received messages -------------------------------------------------------------------------*/
 
-/* Returns the fault of a chunk of `count` elements as text, or NULL. */
+/* Returns the fault of a chunk of `count` elements as text; NULL: it has none. */
 static const char *chunk_error(const uint32_t *words, size_t count) {
   uint16_t positions[OB_SPARSE_SENT];
   if (!(ob_is_finite(read_level(words, 0)) && ob_is_finite(read_level(words, 1)) &&

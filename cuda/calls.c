@@ -44,7 +44,8 @@ onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s the host runs the calls: the device counts none",
+                    "over %s the host runs the calls, so the device has no counts: use the status "
+                    "that each call returns",
                     plan->comm->transport->name);
   *made = plan->device->seen->outcome.calls;
   *skipped = plan->device->seen->outcome.skipped;
@@ -66,7 +67,8 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s the host runs the call, and has its outcome at once",
+                    "over %s the host runs the calls: functions that work on the stream between "
+                    "calls are not supported",
                     plan->comm->transport->name);
   if (plan->state->broken)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");
@@ -138,17 +140,17 @@ static void describe_outcome(const struct onebit_plan *plan,
   const char *name =
       plan->flight->call.agreed_name ? plan->flight->call.agreed_name : "an argument";
   if (status == ONEBIT_SKIPPED)
-    ob_error(status, "skipped: a value on rank %d is not finite", rank);
+    ob_error(status, "skipped: rank %d has a value that is not finite", rank);
   else if (status == ONEBIT_ERROR_PEER)
-    ob_error(status, "rank %d could not take part in the call", rank);
+    ob_error(status, "rank %d failed in this call: read its error message", rank);
   else if (status == ONEBIT_ERROR_ARGUMENT)
     ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
              (double)ob_float_of(outcome->agreed));
   else if (status == ONEBIT_ERROR_MISMATCH && plan->flight->call.agreed_whole)
-    ob_error(status, "from rank %d: %s differs between ranks: there it is %08x", rank, name,
+    ob_error(status, "from rank %d: %s differs between ranks: %08x on another rank", rank, name,
              (unsigned)outcome->agreed);
   else if (status == ONEBIT_ERROR_MISMATCH)
-    ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
+    ob_error(status, "from rank %d: %s differs between ranks: %.9g on another rank", rank, name,
              (double)ob_float_of(outcome->agreed));
   else
     ob_error(status, "from rank %d: a damaged or foreign message", rank);

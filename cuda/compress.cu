@@ -184,9 +184,8 @@ constexpr bool few_registers = true;
 constexpr bool few_registers = false;
 #endif
 
-/* A multiprocessor has one thread block less where moments or reciprocals take registers, and one
- * less where the momentum's signs or a table's mean would not fit into the registers that are
- * left. */
+/* A multiprocessor runs one thread block less if moments or reciprocals take registers, and another
+ * one less if the momentum's signs or a table's mean would not fit into the remaining registers. */
 constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
   return blocks_at_once - (treatment != AS_IT_IS) - (treatment == TABLES) -
          (momentum && few_registers);
@@ -261,7 +260,7 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
   const struct ob_cuda_plan part = select_chunk(plan, chunk);
-  if (!source.values && !source.moment_rule) /* source.values have been multiplied by it already */
+  if (!source.values && !source.moment_rule) /* source.values have the factor already */
     source.weight *= source.factor;
   if (plan.geometry.width > 1)
     return ob_cuda_compress_levels(part, source, stream);

@@ -1,24 +1,25 @@
 /*
- * Kernels of dense messages: they convert inputs to float32, compute means, and convert these back;
- * the last ones do so inside a host.
+ * Kernels of dense messages: they convert inputs to float32, compute means, and convert these back.
+ * The last section has those for messages inside a host.
  *
  * Bytes an element: load reads 4 and writes 4 (16 bits: 2 and 4), convert reads 4 and writes 4 (4
  * and 2), the mean of N members reads 4 N and writes 4. Values follow a header of 40 bytes, so they
- * are aligned to 8 bytes only, and an access has 8 bytes, or 4 where its two elements have 16 bits.
+ * are aligned to 8 bytes only, and an access has 8 bytes, or 4 if its two elements have 16 bits.
  * Eight accesses of 4 bytes are 32 bytes in flight a thread, so 40 warps read with 40 KiB in
  * flight; reading is a third of the bytes.
  */
 #include "cuda/location.cuh"
 
-/* --- The mean of messages, one a member, in their order: for a server, and inside a host */
+/* --- The mean of the members' messages, added in the order of members: for a server, and inside a
+ * host */
 
 /* A thread loads four pairs of 8 bytes from each of four members before the first addition: 128
  * bytes in flight. */
 constexpr unsigned mean_pairs = 4, mean_elements = mean_pairs * 2 * OB_LANES, members_at_once = 4;
 
 /* Sums the members' values of the lane's pairs from `first` up to `end`; values of 16 bits are
- * multiplied by `factor`. In place of a member past the last one the last is loaded again, which
- * costs less than a branch. */
+ * multiplied by `factor`. In place of a member past the last one the last member is loaded again,
+ * which costs less than a branch. */
 template <onebit_dtype_t dtype>
 static __device__ inline void sum_pairs(const struct ob_cuda_plan &plan,
                                         const struct senders &senders,
@@ -52,9 +53,10 @@ static __device__ inline void sum_pairs(const struct ob_cuda_plan &plan,
   }
 }
 
-/* Writes the block's mean; `values` is where the message's values begin, `dtype` the type of the
+/* Writes the block's mean; `values` is the address of the message's values, `dtype` the type of the
  * members' messages. The sum of squares shows whether the values, and the squares that an optimizer
- * computes of them, are finite. It serves nothing else, so its order is free. */
+ * computes from these values, are finite. The sum has no other use, so the order of its additions
+ * is free. */
 template <onebit_dtype_t dtype>
 static __device__ inline void write_mean(const struct ob_cuda_plan &plan,
                                          const struct senders &senders,
@@ -158,8 +160,8 @@ static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
   return plan.geometry.whole && !plan.gathered;
 }
 
-/* grid.y is the member whose result it is. Elements past `valid` have no place in the caller's
- * buffer. */
+/* grid.y is the member whose result is converted. Elements past `valid` have no place in the
+ * caller's buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     convert_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -196,7 +198,8 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
  * ---- Inside a host ----
  *
  * The kernels of a hierarchical plan inside its host: the mean of the ranks' inputs, from the dense
- * messages in which they have sent them to each other. Inputs of 16 bits travel as they are.
+ * messages in which they have sent them to each other. Inputs of 16 bits are sent in their own
+ * type.
  *
  * Bytes an element with L ranks on the host: putting reads 4 and writes 4, the mean reads 4 L and
  * writes 4; with inputs of 16 bits 2 and 2, then 2 L and 4.
@@ -240,7 +243,7 @@ static __device__ inline bool put_tile(const uint16_t *input, const struct ob_bl
   return finite;
 }
 
-/* grid.y is the segment that the message is about. */
+/* grid.y is the segment of the message. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     put_kernel(const __grid_constant__ struct ob_cuda_plan window,
@@ -272,7 +275,7 @@ cudaError_t ob_cuda_host_put(struct ob_cuda_plan window, struct ob_cuda_source s
 
 /* --- The mean of inputs */
 
-/* grid.y is the member of the group whose share it is. */
+/* grid.y is the member of the group whose segment is averaged. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     host_mean_kernel(const __grid_constant__ struct ob_cuda_plan host, size_t apart, float factor,

@@ -87,7 +87,7 @@ static onebit_status_t allocate_mirror(struct onebit_plan *plan, size_t members,
   return *memory ? ONEBIT_OK : device_out_of_memory(plan);
 }
 
-/* Allocates the results of all ranks; most kernels are given those of their own group. */
+/* Allocates the results of all ranks; most kernels get only those of their own group. */
 static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **memory) {
   const struct ob_geometry *geometry = &plan->geometry;
   OB_TRY(allocate_mirror(plan, plan->host.ranks ? geometry->segments : geometry->members, memory));
@@ -144,7 +144,8 @@ void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
   ob_memory_cuda.release(device->bounds);
   ob_memory_cuda.release(device->kernel.checks);
   ob_memory_cuda.release(device->kernel.state);
-  /* Until the state exists these are the plan's own memory. */
+  /* Until the state exists, these pointers are to the plan's own memory, which is not released
+   * here. */
   if (mirrors && device->kernel.state) {
     ob_memory_cuda.release(geometry->outgoing);
     ob_memory_cuda.release(geometry->incoming);
@@ -221,7 +222,7 @@ static struct ob_cuda_pieces describe_outputs(const struct onebit_plan *plan) {
       plan->geometry.layout.piece[0].count * ob_dtype_size(plan->state->work.output_dtype);
   if (call->device_outputs)
     return (struct ob_cuda_pieces){.each = call->device_outputs};
-  /* A rank has a buffer for its own share only. */
+  /* A rank has a buffer for its own segment only. */
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
     return (struct ob_cuda_pieces){.base = call->outputs[plan->comm->rank]};
   return describe_parts((const void *const *)call->outputs, count, step);
@@ -263,8 +264,8 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
 /*
  * ---- Chunks ----
  *
- * Chooses the number of messages into which a plan on a device cuts each segment, unless its
- * options say it. The processor's choice suits its caches and the messages that MPI sends eagerly;
+ * Chooses the number of messages into which a plan on a device cuts each segment, unless the plan's
+ * options set it. The processor's choice suits its caches and the messages that MPI sends eagerly;
  * a device launches kernels over all segments at once, and each launch and each message costs a few
  * microseconds.
  *
@@ -304,8 +305,8 @@ static size_t choose_stream_chunks(size_t elements) {
   return chunks;
 }
 
-/* With one scale no message leaves before everything is compressed; only the reducing of a share
- * could overlap, and that saves less than another chunk costs. */
+/* With one scale no message leaves before everything is compressed; only reducing a segment could
+ * overlap, and that saves less than another chunk costs. */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
   const bool in_window =
       plan->schedule->window || plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -9,8 +9,8 @@
  * l, 128 + 4 l, 256 + 4 l and 384 + 4 l: an access has 16 bytes, or 8 with types of 16 bits. All
  * loads of a tile come before the first use, so a warp that reads two float32 arrays has 4 KiB in
  * flight. An H200 needs about 25 KiB in flight on each multiprocessor (4.8 TB/s times 0.7 us, over
- * 132); 24 resident warps may have 96. For the sum, values pass through a tile in shared memory,
- * the warp's own, where lane l finds element l of each word.
+ * 132); 24 resident warps may have 96 KiB. For the sum, values pass through a tile in shared
+ * memory, the warp's own, where lane l finds element l of each word.
  *
  * Data that a call reads or writes once is marked as such for the caches (__ldcs, __stcs).
  */
@@ -34,8 +34,8 @@
 #endif
 
 constexpr unsigned warps_a_block = 4, threads_a_block = warps_a_block * OB_LANES;
-/* Blocks on a multiprocessor at once, so 80 registers a thread: enough for all loads of a tile, and
- * 24 warps. */
+/* Thread blocks on a multiprocessor at once. These are 24 warps with 80 registers a thread, enough
+ * for all loads of a tile. */
 constexpr unsigned blocks_at_once = 6;
 constexpr unsigned fours_a_tile = 4; /* the fours of a tile that a lane has */
 constexpr unsigned tile_elements = fours_a_tile * 4 * OB_LANES, tile_words = 16;
@@ -94,7 +94,7 @@ static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStr
 }
 
 /* Launches one warp for each of `count` items, `messages` times. cudaLaunchKernelEx replaces the
- * three brackets, so that a launch is an ordinary function. */
+ * syntax <<<...>>>, so that a launch is an ordinary function call. */
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch_warps(bool early, void (*kernel)(Parameters...), size_t count,
                                        size_t messages, cudaStream_t stream,
@@ -138,8 +138,8 @@ static __device__ inline size_t warp_number() {
 
 /* --- Elements */
 
-/* part_at returns the position in a tile of the lane's part number k, where a part has `width`
- * elements; four_at that of its four number k. */
+/* part_at returns the position in a tile of the lane's part number k, if a part has `width`
+ * elements; four_at returns the position of the lane's group of four number k. */
 template <unsigned width> static __device__ inline unsigned part_at(unsigned k) {
   return (k * OB_LANES + lane_number()) * width;
 }
@@ -253,8 +253,8 @@ static __device__ inline void bound_values(float (&some)[width]) {
     some[j] = ob_bound(some[j], dtype);
 }
 
-/* Loads `width` elements from `first` on; those from `end` on are zeros. They are one access if the
- * buffer is aligned to its size. `whole`: all of them are before `end`. */
+/* Loads `width` elements from `first` on; those from `end` on are zeros. The load is one access if
+ * the buffer is aligned to the size of that access. `whole`: all of them are before `end`. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void load_values(const void *buffer, unsigned first, unsigned end,
                                           bool aligned, float (&some)[width]) {
@@ -284,7 +284,7 @@ static __device__ inline void store_values(void *buffer, unsigned first, unsigne
   }
 }
 
-/* Loads a lane's elements of a tile, in parts that lie where part_at says. */
+/* Loads a lane's elements of a tile, in parts at the positions that part_at returns. */
 template <onebit_dtype_t dtype, bool whole, unsigned parts, unsigned width>
 static __device__ inline void load_parts(const void *buffer, unsigned first, unsigned end,
                                          bool aligned, float (&some)[parts][width]) {
@@ -376,7 +376,7 @@ template <typename T> static __device__ inline T sum_lanes(T lane) {
   return lane;
 }
 
-/* Returns the largest value of the lanes, none of which has a NaN, to all of them. */
+/* Returns the largest value of the lanes to all lanes. No lane has a NaN. */
 template <typename T> static __device__ inline T largest_lane(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const T other = __shfl_xor_sync(all_lanes, lane, (int)width);
@@ -385,7 +385,7 @@ template <typename T> static __device__ inline T largest_lane(T lane) {
   return lane;
 }
 
-/* Returns the least value of the lanes to all of them. */
+/* Returns the least value of the lanes to all lanes. */
 static __device__ inline float min_lane(float lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const float other = __shfl_xor_sync(all_lanes, lane, (int)width);
@@ -394,9 +394,9 @@ static __device__ inline float min_lane(float lane) {
   return lane;
 }
 
-/* The threads of a block that adds up sums: of up to few_sums sums, and of more. */
+/* The number of threads of a block that adds up sums: up to few_sums of them, or more. */
 constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
-/* Up to this number of sums, a block of few threads loads all of them at once. */
+/* The most sums that a block of few threads loads at once. */
 constexpr size_t few_sums = OB_SUM_LANES;
 
 /* Adds a thread's values by halving. */

@@ -21,7 +21,7 @@ struct ob_staging {
 /* The number of chunks in a host's window of inputs: one is added up while the next arrives. */
 #define OB_WINDOW_CHUNKS 2
 
-/* The device's state where ranks of a host share memory (staging.c). */
+/* The device's state if the ranks of a host share memory (staging.c). */
 struct ob_staged_host {
   size_t registered; /* blocks of shared memory that copies are made from */
   size_t applied;    /* chunks of the call whose results are being applied */
@@ -30,8 +30,8 @@ struct ob_staged_host {
 };
 
 /* The device's state for exchanges inside a host (device_host.c). The window has this rank's inputs
- * of all shares (outgoing), and all ranks' inputs of the shares that this rank sends to other hosts
- * (incoming). */
+ * of all segments (outgoing), and all ranks' inputs of the segments that this rank sends to other
+ * hosts (incoming). */
 struct ob_device_host {
   unsigned char *outgoing, *incoming;
   float *mean; /* scratch: a chunk of the host's inputs, by member */
@@ -42,7 +42,7 @@ struct ob_device_host {
   struct ob_staged_host staged;
 };
 
-/* The stream for messages that overlap with kernels (see below); NULL if none do. */
+/* The stream for messages that overlap with kernels (see below); NULL if no messages do. */
 struct ob_overlap {
   cudaStream_t stream;  /* for messages; the communicator's */
   cudaEvent_t computed; /* the kernels before the next message */
@@ -55,7 +55,7 @@ struct ob_device {
   struct ob_piece *pieces;
   size_t *bounds;
   struct ob_device_host host; /* of a hierarchical plan */
-  cudaEvent_t started;        /* marks what was on the caller's stream before a call */
+  cudaEvent_t started;        /* the end of earlier work on the caller's stream */
   struct ob_staging staging;  /* staged.c */
   struct ob_overlap overlap;
   /* stream.c */
@@ -74,7 +74,8 @@ struct ob_device {
 };
 
 /* ob_memory_cuda.allocate, and ob_cuda_copy_array, only begin to fill memory, on the default
- * stream: what creates an object ends with ob_cuda_settle, which waits for that. */
+ * stream. A function that creates an object therefore ends with ob_cuda_settle, which waits until
+ * the memory is filled. */
 extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;
 
 /* Allocates an array on the current device and copies the host's into it; NULL without memory. */
@@ -108,8 +109,9 @@ onebit_status_t ob_device_open(struct onebit_plan *plan);
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
-/* These fail unless the buffer is memory of the plan's device, of device `number`, or of the
- * current one. The first is the executor's check. */
+/* These fail unless the buffer is in memory of a device: of the plan's (ob_device_check, the
+ * executor's check), of device `number` (ob_cuda_check), or of the current one
+ * (ob_cuda_check_current). */
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
@@ -176,16 +178,17 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * These functions create and destroy the staging of a plan on a device, and make its copies.
  */
 
-/* Create and destroy the plan's part on the device, where messages then have mirrors: functions of
- * the executor. */
+/* Create and destroy the plan's part on the device, where messages then have copies (mirrors):
+ * functions of the executor. */
 onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
 
-/* Marks all that was computed so far as the source of the next sends. */
+/* Makes the next sends wait for all kernels launched so far. */
 onebit_status_t ob_staging_mark_computed(struct ob_staging *staging);
 
 /* Copy to the host: a chunk of the messages to all servers; a chunk of this rank's result; the
- * state, behind which the event of `index` is recorded, for all copies before it. */
+ * state. After the state the event of `index` is recorded, which is reached when all these copies
+ * are complete. */
 onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index);
@@ -270,14 +273,14 @@ int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
  *
  * A plan of several chunks over a transport that puts messages on streams (NCCL) puts them on a
  * second stream, which belongs to the communicator. A message follows all kernels that were put
- * before it; kernels follow messages only where they read them, so that chunk i + 1 is compressed
- * while chunk i travels.
+ * before it. A kernel follows a message only if it reads that message, so that chunk i + 1 is
+ * compressed while chunk i is sent.
  *
  *   stream of the call   C0 . C1 . C2 ...  r0 R0 . r1 R1 . ...
  *   messages             .  E0 . E1 . E2 ...     . G0 .  G1 ...
  *
  * In a graph the same events are a fork and a join. A plan of one chunk has nothing to overlap:
- * its messages go on the stream of the call.
+ * its messages are put on the stream of the call.
  */
 
 onebit_status_t ob_overlap_create(struct onebit_plan *plan);

@@ -27,8 +27,8 @@ static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
   return window;
 }
 
-/* Describes the window as it is added up. Its members are the host's ranks, and the first of the
- * segments that this rank sends is its own among them; the segments of one rank lie next to each
+/* Describes the window for adding it up. The members are the host's ranks; the segment of this
+ * member is the first one that this rank sends, and the segments of one rank lie next to each
  * other. The state names a rank by the number of the segment that it reduces. */
 static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
   struct ob_cuda_plan host = plan->device->host.window;

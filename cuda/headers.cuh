@@ -3,8 +3,9 @@
  * of compression/message.h and collectives/geometry.h that the host uses too.
  *
  * Many warps compute checksums (below). A header is 40 bytes a message, so one warp,
- * the last that is done, does all of them: lane l has the member that is l + 1 places further, and
- * l + 33, ... If several members report an error, that of the lowest lane counts.
+ * the last that is done, does all of them: lane l has the members that are l + 1, l + 33, ...
+ * places further than this rank. If several members report an error, that of the lowest lane
+ * counts.
  */
 #ifndef OB_CUDA_HEADERS_CUH
 #define OB_CUDA_HEADERS_CUH
@@ -46,7 +47,7 @@ static __device__ inline uint32_t check_lanes(const uint32_t *payload, size_t co
   return ob_check_end(one) + ob_check_end(two);
 }
 
-/* Adds this warp's run of the message to *sum, where the message has such a run. */
+/* Adds this warp's run of the message to *sum, if the message has such a run. */
 static __device__ inline void check_run(unsigned char *message,
                                         const struct ob_message_shape &shape, size_t run,
                                         uint32_t *sum) {
@@ -60,7 +61,7 @@ static __device__ inline void check_run(unsigned char *message,
     atomicAdd(sum, lane);
 }
 
-/* True if all other warps of the launch are done; `done` is 0 again when the last one is. */
+/* True if all other warps of the launch are done. The last warp sets `done` to 0 again. */
 static __device__ inline bool is_last_warp(uint32_t *done) {
   uint32_t before = 0;
   const uint32_t warps = gridDim.x * gridDim.y * warps_a_block;
@@ -120,8 +121,8 @@ static __device__ inline struct ob_message_call describe_call(const struct ob_cu
   return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_number(stamp)};
 }
 
-/* Returns the flags of this rank's headers. A rank that cannot take part sends that, and not what
- * other ranks have reported. */
+/* Returns the flags of this rank's headers. A rank that cannot take part sends only that flag, and
+ * not those that other ranks have reported. */
 static __device__ inline uint16_t header_flags(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags =
@@ -306,11 +307,11 @@ static __device__ inline bool is_worse_status(int32_t status, int32_t than) {
   return status != ONEBIT_OK && status != than && (than == ONEBIT_OK || than == ONEBIT_SKIPPED);
 }
 
-/* --- Sealing and opening in kernels that make messages. These kernels have variants for it, which
- * take more registers, so a multiprocessor has one thread block less of them. They serve short
+/* --- Sealing and opening in kernels that make messages. The variants of kernels that do this take
+ * more registers, so a multiprocessor runs one thread block less of them. They are used for short
  * messages, which never need as many blocks. */
 
-/* `warps`, rounded up to whole thread blocks. */
+/* Rounds the number of warps up to whole thread blocks. */
 static __host__ __device__ inline size_t round_to_thread_blocks(size_t warps) {
   return (warps + warps_a_block - 1) / warps_a_block * warps_a_block;
 }

@@ -42,8 +42,8 @@ struct ob_cuda_state {
   uint32_t residual_flags; /* the same for its current residuals; a call's flags start from it */
   uint32_t stop;           /* the call does not end well: nothing is applied */
   uint32_t refused;        /* a message was refused, as in struct onebit_plan */
-  float worker_scale, server_scale; /* of this call, where there is one scale */
-  /* The fields below serve calls whose end the host does not check (state.cu). */
+  float worker_scale, server_scale; /* of this call, if all blocks have one scale */
+  /* The fields below are for calls whose end the host does not check (state.cu). */
   uint32_t sequence;
   int32_t status;             /* onebit_status_t: why the call does not end well */
   int32_t origin;             /* the member that the status names, as ob_cuda_plan.origin */
@@ -103,7 +103,7 @@ struct ob_cuda_plan {
 /* 32-bit words of scratch for the checksums of `members` messages. */
 #define OB_CUDA_CHECKS(members) (1 + 2 * (size_t)(members))
 
-/* The places of a buffer's pieces: each[k]; or, if `each` is NULL, base + k * step. */
+/* The addresses of a buffer's pieces: each[k]; or, if `each` is NULL, base + k * step. */
 struct ob_cuda_pieces {
   void *const *each;
   char *base;
@@ -146,23 +146,23 @@ struct ob_cuda_pass {
   bool sums_of_rates;       /* sums of rates are multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
   const float *last_values; /* NULL: the last message has them, times last_decay */
-  bool only_at_first;       /* last_values serve until a call of the plan has ended well */
+  bool only_at_first;       /* last_values are used until a call of the plan has ended well */
   float last_decay;
   struct ob_pass_factors factors; /* all factors except those that differ by piece */
   bool counted;                   /* factors that depend on the step number are the state's */
-  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  double *sums[OB_SUMS];          /* one a block of the layout; NULL: not computed */
   const double *variances;
 };
 
 /* --- Messages of one bit an element. `chunk`: the number of the chunk in every message */
 
 /* Compresses every segment's input to its message in outgoing, or with geometry.whole to this
- * rank's result. Notes flags in the state. With one scale the sums go to worker.sums, for
- * ob_cuda_finish. */
+ * rank's result. Notes flags in the state. With one scale for all blocks it writes the sums to
+ * worker.sums, for ob_cuda_finish. */
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 
-/* Reduces the members' messages about this rank's share (its own from outgoing, the others from
+/* Reduces the members' messages about this rank's segment (its own from outgoing, the others from
  * incoming) and the residuals to this rank's result. */
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
@@ -184,7 +184,7 @@ cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream);
 
-/* These four are called by those above, where messages have more than one bit an element.
+/* The functions above call these four if messages have more than one bit an element.
  * `part` is the plan of one chunk (select_chunk), and source.weight is set. */
 cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
                                     cudaStream_t stream);
@@ -217,9 +217,10 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
 cudaError_t ob_cuda_host_put(struct ob_cuda_plan window, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 
-/* Writes the mean of the inputs of the host's ranks, which are `host`'s members: the share of each
- * of the plan's `members`, that of member m from values + m * step on. A rank's messages about
- * these shares follow each other in memory. Values of 16 bits are multiplied by `factor`. */
+/* Writes the mean of the inputs of the host's ranks, which are `host`'s members: for each of the
+ * plan's `members` that member's segment, which is written from values + m * step on for member m.
+ * A rank's messages about these segments follow each other in memory. Values of 16 bits are
+ * multiplied by `factor`. */
 cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t members, float *values,
                               size_t step, size_t chunk, cudaStream_t stream);
 
@@ -246,7 +247,7 @@ struct ob_cuda_lamb {
 };
 
 /* Computes the tensors' numbers and learning rates from the sums of the bucket's latest pass,
- * unless there is a state with `stop`. Not for OB_LAMB_SCALE. */
+ * unless `state` has `stop` set. It does not support OB_LAMB_SCALE. */
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
@@ -287,9 +288,9 @@ cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const
 /* True if the current device supports programmatic dependent launch. */
 bool ob_cuda_can_be_early(void);
 
-/* is_short: true if messages are short enough for compress and reduce to seal and open them.
- * can_seal: true if they may also seal them; with one scale they may not, since the header depends
- * on all blocks. */
+/* ob_cuda_is_short returns true if messages are short enough for compress and reduce to open and
+ * seal them. ob_cuda_can_seal returns true if these may also seal them; with one scale they may
+ * not, since the header depends on all blocks. */
 bool ob_cuda_is_short(const struct ob_cuda_plan *plan);
 bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 
@@ -305,8 +306,8 @@ cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, s
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream);
 
-/* Adds how the call ended to state->outcome; and with `commit` does as ob_cuda_commit, and keeps
- * the results for the next call. Nothing of a call comes after it. */
+/* Adds the end of the call to state->outcome. With `commit` it also does the work of
+ * ob_cuda_commit, and keeps the results for the next call. It is the last launch of a call. */
 cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, bool commit,
                              bool forget, cudaStream_t stream);
 
@@ -322,7 +323,7 @@ cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double be
 /* Begins a call that the host supervises: resets the state of a call. */
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
-/* Makes the new residuals the current ones, unless state->stop. */
+/* Makes the new residuals the current ones, unless state->stop is set. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
 
 /* Sets the current residuals to zero, between calls. */
@@ -330,18 +331,19 @@ cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream);
 
 /* --- Results */
 
-/* Multiplies `count` elements after a call; where state->stop they become not-a-number. */
+/* Multiplies `count` elements after a call; if state->stop is set, they become not-a-number. */
 cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
                           size_t count, float factor, cudaStream_t stream);
 
 /* --- Modules of kernels (memory.c) */
 
-/* Adds the module that a kernel is of: each file of kernels does so before main (cuda/device.cuh).
+/* Registers the module that contains a kernel: each file of kernels does so before main
+ * (cuda/device.cuh).
  */
 void ob_cuda_add_module(const void *kernel);
 
 /* Loads the kernels of all modules on the current device. Local; errors: ONEBIT_ERROR_UNSUPPORTED
- * (the device runs none of the code that the library was built with). */
+ * (the device can run none of the code that the library contains). */
 onebit_status_t ob_cuda_load_kernels(void);
 
 #ifdef __cplusplus

@@ -31,8 +31,8 @@ static __device__ inline double largest_of(const struct ob_cuda_lamb &lamb,
   return largest_lane(largest);
 }
 
-/* Returns the ratio as ob_lamb_on_host computes it, in all lanes of the first warp. Only one may
- * store. */
+/* Returns the ratio as ob_lamb_on_host computes it, in all lanes of the first warp. Only one thread
+ * may store it. */
 static __device__ inline double ratio_of(const struct ob_cuda_lamb &lamb,
                                          const struct ob_cuda_tensor &tensor, bool warm,
                                          struct lanes *lanes) {

@@ -5,8 +5,8 @@
  * reads 4 of float32 input and 4 of residuals, and writes 4 of residuals and w/8 of levels, 13.00
  * with 8 bits; reduce reads 4 + N w/8 and writes 4 + w/8; sum reads N w/8 and writes 4; store reads
  * w/8 and writes 4. A block's values stay in shared memory until its scale is known, so nothing is
- * read or written twice; that takes 32 KiB a thread block, six of which an H200's multiprocessor
- * has at once.
+ * read or written twice. A thread block takes 32 KiB of shared memory, and an H200's multiprocessor
+ * has six thread blocks at once.
  */
 #include "cuda/headers.cuh"
 #include "cuda/levels.cuh"
@@ -17,14 +17,15 @@
 struct weighed_input {
   const float *residual;
   const void *input;
-  unsigned valid, given; /* elements without padding; elements for which there is input */
+  unsigned valid, given; /* elements without padding; elements that have input */
   bool aligned;
   float weight;
   const float *reciprocals; /* or NULL */
   float limit;
 };
 
-/* Does what compress_tile does, without momentum; `divided`: with reciprocals and a limit. */
+/* Does the work of compress_tile in compress.cu, without momentum; `divided`: with reciprocals and
+ * a limit. */
 template <onebit_dtype_t dtype, bool divided, bool whole>
 static __device__ inline void compress_tile(const struct level_block &run,
                                             const struct weighed_input &in, unsigned first,
@@ -99,8 +100,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     finish_messages(plan);
 }
 
-/* The reciprocals of a warm-up of divided gradients take registers: a multiprocessor has two thread
- * blocks less. */
+/* The reciprocals of a warm-up of divided gradients take registers: a multiprocessor runs two
+ * thread blocks less. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
     compress_divided_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -114,7 +115,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
 
 /* --- Adding up */
 
-/* Members whose codes are loaded before the first is used. */
+/* The number of members whose codes are loaded before the first is used. */
 constexpr unsigned members_at_once = 4;
 
 template <unsigned width, bool whole, unsigned members>
@@ -269,7 +270,7 @@ static __device__ inline void store_levels_tile(const uint32_t *fields, float sc
   store_tile<dtype>(output, first, valid, aligned, value);
 }
 
-/* grid.y is the member whose result it is. */
+/* grid.y is the member whose result is stored. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block)
     store_levels_kernel(const __grid_constant__ struct ob_cuda_plan plan,

@@ -1,6 +1,7 @@
 /*
- * Messages of more than one bit an element, as levels.h and codec_levels.h have them: four elements
- * and a tile. A lane's four elements have 4, 2 or 1 bytes of a message, in the order of the fours.
+ * Functions for messages of more than one bit an element (levels.h, codec_levels.h): for four
+ * elements, and for a tile. A lane's four elements have 4, 2 or 1 bytes of a message, in the order
+ * of the fours.
  */
 #ifndef OB_CUDA_LEVELS_CUH
 #define OB_CUDA_LEVELS_CUH
@@ -33,11 +34,11 @@ static __device__ inline void store_codes(uint32_t *fields, unsigned first, uint
     ((uint8_t *)(void *)fields)[first / 4] = (uint8_t)codes;
 }
 
-/* The level of code number j, the bits of ob_decode_level (tests/gpu/test_plans.c) without its
- * conversions, which are slow. With 8 bits sign, exponent and mantissa are shifted to their places,
- * and 112 is added to the exponent by an OR, since its bits are not in use. With fewer bits the
- * code less its smallest value is in the low bits of a power of two plus the code: these bits are
- * set, and the power is subtracted. */
+/* Returns the level of code number j, with the same bits as ob_decode_level
+ * (tests/gpu/test_plans.c) but without its conversions, which are slow. With 8 bits sign, exponent
+ * and mantissa are shifted to their places, and 112 is added to the exponent by an OR, since its
+ * bits are not in use. With fewer bits the code minus the smallest code is written to the low
+ * mantissa bits of a power of two; that power minus the smallest code is then subtracted. */
 template <unsigned width> static __device__ inline float level_of(uint32_t codes, unsigned j) {
   if (width == 8) {
     const uint32_t moved = (uint32_t)((int32_t)(codes << (24 - 8 * j)) >> 4);
@@ -52,8 +53,9 @@ template <unsigned width> static __device__ inline float level_of(uint32_t codes
 
 /* --- A tile */
 
-/* Tiles in shared memory that a warp keeps until the scale of its block is known: all of a block of
- * 2048. Of a longer block the last tiles are there, and the others in the array of residuals. */
+/* The number of tiles that a warp keeps in shared memory until the scale of its block is known: all
+ * tiles of a block of 2048 elements. Of a longer block the last tiles are in shared memory, and the
+ * others in the array of residuals. */
 constexpr unsigned resident_tiles = 4, resident_elements = resident_tiles * tile_elements;
 
 /* A block whose values become levels. */

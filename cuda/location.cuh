@@ -25,7 +25,7 @@ struct location {
   struct ob_message_shape shape; /* of the message, except its number of words */
   struct ob_block block;
   size_t number, index; /* of the block, in the layout and in the message */
-  size_t word;          /* where the message has its signs */
+  size_t word;          /* the index of its signs in the message */
 };
 
 /* Finds the warp's block of a segment's message. False: the message has no such block. */
@@ -50,7 +50,8 @@ static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size
 
 /* --- Messages */
 
-/* Returns which copy holds the last call's results; the function below, the next call's. */
+/* last_copy returns the number of the copy that holds the last call's results; next_copy, the next
+ * call's. */
 static __device__ inline uint32_t last_copy(const struct ob_cuda_plan &plan, uint32_t now) {
   return plan.results_stay ? 0 : now;
 }
@@ -71,8 +72,9 @@ static __device__ inline unsigned char *message_to(const struct ob_cuda_plan &pl
                              : plan.geometry.outgoing + member * plan.geometry.peer_stride;
 }
 
-/* The members' messages to this rank; or to all. The message of member m is m strides after its
- * base, one for this rank's own and one each for the members before and after it. */
+/* The members' messages to this rank; or to all. The message of member m is m strides after a base.
+ * This rank's own message, those of the members before it, and those of the members after it each
+ * have a base of their own. */
 struct senders {
   unsigned char *own, *before, *after;
 };
@@ -128,8 +130,8 @@ static __device__ inline float residual_scale(const struct ob_cuda_residual &res
 
 /* --- The caller's buffers */
 
-/* Returns the block's address in its piece, or NULL if the piece has none, which has no
- * elements. */
+/* Returns the block's address in its piece, or NULL if the piece has no address; such a piece has
+ * no elements. */
 static __device__ inline char *block_address(const struct ob_cuda_pieces &pieces,
                                              size_t first_piece, const struct ob_block &block,
                                              size_t element) {
@@ -184,13 +186,13 @@ static __device__ inline void set_scale(const struct ob_cuda_plan &plan, uint32_
 /* The number of members whose parts a warp holds at once. */
 constexpr unsigned known_members = OB_LANES;
 
-/* The signs or levels of the block, and the scale times the member's share of the mean. */
+/* The signs or levels of the block, and the scale times the member's weight in the mean. */
 struct part {
   const uint32_t *words;
   float scale;
 };
 
-/* The members' messages, and what the warp has read of them. */
+/* The members' messages, and the parts that the warp has read. */
 struct parts {
   struct senders senders;
   float weight;
@@ -213,7 +215,7 @@ static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
   __syncwarp();
 }
 
-/* Returns a member's share of the mean, by which its scale is multiplied. */
+/* Returns a member's weight in the mean, by which its scale is multiplied. */
 static inline float weight_of_mean(const struct ob_cuda_plan &plan) {
   return (float)(1.0 / (double)plan.geometry.members);
 }

@@ -20,7 +20,7 @@
 #endif
 
 onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
-  cudaGetLastError(); /* returned here; clears it, so that no later call returns it */
+  cudaGetLastError(); /* clears the error, so that no later call returns it */
   onebit_status_t status =
       error == cudaErrorMemoryAllocation ? ONEBIT_ERROR_MEMORY : ONEBIT_ERROR_DEVICE;
   return ob_error(status, "CUDA: %s (%s)", cudaGetErrorString(error), call);
@@ -216,7 +216,7 @@ static void device_memory_find(void *driver, const char *name, void *function) {
 }
 
 /* cudaPointerGetAttributes would create a context on the device, also in a program that never uses
- * it. So this asks the driver, and only if the program has loaded it. A driver that is not
+ * it. So this function asks the driver, and only if the program has loaded it. A driver that is not
  * initialised returns an error, and then no memory is a device's. */
 bool ob_cuda_owns(const void *memory, int *device) {
   int (*ask)(void *answer, int attribute, unsigned long long pointer);
@@ -279,13 +279,13 @@ void ob_cuda_leave_block(const int *before) { ob_cuda_leave(*before); }
  * Loads all kernels of the library before one of them is needed.
  *
  * CUDA loads a kernel when it is first launched (lazy loading, CUDA C++ Programming Guide), and may
- * wait for all work on the device to do so. Behind messages of NCCL that wait for a rank which is
- * gone the launch would then never return, and its host thread could notice nothing. Each file of
- * kernels is a module of the driver's; the driver enumerates a module's kernels from version 12.4
- * on. Before that CUDA_MODULE_LOADING=EAGER does the same (docs/cuda.md).
+ * wait for all work on the device to do so. If messages of NCCL ahead of the launch wait for a lost
+ * rank, the launch would then never return, and its host thread could not notice the loss. Each
+ * file of kernels is a module of the driver's; the driver enumerates a module's kernels from
+ * version 12.4 on. Before that CUDA_MODULE_LOADING=EAGER does the same (docs/cuda.md).
  */
 
-/* One for each file of kernels. */
+/* The most modules: one for each file of kernels. */
 enum { MAX_MODULES = 32 };
 
 static const void *modules[MAX_MODULES];

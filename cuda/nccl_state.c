@@ -37,7 +37,7 @@ static void *abort_nccl(void *context) {
   return NULL;
 }
 
-/* Without a thread the abort is made here, which may take long. */
+/* If no thread can be created, the abort is made here, which may take long. */
 static void begin_abort(struct nccl_state *state) {
   pthread_t thread;
   atomic_fetch_add(&state->users, 1);
@@ -50,7 +50,7 @@ static void begin_abort(struct nccl_state *state) {
 void ob_nccl_abort(onebit_comm_t comm, const char *text) {
   struct nccl_state *state = state_of(comm);
   int busy;
-  (void)text; /* the other ranks learn of it from NCCL */
+  (void)text; /* the other ranks learn of the abort from NCCL */
   if (atomic_exchange(&state->aborted, true))
     return;
   double until = ob_seconds() + ABORT_SECONDS;

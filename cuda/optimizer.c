@@ -1,4 +1,5 @@
-/* Optimizers on a device: a bucket's arrays there, and what the host reads of its steps. */
+/* Optimizers on a device: a bucket's arrays in device memory, and the results of steps that the
+ * host reads. */
 #include <string.h>
 
 #include "base/error.h"
@@ -18,8 +19,8 @@ static void *device_optimizer_copy_array(struct onebit_optimizer *optimizer, con
   return ob_cuda_copy_array(values, count, size);
 }
 
-/* Copies the arrays that have an entry a piece into one block of the device: each copy makes the
- * host wait for the default stream. */
+/* Copies the arrays that have an entry a piece into one block of the device, since each copy makes
+ * the host wait for the default stream. */
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   const size_t pieces = bucket->bits->geometry.layout.pieces;
@@ -294,8 +295,8 @@ static void count_steps(const struct onebit_optimizer *optimizer, uint64_t *step
 
 /* --- After a checkpoint was loaded */
 
-/* The kernels use one number to choose the current copy, of residuals and of results. Where
- * messages are staged the device has its own copy of the results. */
+/* The kernels use one number to choose the current copy, of residuals and of results. If messages
+ * are staged, the device has its own copy of the results. */
 static onebit_status_t restore_results(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   size_t bytes = plan->geometry.members * plan->geometry.peer_stride;

@@ -30,9 +30,11 @@ static onebit_status_t check_same_capture(struct onebit_optimizer *optimizer, cu
   bool captured = optimizer->step.captured, capturing = ob_cuda_is_capturing(stream);
   if (captured == capturing)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "stream is %scapturing a graph, and the open step was begun %s a capture",
-                  capturing ? "" : "not ", captured ? "in" : "outside of");
+  return ob_error(
+      ONEBIT_ERROR_ARGUMENT,
+      "stream is %scapturing a graph, but the open step was begun %s a capture: capture a "
+      "whole step or none",
+      capturing ? "" : "not ", captured ? "in" : "outside of");
 }
 
 onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *stream) {
@@ -64,8 +66,8 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
     return ONEBIT_OK;
   if (optimizer->method->exchange)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and what a step of %s sends depends on how many "
-                    "were made",
+                    "stream is capturing a graph, but steps of %s send different messages, so they "
+                    "cannot be captured",
                     optimizer->method->name);
   if (optimizer->options.clip_norm > 0)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -73,9 +75,10 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                     "of the gradients",
                     optimizer->options.clip_norm);
   if (!ob_optimizer_is_frozen(optimizer))
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and the warm-up is not known to be over: "
-                    "onebit_optimizer_synchronize tells after its last step");
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "stream is capturing a graph, but the host does not know whether the warm-up is "
+        "over: call onebit_optimizer_synchronize after its last step");
   return ONEBIT_OK;
 }
 
@@ -111,18 +114,20 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
   return ob_optimizer_ready_on(optimizer, tensor, true, stream);
 }
 
-/* Refuses a learning rate in device memory where the host takes part in a step and has to read
- * it. */
+/* Refuses a learning rate in device memory if the host takes part in a step and has to read the
+ * rate. */
 static onebit_status_t check_rate_pointer(const struct onebit_optimizer *optimizer,
                                           const float *rate) {
   if (optimizer->method->exchange)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "rate is %p: %s adds up the rates of local steps on the host",
-                    (const void *)rate, optimizer->method->name);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "rate is %p: %s needs the rate on the host, where it sums the rates of local steps",
+        (const void *)rate, optimizer->method->name);
   if (!optimizer->deferred)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "rate is %p: over %s the host sends and updates with the rate",
-                    (const void *)rate, optimizer->comm->transport->name);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "rate is %p: over %s the host needs the rate, so it cannot be in memory of the device",
+        (const void *)rate, optimizer->comm->transport->name);
   if ((uintptr_t)rate % sizeof *rate)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "rate is %p, not aligned to float", (const void *)rate);
   return optimizer->bucket_count ? ob_cuda_check(optimizer->buckets[0].device->number, "rate", rate)

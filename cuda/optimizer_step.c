@@ -12,7 +12,7 @@ static cudaStream_t device_step_stream_of(const struct onebit_optimizer *optimiz
   return optimizer->step.on_stream ? optimizer->step.stream : bucket->device->own;
 }
 
-/* Returns the plan that sends the bucket's gradients in this step; NULL: none does. */
+/* Returns the plan that sends the bucket's gradients in this step; NULL: no plan does. */
 static struct onebit_plan *sending_plan_of(const struct onebit_optimizer *optimizer,
                                            const struct ob_bucket *bucket) {
   enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
@@ -102,7 +102,7 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
 }
 
 /* True if the device counts the steps for the bias corrections, since the host does not know how
- * many were made. The host knows it where the next step's messages depend on the number. */
+ * many were made. The host knows the number if the next step's messages depend on it. */
 static bool device_counts_steps(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
          !optimizer->method->exchange && !ob_optimizer_divides_gradients(optimizer);
@@ -225,8 +225,8 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
 }
 
 /* Returns the state that stops passes after a failed exchange, or NULL once the host knows the
- * outcome. The exchanges of a step on a stream are stopped all together, so the state of any of
- * them serves. */
+ * outcome. The exchanges of a step on a stream are stopped all together, so the state of any one
+ * can be used. */
 static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer *optimizer,
                                                   const struct ob_bucket *bucket) {
   const struct onebit_plan *plan = sending_plan_of(optimizer, bucket);
@@ -281,7 +281,7 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
   return status;
 }
 
-/* Returns the stream of a bucket's latest pass: where messages are staged, it is a stream of the
+/* Returns the stream of a bucket's latest pass. If messages are staged, this is a stream of the
  * plan's. */
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_bucket *bucket) {

@@ -1,8 +1,8 @@
 /*
  * The outer step on a device: its passes are on the default stream, so that they are in order with
- * the kernels that a program puts there, and the host waits for them. It copies to the host only
- * checksums, sums of squares and whether a drift is finite. A step that exchanges nothing waits for
- * nothing.
+ * the kernels that a program puts on it, and the host waits for the passes. It copies to the host
+ * only checksums, sums of squares and whether a drift is finite. A step that exchanges nothing
+ * waits for nothing.
  */
 #include "optimizers/outer/outer.h"
 
@@ -13,7 +13,7 @@
 struct ob_outer_device {
   int number;
   double *sums;    /* in memory of the device */
-  uint32_t *found; /* there too: whether a drift cannot be sent; the checksum */
+  uint32_t *found; /* in device memory too: whether a drift cannot be sent; the checksum */
 };
 
 enum { UNSOUND, CHECKSUM, FOUND };

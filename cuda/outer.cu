@@ -5,9 +5,10 @@
  * of the sum of squares do. It does not matter where in a buffer a piece begins. Eight words of
  * each array are loaded at once, as the optimizers' passes do it (passes.cu).
  *
- * Bytes an element of float32: drift 12, or 16 where a residual is left in the parameters; update
- * 12, or 20 with momentum; set 8, or 12 with a residual or a mixing; checksum 4; export 8. All of
- * this happens once in local_steps steps, each of which takes an inner optimizer 24 to 28 bytes.
+ * Bytes an element of float32: drift 12, or 16 if a residual is left in the parameters; update 12,
+ * or 20 with momentum; set 8, or 12 with a residual or a mixing; checksum 4; export 8. All of this
+ * happens once in local_steps steps; in each of these steps the inner optimizer moves 24 to 28
+ * bytes.
  */
 #include <type_traits>
 
@@ -27,8 +28,8 @@ static __device__ inline struct run run_of(size_t count) {
   return {first, left < OB_OUTER_RUN ? (unsigned)left : OB_OUTER_RUN};
 }
 
-/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in it. In a
- * whole group no access has a condition. */
+/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in the group. In
+ * a whole group no access has a condition. */
 template <typename Group>
 static __device__ inline void for_each_group(const struct run &run, const Group &group) {
   for (unsigned first = 0; first < run.count; first += group_elements)

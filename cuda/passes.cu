@@ -5,13 +5,13 @@
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
  * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96
  * bytes in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs
- * (device.cuh). Where all of these words exist no load has a condition: a GPU has seven predicates,
+ * (device.cuh). If all of these words exist, no load has a condition: a GPU has seven predicates,
  * and loads that need more wait for each other. An access of 4 bytes is an instruction for 128
  * bytes, of which an H200 could issue nine times as many as its memory can serve; the arithmetic of
  * the largest pass, about 300 instructions for 3 KiB, overlaps with the accesses.
  *
- * Single gradients of 16 bits would be accesses of 2 bytes, with half as much in flight. So they
- * are loaded 16 bytes at once, or 8, and go to their lanes through shared memory.
+ * Single gradients of 16 bits would be accesses of 2 bytes, with half as much in flight. So 16 or 8
+ * bytes of gradients are loaded at once, and shared memory passes them to their lanes.
  *
  * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
  * message.
@@ -25,8 +25,8 @@
  *   sgd                     20             lamb frozen  32      zero-one freeze  12
  *   sgd freeze              8                                   squares, power   4
  *
- * In profile deepspeed 0/1 Adam reads and writes OB_MOVED too. Where parameters have master values,
- * a pass that writes them writes 2 more. The limit is the card's copy bandwidth.
+ * In profile deepspeed 0/1 Adam reads and writes OB_MOVED too. If parameters have master values, a
+ * pass that writes them writes 2 bytes more. The limit is the card's copy bandwidth.
  */
 #include <utility>
 
@@ -154,8 +154,8 @@ template <unsigned words> static __device__ inline uint16_t *tile_of_warp() {
   return (uint16_t *)tiles[threadIdx.x / OB_LANES];
 }
 
-/* Loads gradients. Those of 16 bits are loaded 16 bytes at once, or 8 where there are few words,
- * and go to their lanes through shared memory. Gradients that are not aligned to that are loaded
+/* Loads gradients. Of gradients of 16 bits, 16 bytes are loaded at once, or 8 if there are few
+ * words, and shared memory passes them to their lanes. Gradients without that alignment are loaded
  * one by one. */
 template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void load_gradients(const struct run &run, unsigned word,
@@ -246,8 +246,8 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
       __stcs(&run.arrays[slot][i], e.at[slot]);
 }
 
-/* Stores parameters in their own type, where the arrays hold the master values. A warp stores 64
- * bytes at once, which are two whole sectors. */
+/* Stores parameters in their own type, if the arrays hold the master values. A warp stores 64 bytes
+ * at once, which are two whole sectors. */
 template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void store_copies(const struct run &run, unsigned word,
                                            const struct ob_element (&e)[words]) {
@@ -323,8 +323,8 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
 
 /* --- Kernels */
 
-/* Finds the warp's block of a message; or of the layout, where the pass reads no message. False:
- * there is no such block. */
+/* Finds the warp's block of a message, or of the layout if the pass reads no message. False: there
+ * is no such block. */
 template <enum ob_pass_kind kind>
 static __device__ inline bool find_block(const struct ob_cuda_plan &plan,
                                          struct location *location) {
@@ -338,7 +338,7 @@ static __device__ inline bool find_block(const struct ob_cuda_plan &plan,
   return true;
 }
 
-/* grid.y is the member whose result it is. */
+/* grid.y is the member whose result is applied. */
 template <enum ob_pass_kind kind>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     pass_kernel(const __grid_constant__ struct ob_cuda_plan plan,
@@ -368,7 +368,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 using pass_function = void(struct ob_cuda_plan, struct ob_cuda_pass);
 
-/* Shards of state are for memory of the host (optimizers/methods/shards.c): no kernel. */
+/* Sharded state is only supported in memory of the host (optimizers/methods/shards.c), so its
+ * passes have no kernel. */
 template <enum ob_pass_kind kind> static constexpr pass_function *kernel_or_none() {
   if constexpr (kind == OB_PASS_SHARD || kind == OB_PASS_SHARD_MOVE)
     return NULL;

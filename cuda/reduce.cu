@@ -2,25 +2,25 @@
  * Adds up the members' messages in the members' order: with residuals to a new message (reduce), or
  * to the outputs (sum).
  *
- * Bytes an element of the share with N members, in blocks of 2048 elements. Reduce reads 4 of
+ * Bytes an element of the segment with N members, in blocks of 2048 elements. Reduce reads 4 of
  * residuals and N/8 of signs, writes 4 of residuals and 1/8 of signs, and has 4 (N + 3)/2048 of
  * scales: 9.15 for 8 members. Sum reads N/8 of signs and writes 4 as float32: 5.02 for 8.
  *
  * Additions have an order, so a member costs an instruction for each of a lane's elements, and one
- * and a half to choose the term: 50 a tile in all (80 before a table in shared memory had the
- * members' words and scales, and signs were predicates). tests/scripts/check-kernels counts
+ * and a half to choose the term: 50 instructions a tile in all (80 before a table in shared memory
+ * had the members' words and scales, and signs were predicates). tests/scripts/check-kernels counts
  * instructions in SASS, and expects both kernels to reach 0.9 of the copy bandwidth up to 8
  * members. With 16 members reduce takes 1150 instructions a tile and 530 more a block, while the
  * memory's time allows 1120 a tile, and words are loaded in two groups a tile, one after the other:
- * 0.77. Sum takes 890 instructions, while 660 are allowed. A share is then so small a part of the
- * elements that compressing takes most of the time anyway.
+ * it reaches 0.77 of the copy bandwidth. Sum takes 890 instructions, while 660 are allowed. A
+ * segment is then so small a part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/headers.cuh"
 #include "cuda/location.cuh"
 
 /* The number of members decides how they are added up. FEW are one group, all of whose words are
- * loaded before the first is used. SOME are several groups, of eight where registers allow it. MANY
- * are so many that a warp does not hold the parts of all at once. */
+ * loaded before the first is used. SOME are several groups, of eight members if registers allow it.
+ * MANY are so many that a warp does not hold the parts of all at once. */
 constexpr unsigned few_members = 4;
 enum member_class { FEW, SOME, MANY };
 
@@ -35,9 +35,9 @@ static __device__ inline void load_member(const struct part &part, unsigned firs
     signs[k] = whole || first + four_at(k) < count ? __ldcs(&words[4 * k]) : 0;
 }
 
-/* Adds a member's values. The signs of a four are shifted to the top of a word, where the last one
- * is a float's sign bit; the other three become predicates at once (R2P). That takes ten
- * instructions a four, and a shift for each sign would take twelve. */
+/* Adds a member's values. The signs of a group of four are shifted to the top of a word, so that
+ * the last one is a float's sign bit; the other three become predicates at once (R2P). That takes
+ * ten instructions a four, and a shift for each sign would take twelve. */
 static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], float scale,
                                          float (&total)[fours_a_tile][4]) {
   const float minus = ob_decode(1, scale);
@@ -158,7 +158,8 @@ static __device__ inline float reduce_tiles(const struct ob_reduce_run &run,
   return sum_lanes(lane);
 }
 
-/* Members' words take registers, so a multiprocessor has one thread block less; with Lion two. */
+/* Members' words take registers, so a multiprocessor runs one thread block less, and with Lion two
+ * less. */
 constexpr unsigned blocks_with(enum ob_serve_rule rule) {
   return rule == OB_SERVE_LION ? blocks_at_once - 2 : blocks_at_once - 1;
 }

@@ -1,15 +1,15 @@
 /*
  * A plan on a device over a transport of the host. The host walks the steps (collectives/steps.c);
- * kernels read and write messages in memory of the device, and copies of these in pinned memory
- * travel, where the host stamps and checks headers.
+ * kernels read and write messages in memory of the device. The messages that are sent are copies in
+ * pinned memory, where the host stamps and checks headers.
  *
  *   stream out       .        copy 0   copy 1 ...                        result 0
  *   stream compute   kernel 0 kernel 1 kernel 2 ...   .         reduce 0 .       ... apply 0 ...
  *   stream in        .                                incoming 0                     results 0
  *
- * Copies go on streams of their own, so that they overlap with kernels, and both with the network.
- * A message may leave when the event of its slot is reached. The device's state is copied with it,
- * and its flags then become the plan's.
+ * Copies go on streams of their own, so that they overlap with kernels, and both overlap with the
+ * network. A message may leave when the event of its slot is reached. The device's state is copied
+ * with it, and its flags then become the plan's.
  */
 #include <string.h>
 
@@ -30,9 +30,11 @@ static onebit_status_t wait_for_stream(const struct onebit_plan *plan) {
   enum cudaStreamCaptureStatus capture;
   OB_TRY_CUDA(cudaStreamIsCapturing(stream, &capture));
   if (capture != cudaStreamCaptureStatusNone)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and over %s the host takes part in a call",
-                    plan->comm->transport->name);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "stream is capturing a graph, but over %s the host takes part in each call, so it "
+        "cannot be captured",
+        plan->comm->transport->name);
   OB_TRY(ob_device_check_stream(plan, stream));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, plan->device->started, 0));
   return ONEBIT_OK;
@@ -121,7 +123,7 @@ static bool is_ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- Steps */
 
-/* Sends a chunk that is ready. The inputs in the host's shared memory, of which it was made, are
+/* Sends a chunk that is ready. The inputs in the host's shared memory from which it was made are
  * not needed any more. */
 static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!is_ready(plan, chunk, wait))

@@ -1,5 +1,5 @@
 /* The staging of a plan on a device: streams, events, and the copies between the device's messages
- * and the pinned ones of the host. staged.c has the picture. */
+ * and the pinned ones of the host. staged.c has a diagram of the streams. */
 #include "cuda/device.h"
 
 #include "base/error.h"
@@ -111,14 +111,14 @@ onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t ch
  * ---- The inside of a host ----
  *
  * The inside of a host in a hierarchical plan that is staged: the ranks share memory, as on the
- * processor (collectives/schedules/host.c), and a device's inputs and results are copied to it and
- * from it.
+ * processor (collectives/schedules/host.c), and a device's inputs and results are copied to and
+ * from that memory.
  *
  *   stream compute  load 0    load 1          mean 0 compress 0 ...               apply 0 ...
  *   stream out           inputs 0  inputs 1 ...                outgoing 0 ...
  *   stream in                          inputs 0 of the others  ...          results 0 ...
  *
- * So a rank's bus carries its inputs once, the others' inputs about its share, and compressed
+ * So a rank's bus carries its inputs once, the others' inputs about its segment, and compressed
  * messages. A rank sets its counter in shared memory when the copy that the counter announces is
  * complete.
  */

@@ -20,8 +20,8 @@ static __global__ void seal_kernel(const struct ob_cuda_plan plan,
     stamp_messages(plan, stamp);
 }
 
-/* Decides the call as steps.c does. A rank that could not take part has told its caller. Called by
- * one lane. */
+/* Decides the call as steps.c does. A rank that could not take part has already returned the error
+ * to its caller. Called by one lane. */
 static __device__ void decide_call(const struct ob_cuda_plan &plan,
                                    const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_state *state = plan.state;
@@ -54,8 +54,8 @@ static __global__ void decide_alone_kernel(const struct ob_cuda_plan plan,
     decide_call(plan, stamp);
 }
 
-/* Stops all of the calls that are held together if one of them stopped, and gives them its
- * status. */
+/* Stops all calls that are held together if one of them stopped, and sets their status to that
+ * call's. */
 static __global__ void join_kernel(struct ob_cuda_state *const *states, size_t count) {
   const struct ob_cuda_state *first = NULL;
   if (lane_number() != 0)
@@ -98,7 +98,7 @@ bool ob_cuda_can_be_early(void) {
 }
 
 /* One thread block computes the checksum of a message, with four runs of 4 KiB in flight, which
- * take about 0.5 us to come from the second cache and to be added up. A separate launch can use all
+ * take about 0.5 us to come from the L2 cache and to be added up. A separate launch can use all
  * multiprocessors, but takes about 2 us: up to eight runs, 1 us, it gains nothing. */
 constexpr size_t max_short_runs = 8;
 
@@ -265,7 +265,8 @@ static __global__ void __launch_bounds__(threads_a_block)
     commit_residuals(plan.state);
 }
 
-/* The number of 16-byte pieces to copy, where results stay; all messages are multiples of that. */
+/* Returns the number of 16-byte pieces to copy, if results stay; the size of every message is a
+ * multiple of 16 bytes. */
 static size_t results_to_copy(const struct ob_cuda_plan &plan) {
   return !plan.results_stay || plan.geometry.results[0] == plan.geometry.results[1]
              ? 0

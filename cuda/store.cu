@@ -30,7 +30,7 @@ static __device__ inline void store_four(void *output, unsigned first, uint32_t 
   store_raw((char *)output + (size_t)first * size_of<dtype>, raw);
 }
 
-/* grid.y is the member whose result it is. Elements past `valid` have no place in the caller's
+/* grid.y is the member whose result is stored. Elements past `valid` have no place in the caller's
  * buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
@@ -77,8 +77,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
  *
  * The result is scaled after the call that gave it.
  *
- * Bytes an element: its size read and written, or nothing where the call ended well and the factor
- * is 1.
+ * Bytes an element: its size read and written, or nothing if the call ended well and the factor is
+ * 1.
  */
 
 /* The architectures that the kernels are compiled for. The package's onebit.info finds them in the
@@ -89,8 +89,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 __attribute__((used)) static const char kernels[] = "onebit kernels: " TEXT(__CUDA_ARCH_LIST__);
 #endif
 
-/* Scales a tile with each warp. The quiet NaN is one in each of the types; a product too large for
- * float16 becomes infinity, as the dense sum would. */
+/* Scales a tile with each warp. The same bits are a quiet NaN in each of the types; a product too
+ * large for float16 becomes infinity, as the dense sum would. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     scale_kernel(const struct ob_cuda_state *state, char *result, size_t count, float factor) {

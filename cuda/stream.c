@@ -2,8 +2,8 @@
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
  * stream, kernels and messages, in the order of the plan's list (with several chunks, messages are
  * on a second stream: device.h), and no host takes part: the device stamps and checks headers
- * (state.cu), and decides whether the call ends well. So the host learns only afterwards, from the
- * last copy of the state.
+ * (state.cu), and decides whether the call ends well. So the host learns the outcome only
+ * afterwards, from the last copy of the state.
  *
  * If the host drives the transport (a CUDA-aware MPI), the host waits for the device before a
  * message leaves, and for the transport until one arrives; nothing else differs.
@@ -66,9 +66,11 @@ static onebit_status_t wait_for_last_call(const struct onebit_plan *plan) {
   device->capturing = ob_cuda_is_capturing(stream);
   if (device->capturing && !plan->comm->transport->put) {
     device->capturing = false;
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and over %s the host takes part in a call",
-                    plan->comm->transport->name);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "stream is capturing a graph, but over %s the host takes part in each call, so it "
+        "cannot be captured",
+        plan->comm->transport->name);
   }
   if (!device->capturing) {
     OB_TRY(ob_device_check_stream(plan, stream));
@@ -232,8 +234,8 @@ static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, b
   return ob_stream_end_batch(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-/* Begins a round of doubling, which is used only if the host drives the transport: rounds pass on
- * received messages, and all are checked after the last round. */
+/* Begins a round of doubling, which is used only if the host drives the transport: later rounds
+ * send received messages on, and all messages are checked after the last round. */
 static bool stream_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
   return ob_stream_end_batch(plan, round > 0

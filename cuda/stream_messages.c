@@ -1,5 +1,5 @@
-/* Messages of calls on streams: those that overlap with kernels (device.h has the picture), and
- * those inside a host. */
+/* Messages of calls on streams: those that overlap with kernels (device.h has a diagram), and those
+ * inside a host. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
@@ -44,8 +44,8 @@ static onebit_status_t overlap_follow_kernels(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* Puts messages on the second stream. If that cannot wait for the kernels they go on the call's
- * stream, since the other ranks wait for them. */
+/* Puts messages on the second stream. If that stream cannot wait for the kernels, the messages are
+ * put on the call's stream, since the other ranks wait for the messages. */
 onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
                                size_t chunk) {
   struct ob_overlap *overlap = &plan->device->overlap;
@@ -73,14 +73,14 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
 /*
  * ---- Inside a host ----
  *
- * The inside of a host in a hierarchical plan on a stream: its GPUs send messages where plans on
+ * The inside of a host in a hierarchical plan on a stream: its GPUs send messages, while plans on
  * the processor use shared memory (collectives/schedules/host.c).
  *
- * Inputs travel as dense messages, each share to the rank that sends it on to other hosts, as in a
- * reduce-scatter; inputs of 16 bits travel in their own type. They are added up here in the order
- * of the ranks, so results have the bits of every other hierarchical plan; ncclReduceScatter has an
- * order of its own. Results travel as their servers sent them, with headers. Every rank is a
- * server, so each rank reads the header of every other, and all make the same decision.
+ * Inputs are sent as dense messages, each segment to the rank that sends it on to other hosts, as
+ * in a reduce-scatter; inputs of 16 bits are sent in their own type. They are added up here in the
+ * order of the ranks, so results have the bits of every other hierarchical plan; ncclReduceScatter
+ * has an order of its own. Results are sent on as they came from their servers, with headers. Every
+ * rank is a server, so each rank reads the header of every other, and all make the same decision.
  *
  * All messages of a chunk of inputs are sealed together, so a rank's first message has the flags of
  * all. Kernels are in order on one stream, and messages on another (device.h). No step waits until

@@ -1,7 +1,7 @@
 /*
- * The transport over NCCL. Plans put their messages on streams, as one group of sends and receives
- * a batch. Messages in memory of the host travel through memory of the device. Only calls that
- * create something send them, to agree between the ranks.
+ * The transport over NCCL. Plans put their messages on streams, with one group of sends and
+ * receives for each batch. Messages in memory of the host are copied through memory of the device.
+ * Only calls that create an object send these, to agree between the ranks.
  *
  * Two threads must not call NCCL on one communicator at once, and no thread after an abort, which
  * frees it. So a caller holds a lock, and checks `aborted` first.
@@ -22,8 +22,8 @@
 #include "cuda/nccl_state.h"
 
 /* A batch of messages in memory of the host. `memory`, on the device, has the sent messages,
- * followed by the received ones; it is copied from and to `pinned`. In a copy from or to other
- * memory the driver may wait for messages that have not arrived, and such a wait has no time
+ * followed by the received ones; it is copied from and to `pinned`. A copy from or to memory that
+ * is not pinned could make the driver wait for messages that have not arrived, without a time
  * limit. */
 struct nccl_batch {
   struct ob_batch batch;
@@ -95,8 +95,8 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   return status == ONEBIT_OK ? finished : status;
 }
 
-/* After NCCL has failed, its kernels go on waiting, and so do streams and calls that free memory,
- * until the communicator is aborted. */
+/* After NCCL has failed, its kernels wait until the communicator is aborted; so do streams, and
+ * calls that free memory. */
 static onebit_status_t give_up_after_failure(onebit_comm_t comm, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_comm_give_up(comm, onebit_last_error());
@@ -267,7 +267,8 @@ const struct ob_transport ob_transport_nccl = {
     .destroy = nccl_destroy,
 };
 
-/* A host's name as a number, by the same names as NCCL: NCCL_HOSTID first. */
+/* Returns the name of this host as a number. It uses the names that NCCL uses: NCCL_HOSTID
+ * first. */
 static uint64_t nccl_host_number(void) {
   char name[256] = "";
   const char *given = getenv("NCCL_HOSTID");
@@ -295,7 +296,7 @@ static onebit_status_t nccl_find_hosts(onebit_comm_t comm, onebit_status_t statu
 }
 
 /* Messages have the highest priority: a kernel of NCCL is a few thread blocks, which would
- * otherwise wait behind a kernel that fills the device. One stream serves all plans: the device has
+ * otherwise wait behind a kernel that fills the device. All plans use one stream: the device has
  * few queues, and NCCL orders a communicator's messages anyway. */
 static onebit_status_t nccl_create_streams(struct nccl_state *state) {
   int lowest, highest;

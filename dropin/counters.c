@@ -55,8 +55,8 @@ static struct ob_record *allocate_record(const struct ob_record_of *of, const ch
   return record;
 }
 
-/* The largest number of records, since a program whose counts change would need a new record for
- * every call. Beyond this number, or without memory, calls share one record. */
+/* Limits the number of records: a program whose counts change would need a new record for every
+ * call. Beyond this number, or without memory, calls share one record. */
 enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *get_shared_record(void) {
@@ -83,7 +83,8 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   return record;
 }
 
-/* Adds without a read-modify-write, as ob_counters_count_dense does. */
+/* Adds by a load and a store, without an atomic read-modify-write, as ob_counters_count_dense
+ * does. */
 static void add_count(_Atomic uint64_t *to, uint64_t more) {
   atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
                         memory_order_relaxed);
@@ -265,15 +266,18 @@ const char *onebit_counters_reason(size_t reason) {
       [OB_REASON_SMALL] = "below minimum size",
       [OB_REASON_ALONE] = "one rank, or an inter-communicator",
       [OB_REASON_RULE] = "no rule asks for it",
-      [OB_REASON_LEARNING] = "not yet seen often enough",
+      [OB_REASON_LEARNING] = "not repeated often enough yet (warmup)",
       [OB_REASON_UNSTABLE] = "calls do not repeat",
-      [OB_REASON_WITHDRAWN] = "values not finite, beyond float, or far below the call before",
-      [OB_REASON_WATCHED] = "only watched: neither --gradients nor a rule asks for it",
-      [OB_REASON_UNFAITHFUL] = "exact again: error feedback does not follow it",
-      [OB_REASON_CALL] = "a call that is never compressed",
+      [OB_REASON_WITHDRAWN] =
+          "with values not finite, too large for float, or far smaller than in the call before",
+      [OB_REASON_WATCHED] = "only counted: neither --gradients nor a rule selects them",
+      [OB_REASON_UNFAITHFUL] =
+          "no longer compressed: compressed sums were too far from the exact ones",
+      [OB_REASON_CALL] = "of a kind that is never compressed",
       [OB_REASON_MEMORY] = "no plan could be made",
-      [OB_REASON_CAPTURED] = "it is in a CUDA graph",
-      [OB_REASON_REFUSED] = "a setting is wrong, ranks differ, or threads forbid it",
+      [OB_REASON_CAPTURED] = "in a CUDA graph",
+      [OB_REASON_REFUSED] =
+          "ruled out by a wrong setting, ranks that differ, or the use of threads",
   };
   return reason < OB_REASON_COUNT ? texts[reason] : NULL;
 }

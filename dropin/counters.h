@@ -12,42 +12,44 @@
 
 #include "onebit/plan.h"
 
-/* The reason why a call can not be compressed, or is not. Reports count by it, in this order. */
+/* The reason why a call is sent dense. The report counts the calls of each reason, in this
+ * order. */
 enum ob_reason {
   OB_REASON_NONE = 0,  /* the call can be compressed */
   OB_REASON_TYPE,      /* not float, double, bfloat16, half */
   OB_REASON_OPERATION, /* neither a sum nor a mean */
-  OB_REASON_SMALL,     /* below the least number of bytes */
-  OB_REASON_ALONE,     /* one rank, or an inter-communicator */
-  OB_REASON_RULE,      /* a rule excludes it, or no rule asks for it (allgathers) */
-  OB_REASON_LEARNING,  /* the loop of calls has not come often enough */
+  OB_REASON_SMALL,     /* below the minimum size */
+  OB_REASON_ALONE,     /* the communicator has one rank, or is an inter-communicator */
+  OB_REASON_RULE,      /* a rule excludes the call; an allgather: no rule asks for it */
+  OB_REASON_LEARNING,  /* the program has not repeated its loop of calls often enough */
   OB_REASON_UNSTABLE,  /* the order of calls does not repeat */
-  /* compressed, but a rank had values that are not finite, or that no float holds: sent again */
+  /* compressed, then sent again dense: a rank had values that are not finite or exceed a float */
   OB_REASON_WITHDRAWN,
-  OB_REASON_MEMORY,     /* a plan could not be made, on some rank */
+  OB_REASON_MEMORY,     /* some rank could not create a plan */
   OB_REASON_WATCHED,    /* neither ONEBIT_GRADIENTS nor a rule asks for compression */
-  OB_REASON_UNFAITHFUL, /* the tensor's shadow was too far from the exact sums */
+  OB_REASON_UNFAITHFUL, /* the tensor's compressed sums were too far from the exact ones */
   OB_REASON_CALL,       /* a call of a kind that is never compressed, such as MPI_Reduce */
   OB_REASON_REFUSED,    /* a setting is wrong, ranks differ, or threads forbid it */
   OB_REASON_CAPTURED,   /* the call is in a CUDA graph */
   OB_REASON_COUNT
 };
 
-/* The number of dense calls whose times are kept one by one: as many as a warm-up mostly has. */
+/* The number of dense calls whose single times are stored. A warm-up rarely has more calls. */
 #define OB_DENSE_SAMPLES 64
 
-/* The calls that a record counts. */
+/* Identifies the calls that a record counts. */
 struct ob_record_of {
   uint64_t communicator; /* the handle as a number, which MPI may use again after a free */
   int comm_size;
   const char *call;     /* "allreduce", "reduce" and the like */
-  onebit_dtype_t dtype; /* may also be one of dropin/elements.h */
+  onebit_dtype_t dtype; /* or a type of dropin/elements.h */
   uint64_t type;        /* the handle as a number, if dtype is OB_OTHER_TYPE */
   size_t count;
 };
 
-/* The distance of a tensor's compressed sums from the exact ones (dropin/mpi/shadow.c): squares of
- * the norms of the latest differences and sums. Written by the calling thread. */
+/* The difference of a tensor's compressed sums from the exact ones (dropin/mpi/shadow.c). `errors`
+ * and `norms` are squared norms: those of the latest differences, and of the latest exact sums.
+ * Only the calling thread writes them. */
 #define OB_SHADOW_SAMPLES 64
 struct ob_record_shadow {
   struct ob_record_shadow *next;
@@ -69,15 +71,15 @@ struct ob_record {
   _Atomic uint64_t bytes_sent, bytes_dense;
   _Atomic uint64_t skipped; /* results that are not-a-number */
   _Atomic int bits;         /* bits an element in the latest compressed call; 0: there was none */
-  _Atomic uint64_t moves;   /* how often the bits of a tensor have changed */
+  _Atomic uint64_t moves;   /* the number of changes of a tensor's bits an element */
   /* Blocking calls that were timed, and their seconds. The first dense call is left out: it
-   * connects the ranks. A call that was withdrawn counts among the compressed ones: it has cost
-   * both. */
+   * connects the ranks. A withdrawn call counts as compressed: its time includes both the
+   * compressed call and the dense one. */
   _Atomic uint64_t timed_dense, timed_compressed;
   _Atomic double seconds_dense, seconds_compressed;
-  _Atomic double seconds_deciding;                /* agreeing, making plans, shadows */
+  _Atomic double seconds_deciding;                /* agreements, creation of plans, shadows */
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
-  /* The norm of the residual relative to that of the mean: the latest sample, and the largest. */
+  /* The norm of the residual divided by that of the mean: the latest sample, and the largest. */
   _Atomic double residual_ratio, max_residual_ratio;
   _Atomic(struct ob_record_shadow *) shadows; /* the shadows of its tensors, the latest first */
 };
@@ -87,15 +89,15 @@ void ob_counters_start(double now);
 
 /* Returns the record of such calls, or NULL where none has been made. */
 struct ob_record *ob_counters_find(const struct ob_record_of *of);
-/* Finds the record, or creates one with these names for communicator and type; bytes: of one call.
- * After very many records, and without memory, calls share one record. */
+/* Finds the record, or creates one with these names for communicator and type. bytes: the bytes of
+ * one call. After very many records, or without memory, calls share one record. */
 struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *communicator,
                                    const char *type, size_t bytes);
 /* Returns the latest record; `next` leads to all others. */
 struct ob_record *ob_counters_first(void);
 
-/* Counts a call that was passed on before it was assigned to a record. Adding takes no locked
- * instruction: of two threads that add at once, which few programs have, one count may be lost. */
+/* Counts a call that was passed on to MPI or NCCL before it was assigned to a record. The addition
+ * is not atomic: if two threads add at once, which few programs do, one count may be lost. */
 extern _Atomic uint64_t ob_counters_passed[OB_REASON_COUNT];
 static inline void ob_counters_count_dense(enum ob_reason reason) {
   uint64_t passed = atomic_load_explicit(&ob_counters_passed[reason], memory_order_relaxed);
@@ -110,12 +112,12 @@ void ob_record_count_sent(struct ob_record *record, int bits, uint64_t bytes, ui
 /* Counts a change of a tensor's bits, at the first call with the new number. */
 void ob_record_count_moves(struct ob_record *record);
 
-/* Returns the bytes that a rank sends in such a call when it is dense, by the usual algorithms:
- * each element once in each phase, except the rank's own part. */
+/* Returns the bytes that a rank sends in such a call if the call is dense. By the usual algorithms
+ * a rank sends each element once in each phase, except the rank's own part. */
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                         int comm_size);
 
-/* Stands for the time of a call that is not timed: it is nonblocking, or its time is added
+/* Passed as the seconds of a call that is not timed: a nonblocking call, or one whose time is added
  * later. */
 #define OB_NOT_TIMED (-1.0)
 void ob_record_add_time(struct ob_record *record, bool compressed, double seconds);
@@ -131,11 +133,11 @@ void ob_record_count_shadow(struct ob_record *record, int tensor, double error, 
 /* Returns the difference of the latest sums from the exact ones, relative to the sums' norm. */
 double ob_record_difference(const struct ob_record_shadow *shadow);
 
-/* Counts a compressed call with a result that is not-a-number, since a value was not finite. */
+/* Counts a compressed call whose result is not-a-number, since an input value was not finite. */
 void ob_record_count_skip(struct ob_record *record);
 
-/* Returns the median of the seconds of a dense call, on which a few slow first calls have no
- * effect; 0 before the second call. */
+/* Returns the median of the seconds of a dense call, or 0 before the second call. A few slow first
+ * calls do not affect the median. */
 double ob_record_dense_seconds(const struct ob_record *record);
 
 /* Returns the seconds that the record's compressed calls have saved so far. */

@@ -1,4 +1,4 @@
-/* Loops over elements without branches, so that compilers vectorise them. */
+/* Loops over elements have no branches, so that compilers vectorise them. */
 #include "dropin/elements.h"
 
 #include <float.h>
@@ -20,7 +20,7 @@ static inline uint32_t float_to_bits(float value) {
 
 static inline float bfloat16_to_float(uint16_t half) { return bits_to_float((uint32_t)half << 16); }
 
-/* Rounds to nearest, ties to even; not-a-number stays quiet. */
+/* Rounds to nearest, ties to even. A NaN becomes a quiet NaN. */
 static inline uint16_t float_to_bfloat16(float value) {
   uint32_t bits = float_to_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -28,8 +28,8 @@ static inline uint16_t float_to_bfloat16(float value) {
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-/* Moves the exponent field to its place in a float; a product corrects the difference of the
- * biases, 127 - 15, and makes normal numbers of subnormal ones. Infinity gets its exponent back. */
+/* Shifts the exponent field to its position in a float. A multiplication corrects the difference of
+ * the biases, 127 - 15, and normalises subnormal numbers. Infinity gets its exponent back. */
 static inline float float16_to_float(uint16_t half) {
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
   float value = bits_to_float(magnitude) * 0x1p112f;
@@ -37,8 +37,8 @@ static inline float float16_to_float(uint16_t half) {
   return bits_to_float(bits | sign);
 }
 
-/* Rounds to nearest, ties to even. A value that is subnormal as half is rounded by adding 0.5: the
- * last bit of the sum has the weight of the smallest half, 2^-24. */
+/* Rounds to nearest, ties to even. A value that is subnormal as a half is rounded by adding 0.5:
+ * the last bit of the sum then stands for 2^-24, the smallest half. */
 static inline uint16_t float_to_float16(float value) {
   uint32_t sign = float_to_bits(value) >> 16 & 0x8000, bits = float_to_bits(value) & 0x7fffffff;
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
@@ -54,8 +54,8 @@ size_t ob_elements_size(onebit_dtype_t dtype) {
                                    : sizeof(uint16_t);
 }
 
-/* Runs a loop over elements of a type. The expression uses them as floats: a of `to`, b of
- * `from`. */
+/* Runs a loop over elements of a type. `expression` computes with floats: `a` is the element of
+ * `to`, `b` that of `from`. */
 #define LOOP(type, wide, narrow, to, from, count, expression)                                      \
   do {                                                                                             \
     type *t = (to);                                                                                \

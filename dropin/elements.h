@@ -1,6 +1,6 @@
 /*
- * Arithmetic on arrays of the element types, in the type's own precision: each result is rounded to
- * it. It does what MPI does not: products with a number, and sums of types that MPI lacks.
+ * Arithmetic on arrays of the element types. Each result is rounded to the type's own precision.
+ * MPI lacks these functions: multiplication by a number, and sums of types that MPI does not have.
  */
 #ifndef OB_DROPIN_ELEMENTS_H
 #define OB_DROPIN_ELEMENTS_H
@@ -10,7 +10,8 @@
 
 #include "onebit/plan.h"
 
-/* Types that plans do not know: doubles travel as floats; any other is only counted. */
+/* Types that plans do not support. Doubles are sent as floats; calls of other types are only
+ * counted. */
 #define OB_DOUBLE     ((onebit_dtype_t)3)
 #define OB_OTHER_TYPE ((onebit_dtype_t)4)
 
@@ -19,7 +20,7 @@ size_t ob_elements_size(onebit_dtype_t dtype);
 /* Reads values as floats. */
 void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t count);
 
-/* to[i] = from[i] * factor. The two may be the same. */
+/* to[i] = from[i] * factor. `to` and `from` may be the same array. */
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
                           float factor);
 

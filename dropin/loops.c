@@ -1,4 +1,5 @@
-/* Finds loops of calls, enters, follows and leaves them. */
+/* Finds loops in the order of a program's calls, and returns the position of each call in its
+ * loop. */
 #include "dropin/loops.h"
 
 #include <string.h>
@@ -8,16 +9,16 @@
 #include "base/memory.h"
 
 struct position {
-  uint64_t signature, exact; /* of the call; a hash of it and the small calls before it */
+  uint64_t signature, exact; /* hash of the call; hash of it and of the small calls before it */
   int tensor;
 };
 
 struct loop {
   int first, length;
-  bool ambiguous; /* its signatures repeat within it: buffers have shown its length */
+  bool ambiguous; /* the same signatures repeat within the loop: its length is known from buffers */
 };
 
-/* A call that was made while no loop was followed. */
+/* A call that was made while the program followed no known loop. */
 struct seen {
   uint64_t signature, exact;
   const void *sendbuf, *recvbuf;
@@ -27,22 +28,23 @@ struct seen {
 #define MAX_LOOPS 16
 #define NO_LOOP   (-1)
 
-/* The ways to compare calls: by signatures alone, or also by send buffers or receive buffers. */
+/* The ways to compare two calls: by signatures alone, or also by send buffers or by receive
+ * buffers. */
 enum { ALONE, SENT, RECEIVED, WAYS };
 
 struct ob_loops {
   ob_loops_allreduce_max *largest;
   void *context;
   size_t repeats;
-  size_t learned, next_look; /* calls since learning began; the number at which ranks agree */
+  size_t learned, next_look; /* calls since learning began; the number at which ranks next agree */
   struct seen seen[OB_MAX_POSITIONS];   /* the latest calls, by their numbers */
-  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by way, length: latest calls that repeat */
-  uint64_t before;      /* hash of the calls that were noted since the latest other call */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* by way and length: how many latest calls repeat */
+  uint64_t before;                      /* hash of the small calls since the latest large call */
   bool is_started;      /* there was a call; the calls before the first are not known */
   int count, positions; /* the number of loops; the sum of their lengths */
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
-  int current, phase, matched, missed; /* missed: inexact since `matched` was a whole loop */
+  int current, phase, matched, missed; /* missed: inexact calls since the last whole loop */
   int left;                            /* the loop that was left: its expected call did not come */
 };
 
@@ -95,9 +97,9 @@ static const struct seen *get_call_before(const struct ob_loops *loops, size_t b
 /* After this many calls even a program with many tensors has repeated its calls. */
 #define LONG_STEPS 256
 
-/* Returns the smallest length that the latest calls have repeated `repeats` times and for at least
- * half of all calls since learning began, or very often: two equal calls within a longer loop do
- * not count. 0: none. */
+/* Returns the smallest length of a loop that the latest calls have repeated `repeats` times, or 0.
+ * The repetitions must be at least half of all calls since learning began, or of the latest 512:
+ * two equal calls within a longer loop do not count. */
 static size_t find_length(const struct ob_loops *loops, int way) {
   size_t all = loops->learned < 2 * LONG_STEPS ? loops->learned : 2 * LONG_STEPS;
   for (size_t length = 1; length < OB_MAX_POSITIONS && length < loops->learned; length++) {
@@ -108,8 +110,8 @@ static size_t find_length(const struct ob_loops *loops, int way) {
   return 0;
 }
 
-/* Learns a call. True if there is a loop of signatures, which all ranks find, and the ranks should
- * agree on its length. */
+/* Adds a call to those from which loops are learned. True if the signatures repeat in a loop and
+ * the ranks should agree on its length. All ranks find the same. */
 static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
     const struct seen *then = get_call_before(loops, back);
@@ -123,14 +125,15 @@ static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   return loops->learned >= loops->next_look && find_length(loops, ALONE);
 }
 
-/* Returns the number of calls to wait for if the buffers do not show the length of the loop: what
- * looks like a loop of a single call may be calls of several tensors. */
+/* Returns the number of calls to wait for if the buffers do not show the length of the loop. Calls
+ * that look like a loop of one call may be calls for several tensors. */
 static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
-/* Returns the smallest length by signatures, which is the same on all ranks, or the multiple of it
- * that some rank's buffers need; 0: none yet. *alone: the length by signatures. */
+/* Returns the smallest length by signatures, which is the same on all ranks, or a multiple of it if
+ * some rank's buffers repeat only after that many calls; 0 if no loop is found yet. *alone: the
+ * length by signatures. */
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
@@ -146,13 +149,13 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
-/* Returns the call in a phase of the loop that will be followed next: the coming call has phase
- * 0. */
+/* Returns the call at position `phase` of the loop that will be followed next. The next call has
+ * phase 0. */
 static const struct seen *get_call_in_phase(const struct ob_loops *loops, int length, int phase) {
   return get_call_before(loops, (size_t)(length - phase));
 }
 
-/* True if the coming calls are those of a known loop, from its phase `turn` on. */
+/* True if the next calls will be those of a known loop, beginning at its phase `turn`. */
 static bool matches_loop(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
@@ -204,8 +207,8 @@ bool ob_loops_find_loop(struct ob_loops *loops) {
 
 /* ---- Following ---- */
 
-/* Enters the loop that has such a call, if only one position in all loops fits; a loop with several
- * fitting positions is not entered. */
+/* Enters the loop that contains such a call. If the call fits several positions of all loops, no
+ * loop is entered. */
 static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   int found = 0, loop = 0, phase = 0;
   for (int l = 0; l < loops->count; l++)
@@ -237,8 +240,8 @@ static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact)
   return loops->matched >= loop->length ? position : OB_NO_POSITION;
 }
 
-/* True if the call differs from the expected one only by the small sums before it. One such call
- * continues the loop, without a position; a second one before the loop is complete does not. */
+/* True if the call differs from the expected one only by the small calls before it. One such call
+ * continues the loop, but gets no position; a second one before the loop is complete ends it. */
 static bool continues_without_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected_position(loops)->signature == signature &&
          !loops->missed && !loops->loop[loops->current].ambiguous;

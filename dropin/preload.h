@@ -16,13 +16,13 @@
 /* The settings, the same on all ranks. */
 struct ob_preload {
   /* Calls with fewer elements are passed on after one comparison. SIZE_MAX passes on all calls:
-   * before the ranks have agreed, after the end, and where nothing may be compressed. */
+   * before the ranks have agreed, after the library has ended, and if nothing may be compressed. */
   atomic_size_t min_count[3]; /* index: onebit_operation_t */
   struct ob_rules rules;
   const char *refused;  /* the reason why nothing is compressed, or NULL */
-  atomic_int below;     /* the reason of those calls: enum ob_reason */
+  atomic_int below;     /* the reason why such smaller calls are dense: enum ob_reason */
   atomic_bool required; /* ONEBIT_REQUIRE=1 */
-  bool trusted;         /* every rank has the library, as ONEBIT_EVERY_RANK=1 says */
+  bool trusted;         /* every rank is known to have the library, e.g. by ONEBIT_EVERY_RANK=1 */
 };
 extern struct ob_preload ob_preload;
 
@@ -32,22 +32,22 @@ extern struct ob_preload ob_preload;
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_preload_read_settings(void);
 
-/* Returns a number that is equal where rules and library version are equal: ranks compare it. */
+/* Returns a number that is equal on two ranks if their rules and library versions are equal. */
 uint64_t ob_preload_hash(void);
 
 /* ob_preload_open begins the compression of calls, ob_preload_close ends it. ob_preload_refuse
- * notes the reason why nothing is compressed, or NULL; it keeps the pointer. */
+ * stores the reason why nothing is compressed, or NULL, without copying the text. */
 void ob_preload_open(void);
 void ob_preload_close(void);
 void ob_preload_refuse(const char *why);
 
-/* Makes this process call has_succeeded at its end, after the handlers of the program; if that
- * returns false, the exit status 0 becomes 1. Forked processes are not affected. */
+/* Makes this process call has_succeeded when it exits, after the program's own exit handlers. If
+ * has_succeeded returns false, an exit status 0 becomes 1. Forked processes are not affected. */
 void ob_preload_judge_exit(bool (*has_succeeded)(void));
 
-/* True if the call is too small to be considered; it is then counted, which costs a load and a
- * store. A negative count, an error of the program, is a very large one here; the caller finds it
- * later. */
+/* True if the call is too small to be compressed. It is then counted, which costs a load and a
+ * store. A negative count, which is an error of the program, becomes a very large one here; the
+ * caller rejects it later. */
 static inline bool ob_preload_is_small(onebit_operation_t operation, size_t count) {
   bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);
   if (small && operation == ONEBIT_ALLREDUCE)
@@ -58,16 +58,16 @@ static inline bool ob_preload_is_small(onebit_operation_t operation, size_t coun
 
 /* ---- The report (report.c) ---- */
 
-/* The sums over all ranks, and rank 0's own records. Ranks over NCCL report their own only. */
+/* The sums over all ranks, and rank 0's own records. With NCCL each rank reports only its own. */
 struct ob_report {
   int ranks;
   bool own_only;         /* the members below are those of this rank only */
-  const char *calls;     /* which calls are timed */
-  const char *span;      /* the beginning and the end of `seconds`, as text */
-  onebit_counters_t own; /* rank 0's */
+  const char *calls;     /* names the calls that are timed */
+  const char *span;      /* names the beginning and the end of `seconds` */
+  onebit_counters_t own; /* rank 0's counters */
   uint64_t compressed, bytes_sent, bytes_dense;
   double seconds;            /* seconds of the slowest rank */
-  double seconds_saved;      /* the mean over the ranks */
+  double seconds_saved;      /* the mean of all ranks */
   double max_residual_ratio; /* the largest of all ranks */
   int hosts;                 /* 0: not known */
 };
@@ -77,13 +77,13 @@ struct ob_report {
  *   sums   the calls that are compressed without a rule: "MPI_Allreduce of float or double sums" */
 void ob_report_start(int size, const char *over, const char *sums);
 
-/* Prints why the library has seen no call, unless no report is wanted. */
+/* Prints the reason why the library has seen no call, unless the report is turned off. */
 void ob_report_print_unseen(const char *why);
 
-/* Prints the report, and judges it where ONEBIT_REQUIRE asks for that. On one rank. */
+/* Prints the report. With ONEBIT_REQUIRE=1 also judges it. Called on one rank. */
 void ob_report_print(const struct ob_report *report);
 
-/* Returns the largest ratio of the residual's norm to that of the mean, in this rank's records. */
+/* Returns the largest ratio of a residual's norm to that of the mean in this rank's records. */
 double ob_report_max_residual_ratio(void);
 
 /* Return the names of a record's type and operation: "float" and the like. */

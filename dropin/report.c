@@ -1,4 +1,4 @@
-/* Prints the line at the start and the report, where ONEBIT_REPORT wants them. */
+/* Prints the line at the start and the report, unless ONEBIT_REPORT turns them off. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -41,13 +41,13 @@ static double report_speedup(const struct ob_report *report) {
   return report->seconds > 0 ? fmax(0, 1 + report->seconds_saved / report->seconds) : 1;
 }
 
-/* Reads how many of a record's calls were passed on for each reason. */
+/* Reads how many of a record's calls were passed on to MPI or NCCL for each reason. */
 static void read_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]) {
   for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
     passed[reason] = atomic_load(&record->dense[reason]);
 }
 
-/* ---- The report as one JSON object, with the names of the text ---- */
+/* ---- The report as one JSON object, with the same names as in the text ---- */
 
 static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COUNT]) {
   ob_json_begin(json, "passed", '{');
@@ -152,8 +152,8 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
     fputc('\n', file);
 }
 
-/* Estimates the seconds that compression would have saved, of those that were measured. Within a
- * host it takes longer than it saves: ranks compute on the cores that copy the memory. */
+/* Estimates how many of the measured seconds compression would have saved. Within a host
+ * compression costs more than it saves: the ranks compress on the cores that copy the memory. */
 static double estimate_saved_seconds(const struct ob_record *record,
                                      const struct ob_report *report) {
   const struct ob_record_of *of = &record->of;
@@ -175,28 +175,28 @@ static void print_seconds(FILE *file, const struct ob_record *record,
          calls = ob_record_saved_seconds(record) + deciding;
   if (atomic_load(&record->timed_compressed))
     fprintf(file,
-            "    a call took %.6f s dense (of %llu timed), %.6f s compressed: %.3f s %s %.3f s of "
-            "agreements and checks\n",
+            "    time of a call: %.6f s dense (median of %llu), %.6f s compressed (mean); all "
+            "calls: %.3f s %s %.3f s for agreements and checks\n",
             ob_record_dense_seconds(record), (unsigned long long)atomic_load(&record->timed_dense),
             get_mean_seconds(&record->seconds_compressed, &record->timed_compressed), fabs(calls),
-            calls < 0 ? "lost, and" : "saved, less the", deciding);
+            calls < 0 ? "lost, plus" : "saved, minus", deciding);
   else if (dense > 0 && report->seconds > 0)
-    fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
-            saved > 0 ? "" : "\n");
+    fprintf(file, "    these calls took %.3f s, %.0f %% of the run%s", dense,
+            100 * dense / report->seconds, saved > 0 ? "" : "\n");
   if (saved > 0)
-    fprintf(file, "; compressing saves about %.3f s of them\n", saved);
+    fprintf(file, "; compression would save about %.3f s of that\n", saved);
 }
 
 static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
   for (; shadow; shadow = shadow->next)
     fprintf(file,
-            "    tensor %d: %.2g %% of the sum's norm off the exact sums over the last %llu that "
-            "were compared, %.2g %% at most%s\n",
+            "    tensor %d: sums differ from exact ones by %.2g %% of their norm in the last %llu "
+            "comparisons, by %.2g %% at most%s\n",
             shadow->tensor, 100 * ob_record_difference(shadow),
             (unsigned long long)(shadow->samples < OB_SHADOW_SAMPLES ? shadow->samples
                                                                      : OB_SHADOW_SAMPLES),
             100 * shadow->largest,
-            shadow->refused ? ": more than error feedback promises, so exact from then on" : "");
+            shadow->refused ? ": above the bound of error feedback, so no longer compressed" : "");
 }
 
 static void print_bits(FILE *file, const struct ob_record *record) {
@@ -220,13 +220,13 @@ static void print_record(FILE *file, const struct ob_record *record,
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
             atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));
   if (atomic_load(&record->skipped))
-    fprintf(file, "; %llu or more calls gave not-a-number, since a value was not finite",
+    fprintf(file, "; at least %llu calls gave NaN, because a value was not finite",
             (unsigned long long)atomic_load(&record->skipped));
   fputc('\n', file);
   print_seconds(file, record, report);
   uint64_t passed[OB_REASON_COUNT];
   read_passed(record, passed);
-  print_passed(file, "    passed on: ", passed);
+  print_passed(file, "    not compressed, by reason: ", passed);
   print_shadows(file, atomic_load(&record->shadows));
 }
 
@@ -238,10 +238,10 @@ static void print_other_calls(FILE *file, const struct ob_report *report) {
     for (size_t reason = 1; reason < OB_REASON_COUNT; reason++)
       left[reason] -= passed[reason];
   }
-  print_passed(file, "  other calls, passed on: ", left);
+  print_passed(file, "  other calls, not compressed, by reason: ", left);
 }
 
-/* Returns true if the dense time of some compressed calls is that of fewer than 5 others. */
+/* True if the dense time of some compressed calls was measured from fewer than 5 dense calls. */
 static bool is_dense_time_rough(void) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (atomic_load(&record->timed_compressed) && atomic_load(&record->timed_dense) < 5)
@@ -286,8 +286,8 @@ static void print_advice(FILE *file, const struct ob_report *report) {
     return;
   }
   fprintf(file,
-          "  %llu sums could be compressed, which saves about %.3f s of %.3f s "
-          "(%.0f %%) by the cost model. Where they are gradients that an optimizer averages over "
+          "  %llu sums could be compressed. By the cost model that would save about %.3f s of the "
+          "run's %.3f s (%.0f %%). If these sums are gradients that an optimizer averages over "
           "steps:\n"
           "    %s\n",
           (unsigned long long)watched, seconds, report->seconds,
@@ -296,13 +296,14 @@ static void print_advice(FILE *file, const struct ob_report *report) {
   if (seconds < 0.05 * report->seconds)
     fprintf(file,
             "  %s. For another network: onebit-tune --predict --parameters COUNT --hosts HOSTS "
-            "--compute SECONDS --bandwidth 1gbit, with the seconds of a step without MPI's.\n",
+            "--compute SECONDS --bandwidth 1gbit. SECONDS is the time of a step without MPI "
+            "calls.\n",
             report->hosts == 1 ? "All ranks are on one host, where compressing saves no time"
                                : "On this network that is hardly worth it");
 }
 
-/* Prints the smallest number of bits of the compressed calls, and for which optimizers it is
- * suitable. */
+/* Prints the smallest number of bits among the compressed calls, and the optimizers for which that
+ * number is suitable. */
 static void print_bits_advice(FILE *file) {
   int bits = 32;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
@@ -326,13 +327,12 @@ static void report_text(FILE *file, const struct ob_report *report) {
   int rows = 0;
   if (ob_preload.refused)
     fprintf(file, "onebit: nothing was compressed: %s\n", ob_preload.refused);
-  fprintf(file, "onebit: the sums that were seen, %s own calls\n",
-          report->own_only ? "this rank's" : "rank 0's");
+  fprintf(file, "onebit: sums in %s own calls\n", report->own_only ? "this rank's" : "rank 0's");
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (++rows <= ROWS)
       print_record(file, record, report);
   if (rows > ROWS)
-    fprintf(file, "  and %d more, which ONEBIT_REPORT=FILE.json has\n", rows - ROWS);
+    fprintf(file, "  and %d more, listed by ONEBIT_REPORT=FILE.json\n", rows - ROWS);
   print_other_calls(file, report);
   print_sum(file, report);
   if (report->compressed)
@@ -341,7 +341,7 @@ static void report_text(FILE *file, const struct ob_report *report) {
     print_advice(file, report);
 }
 
-/* ---- Printing, as ONEBIT_REPORT says ---- */
+/* ---- Output by ONEBIT_REPORT ---- */
 
 static bool is_report_off(void) {
   const char *text = ob_knob_text(OB_KNOB_REPORT);
@@ -354,8 +354,8 @@ static const char *get_json_path(void) {
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
-/* Returns the error number that writing the file would give, or 0. Does not open the file: the
- * reader of a FIFO would see its end. */
+/* Returns the error number that writing to the file would give, or 0. It does not open the file: if
+ * the file is a FIFO, its reader would see an end of file. */
 static int find_path_error(const char *path) {
   const char *slash = strrchr(path, '/');
   struct stat about;
@@ -371,7 +371,7 @@ static int find_path_error(const char *path) {
 
 static void print_path_error(const char *path, int code, const char *instead) {
   char text[OB_INPUT_REASON];
-  fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s; the report %s here\n", path,
+  fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s; the report %s printed here\n", path,
           ob_input_reason(code, text), instead);
 }
 
@@ -398,7 +398,8 @@ void ob_report_print_unseen(const char *why) {
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), why);
 }
 
-/* A refusal is printed even where no report is wanted. */
+/* Prints the line at the start. The reason why nothing is compressed is printed even if the report
+ * is turned off. */
 void ob_report_start(int size, const char *over, const char *sums) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);

@@ -1,4 +1,4 @@
-/* Reads the lines of rules, words with blanks between them, and applies rules to calls. */
+/* Reads the lines of rules, which are words separated by blanks, and applies rules to calls. */
 #define _POSIX_C_SOURCE 200809L
 #include "dropin/rules.h"
 
@@ -23,7 +23,7 @@ struct reader {
   struct ob_rules *rules;
 };
 
-/* The number of bytes of a wrong word that a message shows: a file may contain words of any
+/* The number of bytes of a wrong word that an error message shows. The words of a file may have any
  * length. */
 enum { SHOWN = 40 };
 
@@ -39,7 +39,8 @@ static onebit_status_t refuse_word(const struct reader *reader, struct word word
 static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 static bool is_line_end(char c) { return c == '\n' || c == ';' || c == '#'; }
 
-/* Reads the next word of the line; false at the end of the line, which is not skipped. */
+/* Reads the next word of the line. False at the end of the line, which the function does not
+ * skip. */
 static bool read_word(struct reader *reader, struct word *word) {
   while (reader->at < reader->end && is_blank(*reader->at))
     reader->at++;
@@ -63,13 +64,13 @@ static bool word_equals(struct word word, const char *text) {
   return strlen(text) == word.length && !memcmp(text, word.at, word.length);
 }
 
-/* Parses an integer, after which K, M or G may stand for a power of 1024. */
+/* Parses an integer. K, M or G after it multiplies it by a power of 1024. */
 static bool parse_integer(struct word word, uint64_t *number) {
   static const char suffixes[] = "KMG";
   size_t digits = 0;
   *number = 0;
   for (; digits < word.length && word.at[digits] >= '0' && word.at[digits] <= '9'; digits++) {
-    if (*number > (UINT64_MAX >> 31) / 10) /* so that a suffix still fits */
+    if (*number > (UINT64_MAX >> 31) / 10) /* leaves space for the factor of a suffix */
       return false;
     *number = *number * 10 + (uint64_t)(word.at[digits] - '0');
   }
@@ -91,7 +92,7 @@ static const struct {
 } keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
 
 static const char condition_message[] =
-    "neither an operation, a type, bits=, nor bytes, count or comm-size with a sign and a number";
+    "expected an operation, a type, bits=, or bytes, count or comm-size with a sign and a number";
 static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
 static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
                                      "may end in K, M or G";
@@ -140,14 +141,14 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
       return refuse_word(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
     if (word_equals(sign, "!=") && range->excepts)
-      return refuse_word(reader, word, "a rule can leave out one value only; give another rule");
+      return refuse_word(reader, word, "a rule can have one != for each key: write a second rule");
     narrow_range(range, sign, number);
     return ONEBIT_OK;
   }
   return refuse_word(reader, word, condition_message);
 }
 
-/* ---- Operations and types: lists of names with commas ---- */
+/* ---- Operations and types: lists of names, separated by commas ---- */
 
 struct name {
   const char *name;
@@ -164,7 +165,7 @@ static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
                                      {"half", 1U << ONEBIT_FLOAT16},
                                      {"double", 1U << OB_DOUBLE}};
 
-/* Returns the bits of a list of names; 0 if one is not in the table. */
+/* Returns the bits of the names in a list; 0 if a name is not in the table. */
 static unsigned parse_names(struct word list, const struct name *table, size_t rows) {
   unsigned bits = 0;
   const char *end = list.at + list.length;
@@ -182,8 +183,8 @@ static unsigned parse_names(struct word list, const struct name *table, size_t r
   return bits;
 }
 
-/* Parses bits=, which says how the calls of a rule are compressed. *was: the word is of this
- * kind. */
+/* Parses the word bits=, which says to how many bits a rule compresses its calls. *was: true if the
+ * word is bits=. */
 static onebit_status_t parse_bits_condition(const struct reader *reader, struct word word,
                                             struct ob_rule *rule, bool *was) {
   static const char prefix[] = "bits=";
@@ -239,7 +240,7 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
   return ONEBIT_OK;
 }
 
-/* The range of the warm-up: a step must come twice before its calls are known to repeat. */
+/* The range of `warmup`: the library knows that a step repeats only when it has come twice. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
@@ -288,7 +289,8 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
 
 /* ---- Applying rules to calls ---- */
 
-/* Returns the number of bytes that a rank passes to such a call, as `bytes` in a rule. */
+/* Returns the number of bytes that a rank passes to such a call. The key `bytes` of a rule compares
+ * this number. */
 static uint64_t rules_call_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                                  int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
@@ -306,7 +308,7 @@ static bool rule_fits(const struct ob_rule *rule, onebit_operation_t operation,
   return good;
 }
 
-/* Returns the first rule that fits, or NULL. */
+/* Returns the first rule that fits the call, or NULL. */
 static const struct ob_rule *rules_find(const struct ob_rules *rules, onebit_operation_t operation,
                                         onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
@@ -359,8 +361,8 @@ onebit_status_t ob_rules_apply_environment(int fallback, struct ob_rules *rules)
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* Returns the smallest number of elements that can have `bytes` bytes: with the widest type, and
- * the largest number of ranks. */
+/* Returns the smallest number of elements that can take `bytes` bytes: with the widest type, and
+ * with the largest number of ranks. */
 static uint64_t min_elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
@@ -408,7 +410,7 @@ uint64_t ob_rules_hash(const struct ob_rules *rules) {
   return hash;
 }
 
-/* The largest file of rules, which is read as a whole. */
+/* The largest size of a file of rules: the file is read as a whole. */
 enum { MAX_FILE_BYTES = 64 << 10 };
 
 static onebit_status_t load_file(const char *path, struct ob_rules *rules) {

@@ -1,12 +1,12 @@
-# The libraries that are preloaded before MPI and NCCL into unmodified programs: included
-# by the Makefile, which has the objects (PRELOADED and those of MPI and NCCL).
+# Builds the libraries that are preloaded before MPI and NCCL into unmodified programs. The Makefile
+# includes this file, and defines the objects (PRELOADED and those of MPI and NCCL).
 
 PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/libonebit-nccl.so)
 
-# libonebit-mpi.so, which is preloaded before MPI, is linked to the libonebit.so of this release that is
-# installed beside it, as a filter: the loader searches that before the program's own libonebit.so. So a
-# program that is linked to onebit uses this library, also where its own is another release. The library
-# itself calls PMPI_ functions, so that no wrapper catches its calls.
+# libonebit-mpi.so is preloaded before MPI. It is linked to the libonebit.so of the same release, which
+# is installed beside it, as a filter: the loader searches that one before the program's own
+# libonebit.so. So a program that is linked to onebit uses this libonebit.so, even if its own is of
+# another release. The library itself calls PMPI_ functions, so that no wrapper catches its calls.
 $(BUILD)/release/libonebit.so: $(SHARED)
 	$(call say,LD)
 	$(Q)mkdir -p $(@D)
@@ -19,10 +19,11 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOAD_OBJECTS) dropin/mpi/preload.ma
 	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(NODELETE) \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o %.part,$^) -L$(BUILD)/release -lonebit -lm -ldl
 
-# libonebit-nccl.so, which is preloaded before NCCL, contains the library once more, without MPI. It
+# libonebit-nccl.so is preloaded before NCCL. It contains a second copy of the library, without MPI. It
 # is preloaded into processes that have no MPI, no CUDA and no NCCL, or load them later, as Python's
-# modules do. libonebit.so would load all three, and its calls of NCCL would reach the wrappers: here
-# they are renamed to functions that look NCCL up. The program's communicators are never aborted.
+# modules do. libonebit.so would load all three, and its calls of NCCL would reach the wrappers. In the
+# copy these calls are renamed to functions that look NCCL up. The library never aborts the program's
+# communicators.
 NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError $(filter-out CommAbort, \
   $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/preload.h)))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))

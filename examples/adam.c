@@ -11,7 +11,7 @@ static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* The gradient of the mean squared error on this rank's points. */
+/* Computes the gradient of the mean squared error on this rank's points. */
 static double compute_gradient(int rank) {
   double loss = 0;
   for (int i = 0; i < FEATURES; i++)
@@ -37,13 +37,13 @@ int main(int argc, char **argv) {
   if (status == ONEBIT_OK) /* NULL: default options */
     status = onebit_efficient_adam_create(comm, &tensor, 1, NULL, &optimizer);
   for (int step = 1; step <= STEPS && status == ONEBIT_OK; step++) {
-    double loss = compute_gradient(onebit_comm_rank(comm)); /* of this rank: do not sum it up */
+    double loss = compute_gradient(onebit_comm_rank(comm)); /* loss of this rank */
     status = onebit_optimizer_step(optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
     if (step % 50 == 0 && status == ONEBIT_OK && onebit_comm_rank(comm) == 0) {
       onebit_optimizer_describe(optimizer, ONEBIT_FORMAT_TEXT, line, sizeof line, NULL);
       printf("loss %9.6f  %s\n", loss, line);
     }
-    if (status == ONEBIT_SKIPPED) /* some gradient was not finite: nothing changed, go on */
+    if (status == ONEBIT_SKIPPED) /* a gradient was not finite: nothing has changed */
       status = ONEBIT_OK;
   }
   if (status != ONEBIT_OK)

@@ -1,4 +1,4 @@
-// Averages numbers over the ranks, one bit each on the wire, in C++: mpirun -n 4 allreduce
+// Averages numbers over the ranks; each message has one bit a number: mpirun -n 4 allreduce
 #include <cstdio>
 #include <onebit/mpi.hpp>
 #include <vector>

@@ -1,4 +1,4 @@
-! Averages numbers over the ranks, compressed on their way: mpirun -n 4 ./average
+! Averages numbers over the ranks by compressed messages: mpirun -n 4 ./average
 program average
   use mpi_f08
   use onebit_mpi

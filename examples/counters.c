@@ -1,5 +1,5 @@
-/* Prints how many of its own calls were compressed; it is linked to the shared library and
- * also preloads it: onebit run --gradients -- mpirun -n 2 counters */
+/* Prints how many of this program's own calls were compressed. The program is linked to the shared
+ * library, which is also preloaded: onebit run --gradients -- mpirun -n 2 counters */
 #include <mpi.h>
 #include <onebit/counters.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
-"""Writes a checkpoint for onebit's 1-bit Adam from the state of another trainer: parameters, momentum
-and variance of each tensor, and the steps made. onebit_optimizer_load_files reads it, on any number
-of ranks. docs/migrate-from-deepspeed.md says where DeepSpeed keeps these; docs/checkpoints.md is the
-format, which the checkout's bindings/python/onebit/part.py writes. Needs numpy, and no library."""
+"""Writes a checkpoint for onebit's 1-bit Adam from the state of another trainer: the parameters,
+momentum and variance of each tensor, and the number of steps. onebit_optimizer_load_files reads the
+checkpoint, on any number of ranks. docs/migrate-from-deepspeed.md says where DeepSpeed stores this
+state. docs/checkpoints.md defines the format, which bindings/python/onebit/part.py of the checkout
+writes. Needs numpy, but not the library."""
 
 import pathlib
 import sys
@@ -24,7 +25,8 @@ from onebit.part import (  # noqa: E402
 
 
 def arrays_of(tensors, padding):
-    """Joins the arrays of tensors, a list of (parameter, momentum, variance) in the optimizer's order."""
+    """Joins the arrays of tensors, which are a list of (parameter, momentum, variance) in the
+    optimizer's order."""
     count = sum(np.size(one[0]) for one in tensors)
     for what, values in zip((PARAMETERS, MOMENTUM, VARIANCE), zip(*tensors)):
         flat = np.concatenate([np.ravel(one) for one in values])
@@ -41,7 +43,7 @@ def write_checkpoint(directory, tensors, steps, profile="deepspeed"):
     """Writes the checkpoint to a directory, which is created if it does not exist."""
     counts = [np.size(tensor[0]) for tensor in tensors]
     deepspeed = {"default": False, "deepspeed": True}[profile]
-    padding = sum(-n % 8 for n in counts) if deepspeed else 0  # of one rank that saves
+    padding = sum(-n % 8 for n in counts) if deepspeed else 0  # the padding if one rank saves
     layout = Layout("adam", deepspeed, counts, [False] * len(counts))
     head = Head(1, 0, False, padding, steps, 0, (steps, 0, 0), ())
     part = make_part(layout, head, 0, arrays_of(tensors, padding))

@@ -74,14 +74,15 @@ void idx_free(idx_t *idx) {
 enum { MOST_LINES = 16, GRID = 8 };
 
 typedef struct point {
-  float x, y; /* from 0 to 1, to the right and down */
+  float x, y; /* from 0 to 1; x to the right, y down */
 } point_t;
 
 typedef struct line {
   point_t from, to;
 } line_t;
 
-/* The points of the stroke of each digit on a grid, as digits of x to the right and y down. */
+/* The points of the stroke of each digit on a grid. Each point is two characters: x to the right,
+ * and y down. */
 static const char *const glyphs[DIGITS] = {
     "40 21 13 15 27 48 67 75 73 61 40", "32 40 48",    "12 21 40 61 63 45 18 68",
     "11 40 61 63 44 65 67 48 17",       "58 50 15 75", "60 20 24 43 65 67 48 17",
@@ -93,7 +94,8 @@ static float digit_between(float least, float most, uint64_t *random) {
   return least + (most - least) * random_uniform(random);
 }
 
-/* A random linear map: a size, a slant, a turn and a shift of a smaller copy in the middle. */
+/* A random linear map: it scales, slants, turns and shifts a smaller copy in the middle of the
+ * image. */
 typedef struct map {
   float xx, xy, yx, yy, x, y;
 } map_t;
@@ -114,7 +116,7 @@ static point_t map_point(const map_t *map, const char *at, uint64_t *random) {
   return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
 }
 
-/* Draws the lines of the digit, and one more line. */
+/* Draws the lines of the digit, and one stray line. */
 static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *random) {
   const map_t map = draw_map(random);
   size_t count = 0;
@@ -140,7 +142,7 @@ static float squared_distance(const line_t *line, float x, float y) {
   return ex * ex + ey * ey;
 }
 
-/* The ink at a point: full within the pen's radius, and fading over another pixel. */
+/* Returns the ink at a point: full within the pen's radius, and fading over one more pixel. */
 static float ink_at(const line_t *lines, size_t count, float x, float y, float radius,
                     float pixel) {
   float nearest = 4.0f;
@@ -152,7 +154,7 @@ static float ink_at(const line_t *lines, size_t count, float x, float y, float r
   return beyond < 0.0f ? 1.0f : beyond > 1.0f ? 0.0f : 1.0f - beyond;
 }
 
-/* Draws a digit: side x side pixels, 0 is the background. */
+/* Draws a digit of side x side pixels; 0 is the background. */
 static void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random) {
   line_t lines[MOST_LINES];
   const size_t count = draw_lines(lines, glyphs[digit], random);
@@ -177,7 +179,7 @@ static int images_refuse(char *error, const char *what, const char *why) {
   return -1;
 }
 
-/* Checks that the two files belong together. */
+/* Checks that the files of images and of labels belong together. */
 static int images_check(const idx_t *pixels, const idx_t *labels, const char *images_path,
                         const char *labels_path, char *error) {
   char why[200];
@@ -254,7 +256,8 @@ void images_free(images_t *images) {
 
 /* --- Orders ------------------------------------------------------------------------------------*/
 
-/* Draws the index from which the element at `last` comes: any index up to it (Fisher and Yates). */
+/* Draws the index of the element that moves to `last`: any index up to `last` (Fisher and
+ * Yates). */
 static size_t draw_partner(size_t last, uint64_t *random) {
   return (size_t)(random_bits(random) % (last + 1));
 }

@@ -1,6 +1,6 @@
 /*
- * Images to train on: gray, all of one size, each with a label. They come from files in MNIST's
- * format, or are drawn digits.
+ * Images to train on. They are gray and have one size, and each has a label. They come from files
+ * in MNIST's format, or are drawn digits.
  */
 #ifndef EXAMPLES_IMAGES_H
 #define EXAMPLES_IMAGES_H
@@ -10,8 +10,8 @@
 
 typedef struct images {
   size_t count, rows, columns;
-  size_t training;      /* the first images, to train on; the others are held out */
-  size_t classes;       /* each label is below it */
+  size_t training;      /* the number of training images, which come first */
+  size_t classes;       /* labels are numbers below this */
   unsigned char *pixel; /* [count][rows][columns], 0 is the background */
   unsigned char *label; /* [count] */
 } images_t;
@@ -23,20 +23,21 @@ enum { IMAGE_LEAST = 10 }; /* pixels a side: the network halves them twice */
 int images_load(images_t *images, const char *images_path, const char *labels_path,
                 char error[IMAGE_ERROR]);
 
-/* Draws digits, the same ones every time. */
+/* Draws digits, which are the same ones every time. */
 int images_draw(images_t *images, size_t count, size_t side, char error[IMAGE_ERROR]);
 
-/* Shuffles the images, always in the same way, and holds `held_out` of them back. */
+/* Shuffles the images, always in the same way, and holds the last `held_out` images out. */
 void images_split(images_t *images, size_t held_out);
 
 void images_free(images_t *images);
 
-/* Makes a random order of the numbers below count, by the state of a generator. */
+/* Stores a random order of the numbers below `count`. random: the state of a generator. */
 void shuffle(uint32_t *order, size_t count, uint64_t *random);
 
-/* Files in MNIST's IDX format, not compressed, are an array of unsigned bytes of some dimensions.
- * Two zero bytes, the type (8), the number of dimensions, the size of each as 32 bits with the
- * highest byte first, and the elements, the last dimension's next to each other. */
+/* Files in MNIST's IDX format, uncompressed, hold an array of unsigned bytes with some dimensions.
+ * They begin with two zero bytes, the type (8), the number of dimensions, and the size of each as
+ * 32 bits with the highest byte first. The elements follow; those of the last dimension are next to
+ * each other. */
 
 enum { IDX_DIMENSIONS = 3, IDX_ERROR = 512 };
 
@@ -49,9 +50,9 @@ typedef struct idx {
 int idx_read(idx_t *idx, const char *path, size_t dimensions, char error[IDX_ERROR]);
 void idx_free(idx_t *idx);
 
-/* Drawn digits are strokes of a pen, bent, moved and of any thickness, with a stray line, a hidden
- * patch and noise, so that a small network reads most of them but not all. The same state gives the
- * same image. */
+/* Drawn digits are strokes of a pen. They are bent, moved and of any thickness, and have a stray
+ * line, a hidden patch and noise, so that a small network reads most of them but not all. The same
+ * state gives the same image. */
 enum { DIGITS = 10 };
 
 #endif

@@ -1,4 +1,4 @@
-/* The log-bilinear model of model.h. Arrays are row-major; a row is a prediction. */
+/* The log-bilinear model of model.h. Arrays are row-major, with one row for each prediction. */
 #include "examples/model.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ static const log_bilinear_t *log_bilinear_of(const model_t *model) {
 
 /* --- Forward and backward ----------------------------------------------------------------------*/
 
-/* Gathers the rows of the words before each target. */
+/* Copies the table's rows for the words before each target. */
 static void gather_rows(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const float *table = own->model.tensors[CONTEXT_TABLE].value;
@@ -39,7 +39,8 @@ static void log_bilinear_forward(model_t *model, size_t samples) {
   softmax(model->predicted, samples, vocabulary, 1.0f, 0);
 }
 
-/* Adds gradients to the table's rows. Rows whose word is not in these samples get zeros. */
+/* Adds gradients to those of the table's rows. If no sample has a row's word, its gradient is
+ * zero. */
 static void spread_gradients(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const tensor_t *table = &own->model.tensors[CONTEXT_TABLE];
@@ -100,8 +101,9 @@ log_bilinear_t *log_bilinear_create(const log_bilinear_shape_t *shape) {
   return model_complete(model);
 }
 
-/* Draws uniform values, so that rows have variance 1 and a product with the matrix keeps it; the
- * biases, and nearly the rows of the next word, begin at zero: all words are as probable. */
+/* Draws uniform values, so that rows have variance 1, and a product with the matrix has variance 1
+ * too. The biases begin at zero and the rows of the next word near it: all words are then equally
+ * probable. */
 void log_bilinear_initialise(log_bilinear_t *model, uint64_t seed) {
   const float before = (float)(model->shape.context * model->shape.width);
   const float deviations[WORD_BIAS] = {[CONTEXT_TABLE] = 1.0f,

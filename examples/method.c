@@ -1,11 +1,11 @@
-/* Fits a linear model by the method that makes steps the shortest here: mpirun -n 4 method */
+/* Fits a linear model by the method that makes steps shortest on these ranks: mpirun -n 4 method */
 #include <onebit/mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>
 
 enum { FEATURES = 20000, POINTS = 16, STEPS = 300 };
 static float weights[FEATURES], gradient[FEATURES];
-static onebit_comm_t comm, alone; /* alone: this rank */
+static onebit_comm_t comm, alone; /* alone: a communicator of this rank only */
 static onebit_optimizer_t optimizer;
 static onebit_outer_t outer;
 
@@ -14,7 +14,7 @@ static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* The gradient of the mean squared error on this rank's points. */
+/* Computes the gradient of the mean squared error on this rank's points. */
 static double compute_gradient(int rank) {
   double loss = 0;
   for (int i = 0; i < FEATURES; i++)
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
   if (status == ONEBIT_OK)
     status = create(rank);
   for (int step = 1; step <= STEPS && status == ONEBIT_OK; step++) {
-    double loss = compute_gradient(rank); /* of this rank: do not sum it up */
+    double loss = compute_gradient(rank); /* only this rank's loss: do not sum it up */
     status = onebit_optimizer_step(optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
     if (status == ONEBIT_OK && outer)
       status = onebit_outer_step(outer, 1);

@@ -1,10 +1,11 @@
-/* The smallest program: the rounding error of one call is part of the next calls. */
+/* Runs the smallest program. The rounding error of one call is added to the input of the next
+ * call. */
 #include <onebit/onebit.h>
 #include <stdio.h>
 
 int main(void) {
   float sent[3] = {1.0F, -2.0F, 4.0F}, received[3], sum[3] = {0};
-  onebit_comm_t comm = NULL; /* one rank alone: with MPI, see allreduce.c */
+  onebit_comm_t comm = NULL; /* a single rank; allreduce.c uses MPI */
   onebit_plan_t plan = NULL;
   onebit_status_t status = onebit_comm_create_self(&comm);
   if (status == ONEBIT_OK)

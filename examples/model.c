@@ -10,15 +10,16 @@
 
 /* --- The matrix product -------------------------------------------------------------------------
  *
- * c[i][j] = sum over p of a[i][p] b[p][j]. Columns go in panels of 16 and depth in slices of 256,
- * so that a panel of b (16 kB) is copied once, in the order of use, and stays in the first-level
- * cache. Tiles of 6 rows are multiplied with it, whose 6 x 16 sums stay in registers: 12 of AVX2's
- * 16, 6 of AVX-512's 32. Each sum is made in the order of p, whatever the instruction set. */
+ * c[i][j] = sum over p of a[i][p] b[p][j]. Columns are split into panels of 16, and depth into
+ * slices of 256. So a panel of b (16 kB) is copied once, in the order of use, and stays in the
+ * first-level cache. Tiles of 6 rows are multiplied by it. Their 6 x 16 sums stay in registers: 12
+ * of AVX2's 16, or 6 of AVX-512's 32. Each sum is computed in the order of p with every instruction
+ * set. */
 
 enum { TILE_ROWS = 6, TILE_COLUMNS = 16, SLICE = 256 };
 
-/* Multiplies one tile. `rows` is a constant in each call, so that the loops over it unroll. The
- * innermost loop must reach the vectoriser as a loop; gcc would unroll it into single numbers. */
+/* Multiplies one tile. `rows` is a constant in each call, so that the loops over rows are unrolled.
+ * The innermost loop must reach the vectoriser as a loop: gcc would unroll it into scalar code. */
 static inline __attribute__((always_inline)) void multiply_tile(
     float *c, size_t c_stride, matrix_t a, const float *restrict panel, size_t depth,
     size_t columns, product_mode_t mode, const size_t rows) {
@@ -37,7 +38,7 @@ static inline __attribute__((always_inline)) void multiply_tile(
       c[r * c_stride + j] = sum[r][j] + (mode == ADD ? c[r * c_stride + j] : 0.0f);
 }
 
-/* Sets columns beyond the matrix to zero. */
+/* Copies a panel. Columns beyond the matrix become zero. */
 static inline __attribute__((always_inline)) void copy_panel(float *restrict panel, matrix_t b,
                                                              size_t depth, size_t columns) {
   for (size_t p = 0; p < depth; p++)
@@ -72,11 +73,12 @@ VECTORISED void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size
 
 /* --- Between the products ----------------------------------------------------------------------*/
 
-/* e^x to 2 units in the last place for x <= 88, as arithmetic that a loop can be vectorised with:
- * x = k ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial for e^r (its next term is 1.2e-7), and k
- * put into the exponent. Below -87, where e^x would be denormal, it stays at e^-87. */
+/* Returns e^x with an error of at most 2 units in the last place, for x <= 88, by arithmetic that
+ * compilers vectorise. With x = k ln 2 + r and |r| <= ln 2 / 2, e^r is a Taylor polynomial (its
+ * next term is 1.2e-7), and k is added to the exponent. Below -87, where e^x would be denormal, the
+ * result is e^-87. */
 static inline __attribute__((always_inline)) float exponential(float x) {
-  const float rounder = 0x1.8p23f; /* adding it rounds to an integer */
+  const float rounder = 0x1.8p23f; /* adding this number rounds to an integer */
   const float ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f; /* k ln2_high is exact */
   x = x < -87.0f ? -87.0f : x;
   const float k = x * 0x1.715476p0f + rounder - rounder;
@@ -87,7 +89,7 @@ static inline __attribute__((always_inline)) float exponential(float x) {
   e = 1.0f / 6.0f + r * e;
   e = 0.5f + r * e;
   e = 1.0f + r * (1.0f + r * e);
-  /* A NaN stays one by way of e, and has no exponent. */
+  /* A NaN stays a NaN through e. It has no exponent, so k is replaced by 0. */
   const uint32_t bits = (uint32_t)((int32_t)(k == k ? k : 0.0f) + 127) << 23;
   float power;
   memcpy(&power, &bits, sizeof power);
@@ -119,8 +121,8 @@ void softmax_backward(float *dp, const float *p, size_t rows, size_t columns, fl
   }
 }
 
-/* GELU(x) = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of Hendrycks and
- * Gimpel, arXiv 1606.08415. */
+/* GELU(x) = x / (1 + e^(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): the tanh form of Hendrycks
+ * and Gimpel, arXiv 1606.08415. */
 static inline __attribute__((always_inline)) float gelu_gate(float x) {
   const float u = 0.7978845608f * x * (1.0f + 0.044715f * x * x);
   return 1.0f / (1.0f + exponential(-2.0f * (u < -43.0f ? -43.0f : u)));
@@ -170,7 +172,7 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
 
 typedef struct block {
   struct block *next;
-  size_t unused; /* so that the values are aligned as calloc aligns */
+  size_t unused; /* aligns the values in the way of calloc */
   float values[];
 } block_t;
 
@@ -243,7 +245,7 @@ size_t model_correct(const model_t *model, size_t samples) {
   for (size_t r = 0; r < samples * model->rows; r++) {
     const float *predicted = model->predicted + r * model->classes;
     size_t above = 0;
-    for (size_t k = 0; k < model->classes; k++) /* not-a-number is never right */
+    for (size_t k = 0; k < model->classes; k++) /* a NaN never counts as right */
       above += predicted[k] <= predicted[model->target[r]] ? 0 : 1;
     correct += above == 0;
   }

@@ -1,10 +1,10 @@
 /*
- * The models of the trainings: their arithmetic, what they have in common (tensors with their
- * gradients, probabilities that are compared with targets, memory), and three of them. The struct
- * of a model begins with a model_t. Forward and backward are written out by hand.
+ * The models of the trainings: their arithmetic, their common parts (tensors with gradients,
+ * probabilities that are compared with targets, memory), and three models. The struct of each model
+ * begins with a model_t. Forward and backward passes are written by hand.
  *
- * Use: create, initialise; then per step fill in the input, forward, model_loss, backward, and give
- * the gradients to an optimizer that changes the values in place.
+ * Use: create, initialise. In each step fill in the input, call forward, model_loss and backward,
+ * and give the gradients to an optimizer that changes the values in place.
  */
 #ifndef EXAMPLES_MODEL_H
 #define EXAMPLES_MODEL_H
@@ -14,10 +14,10 @@
 
 /* --- Arithmetic -------------------------------------------------------------------------------*/
 
-/* Arrays are row-major. The same input gives the same bits on every x86-64 processor, whatever
- * instructions it has. */
+/* Arrays are row-major. The same input gives the same bits on every x86-64 processor, with any
+ * instruction set. */
 
-/* A matrix in memory, or the transpose of one, with the same elements in memory. */
+/* A matrix in memory, or its transpose, which has the same elements in memory. */
 typedef struct matrix {
   const float *data;
   size_t row_stride, column_stride;
@@ -32,25 +32,26 @@ static inline matrix_t transposed(const float *data, size_t stride) {
 
 typedef enum product_mode { REPLACE, ADD } product_mode_t;
 
-/* c = a b, or c += a b. a: rows x inner, b: inner x columns, c: rows x columns, its rows c_stride
- * apart and apart from a and b. */
+/* c = a b, or c += a b. a has rows x inner elements, b inner x columns, c rows x columns. The rows
+ * of c are c_stride elements apart, and c must not overlap a or b. */
 void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size_t rows, size_t inner,
               size_t columns, product_mode_t mode);
 
-/* Each row becomes softmax(scale * row). Causal: position r attends to columns up to r; the other
- * columns get zero. */
+/* Replaces each row by softmax(scale * row). causal: position r attends only to columns up to r;
+ * the other columns become zero. */
 void softmax(float *x, size_t rows, size_t columns, float scale, int causal);
 
-/* Replaces dp, the gradient of the loss by softmax's result p, by the gradient by its input. */
+/* Replaces dp, the gradient of the loss with respect to softmax's result p, by the gradient with
+ * respect to softmax's input. */
 void softmax_backward(float *dp, const float *p, size_t rows, size_t columns, float scale);
 
-/* y = GELU(x); the backward multiplies dx by the slope at x. */
+/* y = GELU(x). The backward function multiplies dx by the slope at x. */
 void gelu(float *restrict y, const float *restrict x, size_t count);
 void gelu_backward(float *restrict dx, const float *restrict x, size_t count);
 
-/* y = gain * x / rms(x) for each row; inverse_rms: 1 / rms of each row. The backward replaces
- * d_gain and adds to dx, because the residual stream goes past every normalisation. Source: Zhang
- * and Sennrich, arXiv 1910.07467. */
+/* y = gain * x / rms(x) for each row. inverse_rms is 1 / rms of each row. The backward function
+ * replaces d_gain, but adds to dx, because the residual stream bypasses every normalisation.
+ * Source: Zhang and Sennrich, arXiv 1910.07467. */
 void normalise(float *y, float *inverse_rms, const float *x, const float *gain, size_t rows,
                size_t width);
 void normalise_backward(float *dx, float *d_gain, const float *dy, const float *x,
@@ -62,83 +63,84 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
 typedef struct tensor {
   float *value, *gradient;
   size_t count;
-  int decays; /* set for weights, not for biases and gains */
-  int table;  /* a table of outputs: ONEBIT_TABLE, if the optimizer has tables */
+  int decays; /* true for weights, false for biases and gains */
+  int table;  /* true for a table of outputs: it gets ONEBIT_TABLE, if the optimizer has tables */
 } tensor_t;
 
 typedef struct model model_t;
 struct model {
   tensor_t *tensors; /* in the order of the forward pass */
   size_t ntensors;
-  size_t parameters; /* numbers in all tensors together */
-  size_t rows;       /* predictions for a sample */
-  size_t classes;    /* of a prediction */
-  float *predicted;  /* of the latest forward pass: [sample][row][class], probabilities */
+  size_t parameters; /* the number of elements of all tensors together */
+  size_t rows;       /* predictions for one sample */
+  size_t classes;    /* classes of one prediction */
+  float *predicted;  /* probabilities of the latest forward pass: [sample][row][class] */
   uint32_t *target;  /* [sample][row]: the class to predict */
   /* Predicts. */
   void (*forward)(model_t *model, size_t samples);
-  /* Computes the gradient of model_loss, replacing what was there. Uses up `predicted`: each
-   * backward pass needs a forward pass of its own. */
+  /* Computes the gradient of model_loss, which replaces the previous gradient. Overwrites
+   * `predicted`: each backward pass needs its own forward pass. */
   void (*backward)(model_t *model, size_t samples);
-  /* If not NULL, the backward pass calls it when a tensor's gradient is final, with the tensor's
-   * place in the list; the order is about the opposite of the list's. */
+  /* If not NULL, the backward pass calls it when the gradient of a tensor is final, with the
+   * tensor's index in the list. The order is about the reverse of the list's. */
   void (*ready)(void *context, size_t tensor);
   void *ready_context;
   struct block *blocks; /* the memory of all arrays */
   int out_of_memory;
 };
 
-/* Creates a model whose struct has `size` bytes, for at most `samples`. `like` has the
- * numbers and functions; the functions below fill in the rest. NULL when memory is out. */
+/* Creates a model whose struct has `size` bytes, for at most `samples` samples. `like` gives its
+ * numbers and functions; the functions below fill in the rest. Returns NULL when out of memory. */
 void *model_create(size_t size, const model_t *like, size_t samples);
-/* Makes an array of zeros that the model owns, of `size` bytes each; NULL when memory is out. */
+/* Creates an array of zeros that the model owns; each element has `size` bytes. Returns NULL when
+ * out of memory. */
 void *model_array(model_t *model, size_t count, size_t size);
 float *model_floats(model_t *model, size_t count);
-/* Makes a tensor in its place in the list. */
+/* Creates a tensor at index `place` of the list. */
 tensor_t *model_tensor(model_t *model, size_t place, size_t count, int decays);
-/* Returns the model if it has all of its memory; else destroys it and returns NULL. */
+/* Returns the model if all of its memory was allocated; otherwise destroys it and returns NULL. */
 void *model_complete(model_t *model);
 void model_destroy(model_t *model);
 
-/* Draws uniform values between -most and most. */
+/* Draws uniform values from -most to most. */
 void tensor_draw(const tensor_t *tensor, float most, uint64_t *random);
 
 /* Returns the mean of -ln(probability of the target) of the latest forward pass. */
 double model_loss(const model_t *model, size_t samples);
 /* Returns the number of targets that are the most probable class. */
 size_t model_correct(const model_t *model, size_t samples);
-/* Replaces the probabilities by the gradient of the loss by softmax's input. */
+/* Replaces the probabilities by the gradient of the loss with respect to softmax's input. */
 float *model_loss_backward(model_t *model, size_t samples);
 
-/* Tells that the gradient of a tensor is final in this backward pass. */
+/* Calls `ready`: the gradient of a tensor is final in this backward pass. */
 void model_report_ready(const model_t *model, const tensor_t *tensor);
 
-/* y = x w, or y += x w, and its backward: dw = x' dy, dx = dy w'. */
+/* y = x w, or y += x w. The backward function computes dw = x' dy and dx = dy w'. */
 void linear(float *y, const float *x, const tensor_t *w, size_t rows, size_t in, size_t out,
             product_mode_t mode);
 void linear_backward(float *dx, const float *dy, const float *x, const tensor_t *w, size_t rows,
                      size_t in, size_t out);
 
 /*
- * --- transformer.c: a decoder-only transformer over a small vocabulary, trained on one core: token
- * and position embeddings, blocks of causal multi-head attention and a GELU network of four times
- * the width, each behind an RMS normalisation, and a head of its own. No biases.
- */
+ * --- transformer.c: a decoder-only transformer over a small vocabulary, trained on one core. It
+ * has token and position embeddings, blocks, and a separate output matrix. A block has causal
+ * multi-head attention and a GELU network of four times the width, each after an RMS normalisation.
+ * It has no biases. */
 
-/* All at least 1; heads divides width. */
+/* All members are at least 1. `width` is a multiple of `heads`. */
 typedef struct transformer_shape {
   size_t vocabulary; /* different tokens, at most 256 */
-  size_t context;    /* tokens that the model sees at once */
+  size_t context;    /* tokens that the model processes at once */
   size_t width;
   size_t heads;
   size_t layers;
-  size_t sequences; /* most sequences in one forward pass */
+  size_t sequences; /* the largest number of sequences in one forward pass */
 } transformer_shape_t;
 
 struct transformer_layer;
 
 typedef struct transformer {
-  model_t model; /* of 4 + 6 * layers tensors */
+  model_t model; /* has 4 + 6 * layers tensors */
   transformer_shape_t shape;
   unsigned char *tokens; /* to be filled in: [sequence][context + 1], each below the vocabulary; the
                             last of each sequence is only ever a target */
@@ -146,42 +148,43 @@ typedef struct transformer {
   struct transformer_layer *layers; /* the rest is the model's own */
   const tensor_t *final_gain, *head;
   float *stream;               /* the output of the last block */
-  float *normed, *inverse_rms; /* of the normalisation before the head */
+  float *normed, *inverse_rms; /* of the normalisation before `head` */
   float *d_stream, *d_normed, *d_wide, *d_scores;
 } transformer_t;
 
-/* Returns the model, its values not yet initialised, or NULL when memory is out. */
+/* Returns the model with uninitialised values, or NULL when out of memory. */
 transformer_t *transformer_create(const transformer_shape_t *shape);
 
-/* Draws the values from the seed: the same on every rank that gives the same seed. The first begins
- * as GPT-2 does (Radford et al., 2019): embeddings and matrices of deviation 0.02, those that end
- * in the residual stream 0.02 / sqrt(2 layers). The second keeps the variance of activations at 1:
- * embeddings of deviation 1, matrices of 1 / sqrt(rows). */
+/* Draws the values from the seed. Ranks that give the same seed get the same values. The first
+ * function initialises as GPT-2 does (Radford et al., 2019): embeddings and matrices have standard
+ * deviation 0.02, and matrices that write to the residual stream have 0.02 / sqrt(2 layers). The
+ * second keeps the variance of activations at 1: embeddings have standard deviation 1, and matrices
+ * 1 / sqrt(rows). */
 void transformer_initialise(transformer_t *model, uint64_t seed);
 void transformer_initialise_unit(transformer_t *model, uint64_t seed);
 
 /*
- * --- network.c: a small convolutional network for gray images: two convolutions of 3 x 3, each
- * with its largest values of 2 x 2 and a ReLU, a dense layer with a ReLU, and a dense one to the
+ * --- network.c: a small convolutional network for gray images. It has two convolutions of 3 x 3,
+ * each with 2 x 2 max pooling and a ReLU, a dense layer with a ReLU, and a dense layer to the
  * classes.
  */
 
-/* All at least 1; rows and columns at least 10. */
+/* All members are at least 1, rows and columns at least 10. */
 typedef struct network_shape {
   size_t rows, columns; /* of an image */
   size_t channels;      /* of the first convolution; the second has twice as many */
-  size_t hidden;        /* units of the dense layer between */
+  size_t hidden;        /* units of the dense layer in the middle */
   size_t classes;       /* at most 256 */
-  size_t images;        /* most images in one forward pass */
+  size_t images;        /* the largest number of images in one forward pass */
 } network_shape_t;
 
-/* Weights, then the bias, of each layer. */
+/* Each layer has two tensors: weights, then the bias. */
 enum { NETWORK_LAYERS = 4, NETWORK_TENSORS = 2 * NETWORK_LAYERS };
 
 struct convolution;
 
 typedef struct network {
-  model_t model; /* its targets are the images' labels, to be filled in */
+  model_t model; /* the caller fills in its targets, the images' labels */
   network_shape_t shape;
   float *pixels; /* to be filled in: [image][row][column] */
 
@@ -189,21 +192,21 @@ typedef struct network {
   float *hidden, *d_hidden;         /* [image][hidden], after the ReLU */
 } network_t;
 
-/* Returns the network, its values not yet initialised, or NULL when memory is out. */
+/* Returns the network with uninitialised values, or NULL when out of memory. */
 network_t *network_create(const network_shape_t *shape);
 
-/* Draws the values from the seed: the same on every rank that gives the same seed. */
+/* Draws the values from the seed. Ranks that give the same seed get the same values. */
 void network_initialise(network_t *network, uint64_t seed);
 
 /*
  * --- log_bilinear.c: a log-bilinear model of the next word (Mnih and Hinton, "Three new graphical
- * models for statistical language modelling", ICML 2007): the rows of a table for the words before,
- * times a matrix, give the row that the next word should have in a second table. Nearly all
- * parameters are in the two tables; of the first, a step's gradient touches the few rows whose
- * words were drawn.
+ * models for statistical language modelling", ICML 2007): It multiplies the rows of a table for the
+ * words before by a matrix. The product is the row that the next word should have in a second
+ * table. Nearly all parameters are in the two tables. In the first table, a step's gradient changes
+ * only the few rows whose words were drawn.
  */
 
-/* All at least 1. */
+/* All members are at least 1. */
 typedef struct log_bilinear_shape {
   size_t vocabulary; /* rows of a table */
   size_t width;      /* columns */
@@ -211,7 +214,7 @@ typedef struct log_bilinear_shape {
   size_t samples;    /* the largest number of predictions in one forward pass */
 } log_bilinear_shape_t;
 
-/* Rows of the words before, the matrix, rows of the next word, and its bias. */
+/* The tensors: rows of the words before, the matrix, rows of the next word, and its bias. */
 enum { CONTEXT_TABLE, MIXING, WORD_TABLE, WORD_BIAS, LOG_BILINEAR_TENSORS };
 
 typedef struct log_bilinear {
@@ -224,10 +227,10 @@ typedef struct log_bilinear {
   float *mixed, *d_mixed;   /* [sample][width] */
 } log_bilinear_t;
 
-/* Returns the model, its values not yet initialised, or NULL when memory is out. */
+/* Returns the model with uninitialised values, or NULL when out of memory. */
 log_bilinear_t *log_bilinear_create(const log_bilinear_shape_t *shape);
 
-/* Draws the values from the seed: the same on every rank that gives the same seed. */
+/* Draws the values from the seed. Ranks that give the same seed get the same values. */
 void log_bilinear_initialise(log_bilinear_t *model, uint64_t seed);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Fits a line by gradient descent with momentum, each rank on points of its own: a data-parallel
- * program with ONEBIT_Allreduce in place of MPI_Allreduce. The
- * momentum is exchanged, not the gradient (docs/optimizers.md). mpirun -n 4 mpi_calls
+ * Fits a line by gradient descent with momentum; each rank has its own points. This is a
+ * data-parallel program with ONEBIT_Allreduce in place of MPI_Allreduce. It exchanges the momentum,
+ * not the gradient (docs/optimizers.md). mpirun -n 4 mpi_calls
  */
 #include <math.h>
 #include <onebit/mpi_calls.h>
@@ -43,13 +43,13 @@ int main(int argc, char **argv) {
     for (int i = 0; i < FEATURES; i++)
       momentum[i] *= 0.9f;
     loss = add_gradient(rank, weights, momentum);
-    /* MPI_Allreduce(MPI_IN_PLACE, momentum, FEATURES, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) and a
-     * division by the number of ranks: */
+    /* This call replaces MPI_Allreduce(MPI_IN_PLACE, momentum, FEATURES, MPI_FLOAT, MPI_SUM,
+     * MPI_COMM_WORLD) and a division by the number of ranks. */
     ONEBIT_Allreduce(MPI_IN_PLACE, momentum, FEATURES, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
     for (int i = 0; i < FEATURES; i++)
       weights[i] -= 2e-4f * momentum[i];
     MPI_Allreduce(&loss, &all, 1, MPI_DOUBLE, MPI_SUM,
-                  MPI_COMM_WORLD); /* one number: uncompressed */
+                  MPI_COMM_WORLD); /* one number stays uncompressed */
     first = step ? first : all;
   }
   if (rank == 0)

@@ -1,7 +1,7 @@
 /*
- * The network of model.h. Channels are the last dimension everywhere, so that every inner loop
- * runs over them; a convolution is a product of unfolded patches with the weights, by the matrix
- * product of model.c.
+ * The network of model.h. Channels are the last dimension of all arrays, so that every inner loop
+ * runs over them. A convolution is a product of unfolded patches and weights, computed by the
+ * matrix product of model.c.
  */
 #include "examples/model.h"
 
@@ -12,16 +12,16 @@
 
 enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 
-/* Places of weights among the tensors; each is followed by its bias. */
+/* Indices of the weights among the tensors. Each is followed by the index of its bias. */
 enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
-/* A convolution: sums over the patches, the largest sum of each 2 x 2, and a ReLU. */
+/* A convolution: sums over the patches, the maximum of each 2 x 2 sums, and a ReLU. */
 struct convolution {
   size_t rows, columns, channels; /* of the inputs */
   size_t filters;
   size_t sum_rows, sum_columns; /* after the convolution */
-  size_t out_rows, out_columns; /* half of that, rounded down */
-  size_t tensor;                /* place of its weights, [tap][channel][filter] */
+  size_t out_rows, out_columns; /* half of these numbers, rounded down */
+  size_t tensor;                /* index of its weights, [tap][channel][filter] */
   float *patches, *d_patches;   /* of one image: [row][column][tap][channel] */
   float *sums;                  /* [image][row][column][filter], without the bias */
   float *d_sums;                /* of one image */
@@ -43,7 +43,7 @@ static const tensor_t *weights_at(const network_t *network, size_t place) {
   return &network->model.tensors[place];
 }
 
-/* Tells that the gradients of weights and their bias are final. */
+/* Reports that the gradients of weights and their bias are final. */
 static void network_report_ready(const network_t *network, size_t weights) {
   model_report_ready(&network->model, weights_at(network, weights + 1));
   model_report_ready(&network->model, weights_at(network, weights));
@@ -51,7 +51,8 @@ static void network_report_ready(const network_t *network, size_t weights) {
 
 /* --- Patches -----------------------------------------------------------------------------------*/
 
-/* Unfolds patches. The three channels-long columns of a row of a patch lie next to each other. */
+/* Unfolds patches. A row of a patch has three columns of `channels` elements, next to each
+ * other. */
 static void unfold_patches(const struct convolution *c, const float *in) {
   const size_t run = KERNEL * c->channels;
   float *patch = c->patches;
@@ -61,7 +62,7 @@ static void unfold_patches(const struct convolution *c, const float *in) {
         memcpy(patch, in + ((y + k) * c->columns + x) * c->channels, run * sizeof(float));
 }
 
-/* Adds up the gradient of the patches where they overlap. */
+/* Adds up the gradients of patches that overlap. */
 VECTORISED static void fold_gradients(const struct convolution *c, float *restrict d_in) {
   const size_t run = KERNEL * c->channels;
   const float *restrict patch = c->d_patches;
@@ -75,11 +76,12 @@ VECTORISED static void fold_gradients(const struct convolution *c, float *restri
       }
 }
 
-/* --- The largest of four -----------------------------------------------------------------------*/
+/* --- Max pooling
+ * ------------------------------------------------------------------------------- */
 
 static inline float network_larger(float a, float b) { return a > b ? a : b; }
 
-/* max(x, 0), but not-a-number stays one. */
+/* Returns max(x, 0); not-a-number stays not-a-number. */
 static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
 static inline float rectify_backward(float d, float y) { return y <= 0.0f ? 0.0f : d; }
 
@@ -97,7 +99,7 @@ VECTORISED static void pool_sums(const struct convolution *c, const float *restr
     }
 }
 
-/* Gives a gradient to the first of the four that is the largest, if the ReLU lets it pass. */
+/* Adds a gradient to the first maximum of the four, if the ReLU lets it pass. */
 VECTORISED static void pool_backward(const struct convolution *c, const float *restrict sums,
                                      const float *restrict out, const float *restrict d_out,
                                      float *restrict d_sums, float *restrict d_bias) {
@@ -137,7 +139,7 @@ static void convolve(const network_t *network, const struct convolution *c, cons
   }
 }
 
-/* Computes the gradients, and d_in, if that is not NULL, from d_out. */
+/* Computes the gradients from d_out, and also d_in, unless it is NULL. */
 static void convolve_backward(const network_t *network, const struct convolution *c,
                               const float *in, float *d_in, size_t images) {
   const size_t positions = sum_positions(c), patch = patch_size(c);
@@ -179,7 +181,8 @@ static void dense_backward(const network_t *network, size_t tensor, const float 
   network_report_ready(network, tensor);
 }
 
-/* --- The whole ---------------------------------------------------------------------------------*/
+/* --- The whole network
+ * ------------------------------------------------------------------------- */
 
 static void network_forward(model_t *model, size_t images) {
   const network_t *network = network_of(model);
@@ -271,8 +274,8 @@ network_t *network_create(const network_shape_t *shape) {
   return model_complete(&network->model);
 }
 
-/* Draws uniform values with the standard deviation sqrt(2 / inputs), which keeps the variance
- * through a ReLU (He et al., arXiv 1502.01852). */
+/* Draws uniform values with the standard deviation sqrt(2 / inputs). A layer with a ReLU then keeps
+ * the variance (He et al., arXiv 1502.01852). */
 void network_initialise(network_t *network, uint64_t seed) {
   uint64_t random = random_stream(seed, 0, 0);
   for (size_t t = 0; t < NETWORK_TENSORS; t += 2) {

@@ -1,6 +1,6 @@
 /*
- * The numbers of the trainings: random ones that are the same everywhere, floats of 16 bits, and
- * loops over them that are compiled for vectors.
+ * The numbers of the trainings: random numbers that are the same on every machine, floats of 16
+ * bits, and loops over them that compilers vectorise.
  */
 #ifndef EXAMPLES_NUMBERS_H
 #define EXAMPLES_NUMBERS_H
@@ -8,10 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A random generator is its own state: one 64-bit number, which may be any. SplitMix64 (Steele, Lea
- * and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). */
+/* The state of a random generator is one 64-bit number, which may have any value. SplitMix64
+ * (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). */
 
-/* The next 64 random bits. */
+/* Returns the next 64 random bits. */
 static inline uint64_t random_bits(uint64_t *state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -19,12 +19,13 @@ static inline uint64_t random_bits(uint64_t *state) {
   return z ^ (z >> 31);
 }
 
-/* Uniform in [0, 1), with the 24 bits that a float holds. */
+/* Returns a uniform number in [0, 1), with 24 bits, as many as a float holds. */
 static inline float random_uniform(uint64_t *state) {
   return (float)(random_bits(state) >> 40) * 0x1p-24f;
 }
 
-/* Starts a generator for each (seed, rank, step): every number of these is mixed in. */
+/* Returns the initial state of a generator for (seed, rank, step). It depends on all three
+ * numbers. */
 static inline uint64_t random_stream(uint64_t seed, uint64_t rank, uint64_t step) {
   uint64_t state = seed;
   state = random_bits(&state) + rank;
@@ -32,7 +33,7 @@ static inline uint64_t random_stream(uint64_t seed, uint64_t rank, uint64_t step
   return random_bits(&state);
 }
 
-/* Rounds float32 to 16 bits, to nearest, ties to even. A number that is too large becomes infinity;
+/* Rounds float32 to 16 bits, to nearest, ties to even. A number that is too large becomes infinity.
  * NaN stays NaN. */
 
 static inline uint32_t bits_of(float x) {
@@ -47,7 +48,7 @@ static inline float float_of(uint32_t bits) {
   return x;
 }
 
-/* Takes the upper half of a float32. */
+/* Rounds to the upper half of a float32. */
 static inline uint16_t to_bfloat16(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -56,8 +57,8 @@ static inline uint16_t to_bfloat16(float x) {
 
 static inline float from_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-/* Converts to IEEE binary16: 5 bits of exponent, 10 of fraction. Below 2^-14 its steps are 2^-24
- * wide, like those of a float32 between 0.5 and 1: adding 0.5 rounds there. */
+/* Converts to IEEE binary16, with 5 bits of exponent and 10 of fraction. Below 2^-14 its values are
+ * 2^-24 apart, like float32 values from 0.5 to 1, so adding 0.5 rounds to them. */
 static inline uint16_t to_float16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000u, size = bits_of(x) & 0x7fffffffu;
   const uint32_t small = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
@@ -75,10 +76,10 @@ static inline float from_float16(uint16_t half) {
   return float_of(sign | bits);
 }
 
-/* A function marked VECTORISED is compiled for several instruction sets, and the program takes the
- * best that the machine has when it starts: one portable program, full speed. Sanitizers are not
- * ready that early, and clang 14 makes such functions invisible to other files. The results are the
- * same bits. */
+/* A function marked VECTORISED is compiled for several instruction sets. When the program starts,
+ * it selects the best one that the machine has: so one portable program reaches full speed. With
+ * sanitizers this is off, since they are not ready that early; with clang 14 too, which hides such
+ * functions from other files. The results are equal to the bit. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))

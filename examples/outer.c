@@ -1,5 +1,5 @@
-/* Fits a linear model over sockets; each rank has its own points, and they exchange every 30 steps:
- * export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 RANK=1 outer & RANK=0 outer */
+/* Fits a linear model over sockets. Each rank has its own points; the ranks exchange every 30
+ * steps: export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 RANK=1 outer & RANK=0 outer */
 #include <onebit/onebit.h>
 #include <stdio.h>
 
@@ -26,13 +26,13 @@ int main(void) {
   onebit_outer_t outer = NULL;
   onebit_tensor_t tensor = {.parameter = weights, .count = FEATURES};
   double loss = 0;
-  onebit_status_t status = onebit_comm_create_sockets(NULL, &comm); /* NULL: the environment's */
+  onebit_status_t status = onebit_comm_create_sockets(NULL, &comm); /* NULL: by the environment */
   if (status == ONEBIT_OK) /* NULL: default options, 30 local steps, a plain mean in one bit */
     status = onebit_outer_create(comm, &tensor, 1, NULL, &outer);
   for (int step = 0; step < STEPS && status == ONEBIT_OK; step++) {
     double square = local_step(onebit_comm_rank(comm) * POINTS + step % POINTS);
     loss = step % POINTS ? loss + square / POINTS : square / POINTS;
-    status = onebit_outer_step(outer, 1); /* exchanges every 30th time */
+    status = onebit_outer_step(outer, 1); /* exchanges at every 30th call */
   }
   if (status == ONEBIT_OK)
     status = onebit_outer_synchronize(outer); /* all ranks have the same weights again */

@@ -1,10 +1,11 @@
-# The Makefile includes these rules of the examples. They need `objects`, `link`, STATIC and the switches.
+# The Makefile includes these rules of the examples. They need its `objects`, `link` and STATIC, and its
+# switches.
 
 TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
 EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,outer) \
                $(if $(has_mpi),adam allreduce custom method mpi_calls survive train_plain $(if $(has_nccl),stream)))
 
-# The objects that trainings share, and those of each.
+# The objects that all trainings share, and those of each training.
 MODEL    := $(call objects,examples/model.c)
 TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o %/train_main.o,\
               $(call objects,tools/options.c examples/train_*.c))

@@ -1,4 +1,4 @@
-/* Averages numbers over GPUs on a stream, by NCCL; MPI starts the ranks: mpirun -n 4 stream */
+/* Averages numbers over GPUs on a stream, over NCCL. MPI starts the ranks: mpirun -n 4 stream */
 #include <cuda_runtime_api.h>
 #include <mpi.h>
 #include <nccl.h>

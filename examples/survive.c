@@ -1,11 +1,12 @@
 /*
- * Training that continues after the loss of a rank: without a file if MPI supports it (user-level
- * failure mitigation), otherwise from a checkpoint:
+ * Training that continues after the loss of a rank. If MPI supports it (user-level failure
+ * mitigation), the other ranks continue without a file. Otherwise the job starts again from a
+ * checkpoint:
  *
  *   mpirun --with-ft ulfm -n 8 build/examples/survive
  *   until mpirun -n 8 build/examples/survive --checkpoint run; do sleep 1; done
  *
- * --kill RANK STEP ends that rank there, as a host that loses power would.
+ * --kill RANK STEP kills that rank at that step, like a host that loses power.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <onebit/checkpoint.h>
@@ -32,8 +33,8 @@ static float feature(int point, int i) { /* a pseudorandom value from -1 to 1 */
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* The gradient of the mean squared error on this rank's points; with fewer ranks each has more
- * points. */
+/* Computes the gradient of the mean squared error on this rank's points. With fewer ranks each rank
+ * has more points. */
 static double compute_gradient(int rank, int size) {
   double loss = 0;
   int first = POINTS * rank / size, end = POINTS * (rank + 1) / size;
@@ -55,8 +56,8 @@ static uint64_t steps_of(const job_t *job) {
   return info.steps;
 }
 
-/* Continues with the remaining ranks, which all call this after a step that has failed because a
- * rank was lost. */
+/* Continues with the remaining ranks. All of them call this function after a step that failed
+ * because a rank was lost. */
 static onebit_status_t continue_without(job_t *job) {
   onebit_comm_t survivors = NULL, old = job->comm;
   double began = MPI_Wtime();
@@ -77,7 +78,7 @@ static onebit_status_t make_step(job_t *job, int step) {
   int rank = onebit_comm_rank(job->comm);
   if (job->kill_rank == rank && job->kill_step == step)
     raise(SIGKILL);
-  double loss = compute_gradient(rank, onebit_comm_size(job->comm)); /* of this rank */
+  double loss = compute_gradient(rank, onebit_comm_size(job->comm)); /* this rank's loss */
   onebit_status_t status =
       onebit_optimizer_step(job->optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
   if (rank == 0 && (step + 1) % SAVE_EVERY == 0)

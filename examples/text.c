@@ -1,5 +1,5 @@
 /*
- * The text of text.h: finding the files, reading them, and numbering the bytes or words that occur.
+ * The text of text.h: finds the files, reads them, and numbers the bytes or words that occur.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "examples/text.h"
@@ -14,7 +14,7 @@
 
 #include "examples/numbers.h"
 
-/* Identifies a file that was read: two names of one file have the same numbers. */
+/* Identifies a file that was read. Two names of the same file have the same numbers. */
 typedef struct identity {
   dev_t device;
   ino_t inode;
@@ -69,7 +69,7 @@ static int text_read_file(reader_t *reader, const char *path, const struct stat 
   return result;
 }
 
-/* Compares names, not by alphasort: its order depends on the locale. */
+/* Compares names. alphasort would not do: its order depends on the locale. */
 static int text_by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -118,7 +118,7 @@ static int read_path(reader_t *reader, const char *path) {
   return text_refuse(reader, path, "neither a file nor a directory");
 }
 
-/* Replaces bytes by tokens, which are numbered in the order of the bytes. */
+/* Replaces bytes by tokens. Tokens are numbered in the order of the bytes. */
 static void number_bytes(text_t *text) {
   unsigned char token[256] = {0}, occurs[256] = {0};
   for (size_t i = 0; i < text->length; i++)
@@ -171,18 +171,18 @@ void text_held_out_window(const text_t *text, size_t context, size_t index, unsi
 
 /* --- Words: a hash table counts them; they are numbered by falling count -----------------------*/
 
-/* An entry for each different word: its first place, and its count in the part to train on. */
+/* An entry for each different word: its first position, and its count in the training part. */
 typedef struct entry {
   size_t start, length, count;
-  size_t number; /* in the order of first occurrence */
+  size_t number; /* its number in the order of first occurrence */
 } entry_t;
 
 typedef struct index {
   const text_t *text;
   entry_t *entries;
   size_t count;
-  size_t *slots; /* places in entries, plus 1; 0: free */
-  size_t mask;   /* slots, less 1 */
+  size_t *slots; /* indices of entries, plus 1; 0: free */
+  size_t mask;   /* the number of slots, less 1 */
 } index_t;
 
 static int is_letter(const text_t *text, size_t at) {
@@ -194,7 +194,7 @@ static int words_is_blank(const text_t *text, size_t at) {
   return text->bytes[text->tokens[at]] <= ' ';
 }
 
-/* Finds the next word from *start on; returns its length, or 0 when there is none. */
+/* Finds the next word from *start on. Returns its length, or 0 if there is no more word. */
 static size_t words_next(const text_t *text, size_t *start) {
   size_t end;
   while (*start < text->length && words_is_blank(text, *start))
@@ -211,7 +211,7 @@ static size_t count_words(const text_t *text) {
   return count;
 }
 
-/* Returns the place of a word in the index, which is the place to add it at if it is new. */
+/* Returns the slot of a word in the index. A new word is to be added at this slot. */
 static size_t words_find(index_t *index, size_t start, size_t length) {
   const unsigned char *word = index->text->tokens + start;
   uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
@@ -236,7 +236,7 @@ static int by_count(const void *a, const void *b) {
   return x->number < y->number ? -1 : 1;
 }
 
-/* Replaces numbers in the order of first occurrence by those of the vocabulary. */
+/* Replaces numbers in the order of first occurrence by numbers of the vocabulary. */
 static void number_words(words_t *words, index_t *index, size_t most, uint32_t *numbers) {
   for (size_t i = 0; i < words->training; i++)
     index->entries[words->word[i]].count++;

@@ -1,7 +1,7 @@
 /*
- * Text to train on: files become one array of small numbers, the first nine tenths to train on, the
- * rest held out. A character is a byte, so any UTF-8 text will do; the vocabulary is the bytes, or
- * the words, that occur.
+ * Text to train on. Files become one array of small numbers. The first nine tenths are the training
+ * part, the rest is held out. A character is a byte, so any UTF-8 text is possible. The vocabulary
+ * consists of the bytes, or the words, that occur.
  */
 #ifndef EXAMPLES_TEXT_H
 #define EXAMPLES_TEXT_H
@@ -20,35 +20,35 @@ typedef struct text {
 
 enum { TEXT_ERROR = 512 };
 
-/* Reads files, in the order given; a directory stands for the regular files in it, in the order of
- * their names. A file that occurs again, also under another name, counts once. Returns 0, or -1
- * with an error message that names the path. */
+/* Reads files, in the given order. A directory stands for the regular files in it, in the order of
+ * their names. A file that is given again, also by another name, counts once. Returns 0, or -1 with
+ * an error message that names the path. */
 int text_load(text_t *text, const char *const *paths, size_t npaths, char error[TEXT_ERROR]);
 void text_free(text_t *text);
 
-/* Copies `sequences` windows of length tokens each, from random places of the training part, which
- * is longer than `length`. */
+/* Copies `sequences` windows of `length` tokens each, from random places of the training part,
+ * which is longer than `length`. */
 void text_sample(const text_t *text, size_t sequences, size_t length, uint64_t *random,
                  unsigned char *tokens);
 
-/* Returns the number of windows of context + 1 tokens in the held-out part. Each starts on the last
- * token of the one before, so that every token but the first is predicted once. */
+/* Returns the number of windows of context + 1 tokens in the held-out part. Each window starts at
+ * the last token of the window before, so that every token except the first is predicted once. */
 size_t text_held_out(const text_t *text, size_t context);
 void text_held_out_window(const text_t *text, size_t context, size_t index, unsigned char *tokens);
 
-/* A word is a run of letters, digits, underscores and bytes beyond ASCII, so that any source code
- * will do, too; other bytes that are no blanks are words of their own. */
+/* A word is a run of letters, digits, underscores and bytes beyond ASCII, so that source code is
+ * possible too. Each other byte that is not a blank is a word by itself. */
 
 typedef struct words {
-  uint32_t *word; /* each below the vocabulary; 0: any word that is not in it */
-  size_t bytes;   /* of the text; the caller fills it in */
+  uint32_t *word; /* each below the vocabulary; 0 stands for all words that are not in it */
+  size_t bytes;   /* bytes of the text; the caller fills it in */
   size_t length;
-  size_t training; /* word[0 .. training) are the training part: nine tenths */
+  size_t training; /* word[0 .. training) is the training part: nine tenths */
   size_t vocabulary;
 } words_t;
 
-/* Splits the text. The vocabulary is the `most` - 1 most frequent words of the training part,
- * numbered from 1 in that order, and 0. Returns 0, or -1 when memory is out. */
+/* Splits the text into words. The vocabulary is 0 and the `most` - 1 most frequent words of the
+ * training part, numbered from 1 by falling frequency. Returns 0, or -1 when out of memory. */
 int words_split(words_t *words, const text_t *text, size_t most);
 void words_free(words_t *words);
 

@@ -1,4 +1,4 @@
-/* The main function of the trainings: each program has one kind of task. */
+/* Defines the main function of the trainings. Each program has one kind of task. */
 #include "examples/train_run.h"
 
 int main(int argc, char **argv) { return train_main(&train_kind, argc, argv); }

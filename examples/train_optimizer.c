@@ -1,4 +1,4 @@
-/* The optimizers of train_optimizer.h, and the arrays that they see. */
+/* The optimizers of train_optimizer.h, and the arrays that they use. */
 #include "examples/train_optimizer.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void scale_values(float *values, float factor, size_t count) {
     values[i] *= factor;
 }
 
-/* Makes an array for each tensor; NULL when memory is out. */
+/* Allocates an array for each tensor. Returns NULL when out of memory. */
 static void *create_each(const train_task_t *task, size_t size) {
   void **each = calloc(task->model->ntensors + 1, sizeof *each);
   for (size_t t = 0; each && t < task->model->ntensors; t++) {
@@ -59,7 +59,7 @@ static void destroy_each(const train_task_t *task, void *arrays) {
   free(each);
 }
 
-/* Makes the arrays, and rounds the parameters. Returns 0, or -1 when memory is out. */
+/* Allocates the arrays, and rounds the parameters. Returns 0, or -1 when out of memory. */
 static int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
                                const train_options_t *options) {
   *arrays = (train_arrays_t){.task = task,
@@ -89,7 +89,7 @@ static void train_arrays_destroy(train_arrays_t *arrays) {
   destroy_each(arrays->task, arrays->sum);
 }
 
-/* Returns the parameters of a tensor as the optimizer gets them. */
+/* Returns the parameters of a tensor in the form that the optimizer gets. */
 static void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor) {
   return arrays->parameter ? (void *)arrays->parameter[tensor]
                            : (void *)arrays->task->model->tensors[tensor].value;
@@ -101,15 +101,16 @@ static const void *train_arrays_gradient(const train_arrays_t *arrays, size_t te
   return arrays->sum ? arrays->sum[tensor] : arrays->task->model->tensors[tensor].gradient;
 }
 
-/* Copies the parameters of a step to the model. */
+/* Copies the parameters to the model after a step. */
 static void train_arrays_refresh(const train_arrays_t *arrays) {
   for (size_t t = 0; arrays->parameter && t < arrays->task->model->ntensors; t++)
     train_widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value,
                 arrays->parameter[t], arrays->task->model->tensors[t].count);
 }
 
-/* Adds the model's gradient of a tensor in a micro-batch (0 is the first). After the last one the
- * gradient is complete: it is multiplied by the loss scale, and rounded. */
+/* Adds the model's gradient of a tensor in a micro-batch (0 is the first). After the last
+ * micro-batch the gradient is complete: the function multiplies it by the loss scale, and rounds
+ * it. */
 static void train_arrays_take(const train_arrays_t *arrays, size_t tensor, size_t micro_batch,
                               float loss_scale) {
   const tensor_t *from = &arrays->task->model->tensors[tensor];
@@ -211,7 +212,7 @@ static onebit_status_t train_create_zero_one_adam(train_optimizer_t *optimizer,
                                      &adam, &optimizer->onebit);
 }
 
-/* Creates momentum SGD. Its dense form is a warm-up that does not end. */
+/* Creates momentum SGD. Its dense form is a warm-up that never ends. */
 static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                              const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
@@ -223,7 +224,7 @@ static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                 &momentum, &optimizer->onebit);
 }
 
-/* Creates Lion. In its dense form all tensors stay uncompressed. */
+/* Creates Lion. Its dense form leaves all tensors uncompressed. */
 static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
                                          const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
@@ -237,7 +238,8 @@ static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
                             &optimizer->onebit);
 }
 
-/* Creates an optimizer. Dense 0/1 Adam and Efficient-Adam are Adam, and with trust ratios LAMB. */
+/* Creates an optimizer. The dense form of 0/1 Adam and Efficient-Adam is Adam, with trust ratios
+ * LAMB. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
@@ -256,7 +258,7 @@ static onebit_status_t create_of_method(train_optimizer_t *optimizer,
   return create[method](optimizer, tensors);
 }
 
-/* True for Efficient-Adam, which has tables. */
+/* True for Efficient-Adam, which supports tables. */
 static int has_tables(const train_optimizer_t *optimizer) {
   const int method = optimizer->options->method;
   return optimizer->form == COMPRESSED && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB);
@@ -285,7 +287,7 @@ static void train_note_status(train_optimizer_t *optimizer, onebit_status_t stat
     optimizer->status = status;
 }
 
-/* Tells the optimizer that the backward pass has finished a tensor. */
+/* Reports to the optimizer that the backward pass has finished a tensor. */
 static void train_report_ready(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;
@@ -363,7 +365,7 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
   return outer != ONEBIT_OK ? outer : status;
 }
 
-/* Counts the exchanges of --outer. A round is an exchange of all fragments. */
+/* Counts the exchanges of --outer. A round consists of one exchange of each fragment. */
 static void count_rounds(onebit_optimizer_info_t *info, const onebit_outer_info_t *outer) {
   const uint64_t rounds = outer->exchanges / outer->fragments;
   const int dense = outer->bits == ONEBIT_OUTER_DENSE;

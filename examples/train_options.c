@@ -1,4 +1,4 @@
-/* The options of train_options.h. */
+/* The options of train_options.h, in a table. */
 #include "examples/train_options.h"
 
 #include <stdio.h>
@@ -294,8 +294,8 @@ size_t train_last_step(const train_options_t *options) {
   return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
-/* Computes the rate from lines, no cosine: all ranks must find the same bits, which two C libraries
- * might not give. */
+/* Computes the learning rate from straight lines, without a cosine: all ranks must get the same
+ * bits, which two different C libraries might not give. */
 float train_learning_rate(const train_options_t *options, size_t step) {
   const float peak = options->learning_rate;
   const size_t rise = options->rise;

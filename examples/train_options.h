@@ -1,6 +1,7 @@
 /*
- * The options of the trainings: those that all have, the optimizer, the schedule of learning rates,
- * reports, checkpoints, and those of their data and models, which each program has in its table.
+ * The options of the trainings. All trainings share those for the optimizer, the schedule of
+ * learning rates, reports and checkpoints. Each program has options for its data and model in its
+ * own table.
  */
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
@@ -19,7 +20,7 @@ typedef enum method {
   METHODS
 } method_t;
 
-/* The exchange of gradients: with the method's bits, dense by the same optimizer, or not at all
+/* The exchange of gradients: compressed by the method, dense by the same optimizer, or none at all
  * (--outer). */
 typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 
@@ -34,15 +35,15 @@ typedef struct paths {
   size_t count;
 } paths_t;
 
-/* These defaults stand for a value that is determined later, from the other options. */
+/* Defaults that stand for a value which is later determined from the other options. */
 #define COUNT_UNSET ((size_t)-2)
 #define REAL_UNSET  (-1.0f)
 
 /* The options of all trainings. */
 typedef struct train_options {
   int method;    /* a method_t */
-  int automatic; /* --method auto; what it chooses is in warmup, outer and the form */
-  size_t warmup; /* Efficient-Adam's warm-up; 0: the library's default */
+  int automatic; /* --method auto; the chosen method is in warmup, outer and the form */
+  size_t warmup; /* the number of steps of Efficient-Adam's warm-up; 0: the library's default */
   bool dense, compare;
   bool no_error_feedback;
   size_t steps, seed;
@@ -50,26 +51,26 @@ typedef struct train_options {
   size_t accumulate; /* micro-batches in a step */
   int hard;
   size_t zero_steps;
-  float step_seconds; /* the least time of a step's computation */
-  float link;         /* a simulated link, Mbit/s; 0: none */
+  float step_seconds; /* the least seconds of a step's computation */
+  float link;         /* the rate of a simulated link in Mbit/s; 0: none */
 
   float learning_rate; /* the maximum of the schedule */
-  size_t rise;         /* steps until the maximum */
+  size_t rise;         /* the steps in which the rate rises to the maximum */
 
   size_t freeze;       /* number of dense steps at the beginning, or FREEZE_AUTOMATIC */
-  size_t local_scaler; /* 0/1 Adam's */
+  size_t local_scaler; /* the interval of 0/1 Adam's local scaler */
   float beta2, epsilon, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */
   int shards;                                  /* an onebit_shards_t */
   int scale;                                   /* an onebit_scale_t */
   size_t block_size, bucket_size, dense_below; /* as in onebit_optimizer_options_t */
-  int warmup_bits;                             /* 0: dense, 1: 4 bits, 2: 8 */
-  int bits, max_bits;                          /* binary logarithms; max_bits 0: bits */
+  int warmup_bits;                             /* 0: dense, 1: 4 bits, 2: 8 bits */
+  int bits, max_bits;                          /* binary logarithms; max_bits 0: as bits */
   size_t outer;                                /* local steps; 0: none */
   int outer_rule;                              /* an onebit_outer_rule_t */
-  int outer_bits;                              /* index of the choice */
+  int outer_bits;                              /* index of the choice in --outer-bits */
   float outer_mixing;
-  float outer_patience; /* seconds; 0: ranks are no sites */
+  float outer_patience; /* seconds; 0: ranks are not sites */
   size_t outer_fragments, outer_delay;
   int parameters, gradients; /* onebit_dtype_t */
   float loss_scale;
@@ -82,7 +83,7 @@ typedef struct train_options {
   size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
   const char *log;                     /* a file; NULL: none */
   bool json, quiet;
-  size_t ranks; /* threads of this process; 0: MPI's processes */
+  size_t ranks; /* threads of this process; 0: the processes of MPI */
 
   /* Options of one or two programs. */
   paths_t data; /* of train_text and train_words */
@@ -94,40 +95,41 @@ typedef struct train_options {
   const char *images, *labels; /* of train_images; NULL: drawn digits */
   size_t drawn, side;          /* drawn digits: their number, and pixels a side */
   size_t channels, hidden;
-  size_t held_out; /* images, 0: a fifth; bytes of the held-out text to use, 0: all */
+  size_t held_out; /* held-out images, 0: a fifth; held-out bytes of text, 0: all */
 } train_options_t;
 
-/* Defaults that all programs share; a program's own follow them in its initialiser. */
+/* Defaults that all programs share. A program adds its own in its initialiser. */
 #define TRAIN_OPTIONS_DEFAULTS                                                                     \
   .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET,                    \
   .freeze = COUNT_UNSET, .local_scaler = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,            \
   .loss_scale_interval = 2000, .report_every = 20
 
-/* The rows that all programs have, after their own rows; and the reader of a path of --data. */
+/* The rows that all programs have after their own rows, and the function that reads a path of
+ * --data. */
 extern const struct tool_option train_rows[];
 tool_read train_read_path;
 
-/* Checks that --data was given: 0, or -1 with an error message. */
+/* Checks that --data was given. Returns 0, or -1 with an error message. */
 int train_check_text(const train_options_t *options, char error[TRAIN_ERROR]);
 
-/* Sets the defaults that depend on other options. learning_rates has the program's rate for each
- * method; 0: Adam's rate. */
+/* Sets the defaults that depend on other options. learning_rates has the program's learning rate
+ * for each method; 0 stands for Adam's rate. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
 /* Checks that the options are compatible. Returns 0, or -1 with an error message. */
 int train_options_check(const train_options_t *options, char error[TRAIN_ERROR]);
 
-/* The form of one training: --compare makes two. */
+/* Returns the form of a single training; --compare makes two trainings. */
 form_t train_options_form(const train_options_t *options);
 
 /* Returns "1-bit Adam", "dense Adam", "local Adam". */
 const char *train_form_name(int method, form_t form);
-const char *train_method_name(int method); /* as --optimizer has it */
+const char *train_method_name(int method); /* the name in --optimizer */
 
-/* The number of steps at the end of the training: --steps, or --stop-at. */
+/* Returns the number of steps after which the training ends: --steps, or --stop-at. */
 size_t train_last_step(const train_options_t *options);
 
-/* The rate of a step, counted from 0: the same bits on all ranks. */
+/* Returns the learning rate of a step, counted from 0. It has the same bits on all ranks. */
 float train_learning_rate(const train_options_t *options, size_t step);
 
 #endif

@@ -1,4 +1,4 @@
-/* The outer step of train_optimizer.h. */
+/* Implements the outer step of train_optimizer.h. */
 #include "examples/train_optimizer.h"
 
 #include <stdlib.h>
@@ -56,7 +56,7 @@ void train_outer_destroy(train_outer_t *outer) {
 }
 
 /* Makes the parameters equal on all ranks. After an exchange of all elements they are equal, unless
- * sites may lack some; otherwise this function makes one more exchange. */
+ * some sites did not take part. If they may differ, this function makes one more exchange. */
 static onebit_status_t train_outer_end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;

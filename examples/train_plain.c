@@ -1,14 +1,14 @@
 /*
- * A data-parallel training as many programs have it: a network of two layers, gradients summed with
- * MPI_Allreduce, and an optimizer of its own. It knows nothing of onebit; `onebit run`
- * compresses its sums all the same:
+ * A data-parallel training in the form that many programs have: a network of two layers, gradients
+ * that MPI_Allreduce sums, and its own optimizer. It contains no call of onebit, but `onebit run`
+ * compresses its sums:
  *
  *   mpicc -O3 train_plain.c -o train_plain -lm
  *   mpirun -n 4 ./train_plain
  *   onebit run --gradients -- mpirun -n 4 ./train_plain
  *
- * The data are drawn: the class of a point is the largest of ten linear functions of it, and some
- * points have a wrong label.
+ * The data are random. The class of a point is the index of the largest of ten linear functions of
+ * it, and some points have a wrong label.
  */
 #include <getopt.h>
 #include <math.h>
@@ -33,9 +33,9 @@ struct network {
 
 /* ---- Data ---- */
 
-static uint64_t seed; /* determines the data and the initial weights */
+static uint64_t seed; /* the data and the initial weights depend on it */
 
-static float draw_normal(uint64_t *state) { /* nearly normal: the sum of four uniform numbers */
+static float draw_normal(uint64_t *state) { /* returns the sum of four uniform numbers */
   float sum = 0;
   for (int i = 0; i < 4; i++) {
     *state = *state * 6364136223846793005U + 1442695040888963407U;
@@ -52,7 +52,7 @@ static int draw_point(uint64_t *state, float input[INPUTS]) {
   for (int i = 0; i < INPUTS; i++)
     input[i] = draw_normal(state);
   for (int k = 0; k < CLASSES; k++) {
-    float value = 2 * draw_normal(state); /* noise, which sometimes makes the label wrong */
+    float value = 2 * draw_normal(state); /* noise: it sometimes makes the label wrong */
     for (int i = 0; i < INPUTS; i++)
       value += teacher[k][i] * input[i];
     if (value > largest)

@@ -1,4 +1,4 @@
-/* The reports of train_run.h. */
+/* Prints the reports of train_run.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "examples/train_run.h"
 
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* Returns the name of a stage; only compressed trainings have two stages. */
+/* Returns the name of a stage. Only compressed trainings have two stages. */
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
   static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
   return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
@@ -18,7 +18,7 @@ static double per_step(const tally_t *tally, double sum) {
   return tally->steps > 0 ? sum / (double)tally->steps : 0.0;
 }
 
-/* Prints null for a number that is not finite, which JSON does not have. */
+/* Prints a number, or null if it is not finite: JSON has no such number. */
 static void print_json_number(FILE *file, const char *name, double number) {
   if (isfinite(number))
     fprintf(file, ",\"%s\":%.6g", name, number);
@@ -26,9 +26,10 @@ static void print_json_number(FILE *file, const char *name, double number) {
     fprintf(file, ",\"%s\":null", name);
 }
 
-/* --- While it trains ---------------------------------------------------------------------------*/
+/* --- During a training
+ * -------------------------------------------------------------------------- */
 
-/* Continues the log of a resumed training: reads the totals of the steps made so far, and removes
+/* Continues the log of a resumed training: reads the totals up to the resumed step, and removes
  * later lines, whose steps will be made again. */
 static int continue_log(training_t *training) {
   char text[512];
@@ -98,8 +99,8 @@ static size_t report_all_steps(const training_t *training) {
   return training->tally[0].steps + training->tally[1].steps;
 }
 
-/* Fails where the loss is not finite, or too many steps in a row were skipped. Some are skipped
- * while a loss scale falls: thirty from 2^30 to 1. */
+/* Returns an error if the loss is not finite, or if too many steps in a row were skipped. Steps are
+ * skipped while a loss scale falls: thirty of them from 2^30 to 1. */
 static int check_progress(const training_t *training, const tally_t *since) {
   char error[TRAIN_ERROR];
   snprintf(error, sizeof error,
@@ -123,7 +124,7 @@ static void log_steps(const training_t *training, size_t step, int validates) {
   fflush(training->log);
 }
 
-/* Reports the steps; its exchanges are not timed. */
+/* Reports the steps. The exchanges of the report are not timed. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
   const size_t every = training->options->validate_every, last = train_last_step(training->options);
   const int validates = step == last || (every > 0 && step % every == 0);
@@ -140,7 +141,8 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
   return 0;
 }
 
-/* --- When it is done ---------------------------------------------------------------------------*/
+/* --- After a training
+ * --------------------------------------------------------------------------- */
 
 static void print_speed(const training_t *training) {
   for (onebit_stage_t stage = ONEBIT_STAGE_WARMUP; stage <= ONEBIT_STAGE_COMPRESSED; stage++) {
@@ -153,16 +155,16 @@ static void print_speed(const training_t *training) {
   }
 }
 
-/* True if steps of the warm-up send bits: where an option says so, and with Efficient-Adam
- * always. */
+/* True if steps of the warm-up send bits: Efficient-Adam always does, other methods by an
+ * option. */
 static int warms_in_bits(const training_t *training) {
   const int method = training->options->method, compressed = training->form == COMPRESSED;
   return training->options->warmup_bits ||
          (compressed && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB));
 }
 
-/* Prints the bytes of the compressed stage against the warm-up, and the size of the residual
- * relative to the momentum that it belongs to. */
+/* Prints the bytes a step in the compressed stage and in the warm-up, and the norm of the residual
+ * relative to the momentum to which it belongs. */
 static void print_compression(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
@@ -188,8 +190,8 @@ static void print_compression(const training_t *training) {
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
-/* The bytes that a rank sends for float32 gradients, by reduce-scatter and allgather, in every
- * step. */
+/* Returns the bytes that a rank would send if every step exchanged float32 gradients by
+ * reduce-scatter and allgather. */
 static double float32_bytes(const training_t *training) {
   const double ranks = (double)training->team->size;
   return 2.0 * (ranks - 1.0) / ranks * 4.0 * (double)training->parameters *
@@ -258,10 +260,11 @@ void report_end(const training_t *training) {
     print_json(training);
 }
 
-/* --- Two trainings -----------------------------------------------------------------------------*/
+/* --- Comparison of two trainings
+ * ---------------------------------------------------------------- */
 
-/* Returns the steps to compare: the compressed stage if there was a warm-up; otherwise, and for 0/1
- * Adam, all steps. */
+/* Returns the totals of the steps to compare. If there was a warm-up, these are the steps of the
+ * compressed stage; without one, and for 0/1 Adam, all steps. */
 static tally_t report_steady_steps(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];

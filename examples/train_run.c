@@ -1,4 +1,4 @@
-/* The trainings of train_run.h. */
+/* Runs the trainings of train_run.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "examples/train_run.h"
 
@@ -20,14 +20,14 @@ static void sleep_until(double end) {
     nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
 }
 
-/* Returns the seconds that the bytes of an exchange take on a modelled link. */
+/* Returns the seconds that a modelled link takes for the bytes of an exchange. */
 static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
 /* --- The method of --method auto ---------------------------------------------------------------*/
 
-/* Makes an exchange, and waits for the additional time of a modelled link. */
+/* Makes an exchange, and sleeps for the additional time of a modelled link. */
 static onebit_status_t training_exchange_on_link(void *context, onebit_method_t method,
                                                  size_t elements, double *seconds) {
   const training_t *training = context;
@@ -50,7 +50,7 @@ static onebit_status_t training_exchange_on_link(void *context, onebit_method_t 
   return status;
 }
 
-/* Returns the seconds of a step's gradient. */
+/* Measures the seconds of the gradient of a step. */
 static double training_time_gradient(training_t *training) {
   const train_options_t *options = training->options;
   const double start = current_seconds();
@@ -108,8 +108,8 @@ static void training_destroy(training_t *training) {
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
-/* Loads the checkpoint. The samples of a step depend on its number alone, so the optimizer's state
- * is all there is to save. */
+/* Loads the checkpoint. Only the optimizer's state is saved: the samples of a step depend on its
+ * number alone. */
 static int training_resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
@@ -134,7 +134,7 @@ static int is_saved(const train_options_t *options, size_t step) {
          (step == train_last_step(options) || (every > 0 && step % every == 0));
 }
 
-/* Makes the directory of checkpoints before a training that could not be saved. */
+/* Creates the directory of checkpoints before the training, which could otherwise not be saved. */
 static int make_directory(const training_t *training) {
   const char *path = training->options->checkpoint;
   const int well = !path || mkdir(path, 0777) == 0 || errno == EEXIST;
@@ -142,7 +142,7 @@ static int make_directory(const training_t *training) {
                           "--checkpoint: the directory cannot be written");
 }
 
-/* Saves a checkpoint if one is due at this number of steps. */
+/* Saves a checkpoint if one is due after this number of steps. */
 static int training_save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   if (!is_saved(options, step))
@@ -154,7 +154,7 @@ static int training_save(training_t *training, size_t step) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* Makes a step; the optimizer's time includes waiting for a slower rank. */
+/* Makes a step. The optimizer's time includes waiting for slower ranks. */
 static int make_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
   const float rate = train_learning_rate(training->options, step);
@@ -188,15 +188,15 @@ static void tally_add(tally_t *sum, const tally_t *tally) {
   sum->optimizer_seconds += tally->optimizer_seconds;
 }
 
-/* True if the log has a line for the step; a resumed training needs one for each checkpoint. */
+/* True if the log has a line for the step. A resumed training needs a line for each checkpoint. */
 static int is_reported(const train_options_t *options, size_t step) {
   return step % options->report_every == 0 || step == train_last_step(options) ||
          is_saved(options, step) ||
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 
-/* Returns the stage of the next step. It asks the optimizer, which reads its whole state, only if
- * the stage may have changed. */
+/* Returns the stage of the next step. The function asks the optimizer only if the stage may have
+ * changed: the optimizer reads its whole state for the answer. */
 static onebit_stage_t next_stage(const training_t *training, onebit_stage_t stage) {
   if (training->form != COMPRESSED || stage == ONEBIT_STAGE_COMPRESSED)
     return stage;
@@ -224,8 +224,8 @@ static int make_steps(training_t *training) {
   return 0;
 }
 
-/* Checks that parameters are the same. Between two synchronisations of 0/1 Adam each rank has its
- * own. */
+/* Checks that all ranks have the same parameters. Between two synchronisations of 0/1 Adam each
+ * rank has different ones. */
 static int training_check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
@@ -264,7 +264,7 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
   return result;
 }
 
-/* Trains as the options say, with --compare twice. */
+/* Trains by the options; with --compare trains twice. */
 static int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
                      const void *data) {
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
@@ -296,7 +296,7 @@ static int training_load_and_run(const team_t *team, const train_options_t *opti
 typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
-  enum tool_asked asked; /* of the command line, which may differ between ranks */
+  enum tool_asked asked; /* from the command line, which may differ between ranks */
   char error[TRAIN_ERROR];
 } command_t;
 

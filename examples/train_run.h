@@ -9,61 +9,63 @@
 /* Sums over some steps. */
 typedef struct tally {
   size_t steps;
-  uint64_t bytes; /* passed to the transport by this rank's optimizer */
-  double loss;    /* of this rank's own samples */
+  uint64_t bytes; /* bytes that this rank's optimizer passed to the transport */
+  double loss;    /* loss of this rank's own samples */
   double seconds, optimizer_seconds;
 } tally_t;
 
 typedef struct training {
   const train_options_t *options;
-  train_options_t chosen; /* with --method auto */
+  train_options_t chosen; /* the options, with the choice of --method auto */
   const team_t *team;
   form_t form;
   train_task_t task;
   train_optimizer_t optimizer;
-  FILE *log; /* of --log, on rank 0; below, its totals before the training was resumed */
+  FILE *log; /* the file of --log on rank 0; below: its totals before resuming */
   double logged_seconds;
   uint64_t logged_bytes;
-  size_t skipped; /* the number of skipped steps in a row, up to now */
+  size_t skipped; /* the number of steps in a row that were skipped, up to now */
 
   /* The results. */
-  size_t first;     /* steps that the resumed training had made */
+  size_t first;     /* the number of steps before the training was resumed */
   tally_t tally[2]; /* for each onebit_stage_t; dense forms use the first only */
-  double loss;      /* over the samples of all ranks, since the latest report */
+  double loss;      /* of the samples of all ranks since the latest report */
   train_quality_t quality;
   onebit_optimizer_info_t info;
-  onebit_outer_info_t outer; /* of --outer; else zeros */
+  onebit_outer_info_t outer; /* counts of --outer; else zeros */
   double residual_ratio;
-  uint64_t checksum; /* of rank 0's parameters */
+  uint64_t checksum; /* hash of rank 0's parameters */
   size_t parameters, ntensors;
 } training_t;
 
-/* Trains and reports; the kind has loaded `data`. 0, or -1 after printing why. */
+/* Trains and reports. The kind has loaded `data`. Returns 0, or -1 after printing the reason. */
 int train(training_t *training, const train_kind_t *kind, const void *data);
 
 enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
 
-/* Runs a program: trains as the options say, with --compare twice. Returns the exit status. */
+/* Runs a program: trains by its options, and with --compare trains twice. Returns the exit
+ * status. */
 int train_main(const train_kind_t *kind, int argc, char **argv);
 
-/* --- Reports (train_report.c): a line for some steps, and results ------------------------------*/
+/* --- Reports (train_report.c): a line for some steps, and the results
+ * -------------------------- */
 
-/* Opens the log of --log, a line of JSON for each report. A training that is resumed from a
- * checkpoint continues its log. 0, or -1 after printing why. */
+/* Opens the log of --log, which gets a line of JSON for each report. A training that is resumed
+ * from a checkpoint continues its log. Returns 0, or -1 after printing the reason. */
 int report_open(training_t *training);
 void report_close(training_t *training);
 
 /* Prints the column heads of the report. */
 void report_head(const training_t *training);
 
-/* Reports after `step` steps, the latest of them in `since`. Collective; validates where that is
- * due. 0, or -1 after printing why. */
+/* Reports after `step` steps; `since` has the sums since the previous report. Collective; also
+ * validates if that is due. Returns 0, or -1 after printing the reason. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since);
 
-/* Reports a finished training; with its line of JSON. */
+/* Prints the results of a finished training, with its line of JSON. */
 void report_end(const training_t *training);
 
-/* Reports both trainings side by side. */
+/* Prints the results of both trainings side by side. */
 void report_comparison(const training_t *dense, const training_t *bits);
 
 #endif

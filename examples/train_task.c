@@ -1,6 +1,7 @@
 /*
- * The ranks and tasks of train_task.h: processes of an MPI job or threads of this process, the few
- * numbers that they exchange beside the gradients, and the common part of all kinds of tasks.
+ * The ranks and tasks of train_task.h. Ranks are processes of an MPI job or threads of this
+ * process, and exchange a few numbers besides the gradients. The file also has the common part of
+ * all kinds of tasks.
  */
 #include "examples/train_task.h"
 
@@ -49,8 +50,8 @@ int agree_on_success(const team_t *team, int well, const char *error) {
   return numbers[0] == 0.0f ? 0 : -1;
 }
 
-/* Replaces each bit by +1 or -1 and averages over the ranks: the bits are the same on all ranks if
- * each mean is +1 or -1. */
+/* Replaces each bit by +1 or -1 and averages the numbers over the ranks. The bits are the same on
+ * all ranks if each mean is +1 or -1. */
 int is_same_on_all_ranks(const team_t *team, uint64_t bits) {
   float numbers[NUMBERS];
   int unanimous = 1;
@@ -181,7 +182,7 @@ double train_task_gradient(train_task_t *task, size_t micro_batch) {
   return loss;
 }
 
-/* Sums the loss and the right answers on this rank's held-out samples, which are every size-th. */
+/* Sums the loss and the right answers on this rank's held-out samples: one in `size` samples. */
 static void evaluate(const train_task_t *task, size_t samples, float numbers[NUMBERS]) {
   const train_kind_t *kind = task->kind;
   double loss = 0.0, correct = 0.0;

@@ -1,7 +1,7 @@
 /*
- * A training's ranks, and its task: data and a model, behind a few calls. train_text, train_images
- * and train_words each have a kind of their own; optimizers (train_optimizer.h) and steps
- * (train_run.h) see only this.
+ * The ranks of a training, and its task, which is data and a model with a few functions.
+ * train_text, train_images and train_words each have their own kind of task. Optimizers
+ * (train_optimizer.h) and steps (train_run.h) use only this interface.
  */
 #ifndef EXAMPLES_TRAIN_TASK_H
 #define EXAMPLES_TRAIN_TASK_H
@@ -25,37 +25,37 @@ typedef struct team {
   int quiet;          /* print nothing */
 } team_t;
 
-/* The work of each rank; returns its exit status. */
+/* The work of each rank. It returns the rank's exit status. */
 typedef int rank_body_t(team_t *team, const void *context);
 
-/* Runs the body on every rank: as many threads of this process as asked for; or for 0 the processes
- * that torchrun, or the like, or MPI started, and in a build without MPI one rank. Where WORLD_SIZE
- * and MASTER_ADDR are in the environment the processes talk over the library's sockets. Returns the
- * exit status. The program's name stands before all complaints. */
+/* Runs the body on every rank. Ranks are `threads` threads of this process. If `threads` is 0, they
+ * are the processes that MPI or a launcher such as torchrun has started, or one rank in a build
+ * without MPI. If WORLD_SIZE and MASTER_ADDR are in the environment, the processes communicate over
+ * the library's sockets. Returns the exit status. Error messages begin with the program's name. */
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
 
-/* Prints on rank 0, unless the team is quiet. */
+/* Prints on rank 0 only, unless the team is quiet. */
 #define print_once(team, ...) (prints(team) ? (void)printf(__VA_ARGS__) : (void)0)
 
 static inline int prints(const team_t *team) { return team->rank == 0 && !team->quiet; }
 
 void print_complaint(const team_t *team, const char *error);
 
-/* Returns 0, or -1 after printing the library's message. */
+/* Returns 0, or -1 after printing the library's error message. */
 int check_library_call(const team_t *team, onebit_status_t status, const char *what);
 
-/* Prints the reason and ends the process, where ranks cannot agree on an error because other ranks
- * may be waiting for this one. */
+/* Prints the reason and ends the process. Used if ranks cannot agree on an error, because other
+ * ranks may be waiting for this one. */
 void end_process(const char *what, const char *why);
 
-/* Replaces each number by its mean over the ranks. 0, or -1 after printing why. */
+/* Replaces each number by its mean over the ranks. Returns 0, or -1 after printing the reason. */
 int average_over_ranks(const team_t *team, float numbers[NUMBERS], const char *what);
 
-/* Returns 0 if `well` is true on every rank; otherwise -1 on every rank, after rank 0 has printed
- * its message or, if rank 0 is well, after each failed rank has printed its own. */
+/* Returns 0 if `well` is true on every rank, and otherwise -1 on every rank. Rank 0 prints its
+ * error message if it has failed; otherwise each failed rank prints its own. */
 int agree_on_success(const team_t *team, int well, const char *error);
 
-/* Returns 1 when all ranks have the same bits, else 0. */
+/* Returns 1 if all ranks have the same bits, and 0 otherwise. */
 int is_same_on_all_ranks(const team_t *team, uint64_t bits);
 
 /* --- A task ------------------------------------------------------------------------------------*/
@@ -66,11 +66,11 @@ typedef struct train_task {
   const train_kind_t *kind;
   const team_t *team;
   const train_options_t *options;
-  const void *data; /* as the kind loads it */
+  const void *data; /* the data that the kind has loaded */
   model_t *model;
   uint32_t
-      *order;   /* of train_images: its images to learn from, in this epoch; the model's memory */
-  size_t epoch; /* counted from 1; 0: no order yet */
+      *order;   /* of train_images: its training images in this epoch's order, owned by the model */
+  size_t epoch; /* counted from 1; 0: there is no order yet */
 } train_task_t;
 
 /* The quality of the model on the held-out data. */
@@ -82,47 +82,49 @@ typedef struct train_quality {
 struct train_kind {
   const char *name, *samples, *held_out_name; /* "text", "tokens", "bytes of held-out text" */
   const char *smaller,
-      *different; /* messages: options that need less memory; ranks have other data */
-  int classifies; /* accuracy has a meaning */
+      *different; /* error messages: options that need less memory; ranks have different data */
+  int classifies; /* the task has an accuracy */
   const struct tool *tool;
-  const float *learning_rates; /* of each method; 0: as Adam's */
-  /* Checks that the kind's own options are compatible: 0, or -1 with an error message. */
+  const float *learning_rates; /* for each method; 0: Adam's learning rate */
+  /* Checks that the kind's own options are compatible. Returns 0, or -1 with an error message. */
   int (*check)(const train_options_t *options, char error[TRAIN_ERROR]);
-  /* Loads the data; NULL with an error message. */
+  /* Loads the data. Returns NULL with an error message if that fails. */
   void *(*load)(const train_options_t *options, char error[TRAIN_ERROR]);
   void (*unload)(void *data);
   uint64_t (*hash)(const void *data);
   void (*describe)(const team_t *team, const train_options_t *options, const void *data);
-  /* Creates the task's model, with the seed's first values; NULL when memory is out. */
+  /* Creates the task's model, with initial values from the seed. Returns NULL when out of
+   * memory. */
   model_t *(*create)(train_task_t *task);
-  /* Fill in the model's input: draw with this rank's samples of a micro-batch, numbered over all
-   * steps; the function below with a held-out sample, in the place of one sample. */
+  /* Fill in the model's input. draw takes this rank's samples of a micro-batch, which is numbered
+   * over all steps. hold takes a held-out sample, and puts it at one place of the batch. */
   void (*draw)(train_task_t *task, size_t micro_batch);
   void (*hold)(const train_task_t *task, size_t place, size_t sample);
-  size_t (*held_out)(const train_task_t *task); /* the number of samples */
+  size_t (*held_out)(const train_task_t *task); /* the number of held-out samples */
 };
 
 extern const train_kind_t train_kind; /* the program's */
 
-/* Reads a program's command line; with TOOL_WRONG `error` names the option and its value. */
+/* Reads a program's command line. If it returns TOOL_WRONG, `error` names the option and its
+ * value. */
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
                                     char **argv, char error[TRAIN_ERROR]);
 
-/* Creates the model of a task whose other members are set. Collective; returns 0, or -1 on all
+/* Creates the model of a task whose other members are set. Collective. Returns 0, or -1 on all
  * ranks after printing the reason. */
 int train_task_create(train_task_t *task);
 
-/* Computes the gradient, which replaces the tensors', and returns the loss on this rank's own
+/* Computes the gradient, which replaces that of the tensors. Returns the loss on this rank's own
  * samples of a micro-batch. */
 double train_task_gradient(train_task_t *task, size_t micro_batch);
 
-/* Computes the quality. Collective: each rank evaluates a part of the data. Returns 0, or -1 after
- * printing the reason. */
+/* Computes the quality on the held-out data. Collective: each rank evaluates a part of the data.
+ * Returns 0, or -1 after printing the reason. */
 int train_task_validate(train_task_t *task, train_quality_t *quality);
 
 uint64_t train_task_checksum(const train_task_t *task); /* of all parameters */
 
-/* The rank whose samples this rank draws: with --hard same rank 0. */
+/* Returns the rank whose samples this rank draws: with --hard same this is rank 0. */
 static inline size_t train_sampling_rank(const train_task_t *task) {
   return task->options->hard == HARD_SAME ? 0 : task->team->rank;
 }

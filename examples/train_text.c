@@ -4,9 +4,10 @@
  *
  *   mpirun -n 4 train_text --data /usr/share/common-licenses --compare
  *
- * Each rank draws its own sequences and computes its own gradients; onebit_optimizer_step exchanges
- * them and updates the parameters, which stay equal on all ranks to the last bit. The dense form is
- * the same optimizer, never frozen. The same seed gives the same run.
+ * Each rank draws its own sequences and computes its own gradients. onebit_optimizer_step exchanges
+ * the gradients and updates the parameters, which stay equal on all ranks to the last bit. The
+ * dense form is the same optimizer, but its variance is never frozen. The same seed gives the same
+ * run.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +50,9 @@ static const train_options_t defaults = {
     .width = 128,           .heads = 4,       .context = 64,
 };
 
-/* The rates with which the dense forms end lowest, a factor of two apart, on Perl's library, with
- * --width 64 and --layers 2 (docs/measured/trainings.md); no comparison is made on it. */
+/* The learning rates with which the dense forms reach the lowest loss, a factor of two apart, on
+ * Perl's library, with --width 64 and --layers 2 (docs/measured/trainings.md). No comparison uses
+ * this text. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
 
@@ -76,7 +78,7 @@ static void text_task_unload(void *loaded) {
   free(loaded);
 }
 
-/* Loads a text that has a window to learn from and one to hold out. */
+/* Loads a text. It must have at least one window to train on and one to hold out. */
 static void *text_task_load(const train_options_t *options, char error[TRAIN_ERROR]) {
   text_t *text = calloc(1, sizeof *text);
   if (!text || text_load(text, options->data.path, options->data.count, error) != 0) {
@@ -136,7 +138,7 @@ static void text_task_draw(train_task_t *task, size_t micro_batch) {
   text_sample(task->data, options->batch, options->context + 1, &random, tokens_of(task));
 }
 
-/* The number of windows of the held-out text that validation uses. */
+/* Returns the number of windows of the held-out text that validation uses. */
 static size_t text_task_held_out(const train_task_t *task) {
   const size_t context = task->options->context, most = task->options->held_out;
   const size_t windows = text_held_out(task->data, context);

@@ -1,12 +1,13 @@
 /*
- * train_words: data-parallel training of tables of word embeddings, on the next word of a text,
- * with any optimizer of the library or its dense form.
+ * train_words: data-parallel training of tables of word embeddings that predict the next word of a
+ * text, with any optimizer of the library or its dense form.
  *
  *   mpirun -n 4 train_words --data /usr/share/common-licenses --compare
  *
- * Nearly all parameters are in two tables of a row a word, and most words are rare: many elements
- * have a gradient of zero in most steps. Each rank draws its own places of the text;
- * onebit_optimizer_step exchanges and updates. The same seed gives the same run.
+ * Nearly all parameters are in two tables with one row for each word, and most words are rare. So
+ * many elements have a gradient of zero in most steps. Each rank draws its own places of the text.
+ * onebit_optimizer_step exchanges the gradients and updates the parameters. The same seed gives the
+ * same run.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +42,8 @@ static const train_options_t defaults = {
     .vocabulary = 4096,     .width = 32,  .context = 4,
 };
 
-/* The dense forms end lowest with these, of rates a factor of two apart, on Perl's library
- * (docs/measured/trainings.md); no comparison is made on it. */
+/* The learning rates with which the dense forms reach the lowest loss, a factor of two apart, on
+ * Perl's library (docs/measured/trainings.md). No comparison uses this text. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
 
@@ -110,7 +111,8 @@ static model_t *word_task_create(train_task_t *task) {
   return &model->model;
 }
 
-/* Makes a sample: the word at this place is the target, the words before it are the context. */
+/* Fills in a sample: the word at this place is the target, and the words before it are the
+ * context. */
 static void word_task_fill_sample(const train_task_t *task, size_t sample, size_t place) {
   const log_bilinear_t *model = (const log_bilinear_t *)(const void *)task->model;
   const words_t *words = task->data;

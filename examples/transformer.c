@@ -1,7 +1,7 @@
 /*
- * The transformer of model.h. Arrays are row-major; a row is one position of one sequence.
- * The arithmetic is in model.c; here are attention, the blocks and the whole, each
- * forward and backward.
+ * The transformer of model.h. Arrays are row-major, with one row for each position of each
+ * sequence. The arithmetic is in model.c. This file has attention, the blocks and the whole model,
+ * each with its forward and backward pass.
  */
 #include "examples/model.h"
 
@@ -10,7 +10,7 @@
 
 #include "examples/numbers.h"
 
-/* A block's six tensors, and the values that its forward pass keeps for its backward pass. */
+/* The six tensors of a block, and the values that its forward pass stores for its backward pass. */
 struct transformer_layer {
   const tensor_t *attention_gain, *query_key_value, *attention_output;
   const tensor_t *mlp_gain, *mlp_input, *mlp_output;
@@ -30,12 +30,12 @@ static const transformer_t *transformer_of(const model_t *model) {
 
 /* --- Attention ---------------------------------------------------------------------------------*/
 
-/* The offsets of one head of one sequence in arrays. */
+/* The offsets of one head of one sequence in the arrays. */
 typedef struct head {
-  size_t position; /* of the first element in a [row][width] array */
-  size_t query;    /* the same in the [row][3 width] array of queries, keys and values */
-  size_t scores;   /* the same in [sequence][head][position][position] */
-  float scale;     /* 1 / sqrt(columns of a head) */
+  size_t position; /* offset of its first element in a [row][width] array */
+  size_t query;    /* in the [row][3 width] array of queries, keys and values */
+  size_t scores;   /* in the array [sequence][head][position][position] */
+  float scale;     /* 1 / sqrt(width of a head) */
 } head_t;
 
 static head_t locate_head(const transformer_shape_t *shape, size_t sequence, size_t head) {
@@ -99,7 +99,8 @@ static void block_forward(const transformer_t *model, struct transformer_layer *
   linear(output, layer->activated, layer->mlp_output, rows, 4 * width, width, ADD);
 }
 
-/* model->d_stream holds the gradient by the block's output on entry, and by its input on return. */
+/* On entry model->d_stream holds the gradient with respect to the block's output, on return that
+ * with respect to its input. */
 static void block_backward(const transformer_t *model, struct transformer_layer *layer,
                            size_t sequences) {
   const transformer_shape_t *shape = &model->shape;
@@ -126,12 +127,13 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   model_report_ready(&model->model, layer->attention_gain);
 }
 
-/* --- The whole ---------------------------------------------------------------------------------*/
+/* --- The whole model
+ * ---------------------------------------------------------------------------- */
 
-/* Indices of tensors; the final gain and the head come after those of the layers. */
+/* Indices of tensors. The final gain and the head follow the tensors of the layers. */
 enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
-/* Embeds the tokens; the target of a token's row is the next token. */
+/* Embeds the tokens. The target of a row is the next token. */
 static void embed_tokens(const transformer_t *own, size_t sequences) {
   const size_t context = own->shape.context, width = own->shape.width;
   const tensor_t *tensors = own->model.tensors;
@@ -256,13 +258,14 @@ transformer_t *transformer_create(const transformer_shape_t *shape) {
   return model_complete(&own->model);
 }
 
-/* Draws uniform values with the standard deviation given. */
+/* Draws uniform values with the given standard deviation. */
 static void transformer_draw(const tensor_t *tensor, float deviation, uint64_t *random) {
   tensor_draw(tensor, deviation * 1.7320508f, random);
 }
 
-/* Initial standard deviations. The two matrices of a block that write to the residual stream start
- * smaller than `matrix` and `mlp_output` say, so that all 2 * layers of them add as much as one. */
+/* Initial standard deviations. In each block the two matrices that write to the residual stream
+ * start smaller than `matrix` and `mlp_output` say. So all 2 * layers of them together add as much
+ * as one. */
 typedef struct deviations {
   float embedding, matrix, mlp_output;
 } deviations_t;
@@ -290,7 +293,8 @@ void transformer_initialise(transformer_t *model, uint64_t seed) {
   initialise_with(model, seed, (deviations_t){0.02f, 0.02f, 0.02f});
 }
 
-/* A product of rows of variance 1 with a matrix of variance 1 / rows keeps variance 1. */
+/* Initialises with unit variances: rows of variance 1 times a matrix of variance 1 / rows have
+ * variance 1. */
 void transformer_initialise_unit(transformer_t *model, uint64_t seed) {
   const float unit = 1.0f / sqrtf((float)model->shape.width);
   initialise_with(model, seed, (deviations_t){1.0f, unit, unit / 2.0f});

@@ -1,4 +1,5 @@
-# The environment variables, from the table that the library reads them by: base/knobs.c.
+# Makes the list of environment variables for onebit(7) from base/knobs.c, whose table the library
+# reads the variables by.
 /^};/ { exit }
 /= *{"ONEBIT_/ { row = "" }
 /"/ { row = row " " $0 }

@@ -1,5 +1,6 @@
-# The options of a program, from the table that it reads them by (struct tool_option), or, of a
-# script, from the comment that its --help prints, with what stands behind them.
+# Makes the list of a program's options for its manual page. A program in C has them in the table by
+# which it reads its options (struct tool_option). A script has them in the comment that its --help
+# prints, which may go on after the options.
 function escaped(s) {
   gsub(/\\n/, " ", s)
   gsub(/\\"/, "\"", s)
@@ -8,7 +9,7 @@ function escaped(s) {
   gsub(/\047/, "\\(aq", s)
   return s
 }
-function fill(s,    n, k, word, line) { # mandoc wants a sentence to begin a line
+function fill(s,    n, k, word, line) { # mandoc wants each sentence to begin on a new line
   n = split(escaped(s), word, / +/)
   for (k = 1; k <= n; k++) {
     if (length(line) + length(word[k]) > 77 || (line ~ /[a-z)][.]$/ && word[k] ~ /^[A-Z]/)) {
@@ -40,14 +41,14 @@ function own_options() {
 
 FNR == 1 { script = comment = /^#!/; next }
 
-# A row of a table in C: its strings are the name, the argument where it has one, and the help.
+# A row of a table in C has these strings: the name, the argument if there is one, and the help.
 /struct tool_option rows\[\]/ { table = !/TOOL_END/; row = ""; next }
 /\.kind = TOOL_END|[{]0}/ { table = 0 }
 table { row = row " " $0 }
 table && /},$/ {
   letter = match(row, /\047[a-zA-Z]\047/) ? "-" substr(row, RSTART + 1, 1) ", " : ""
   for (n = 0; match(row, /"([^"\\]|\\.)*"/); row = substr(row, RSTART + RLENGTH)) {
-    n += substr(row, 1, RSTART - 1) !~ /^ *$/ # strings without a comma between them are one
+    n += substr(row, 1, RSTART - 1) !~ /^ *$/ # adjacent strings without a comma are one string
     value[n] = (substr(row, 1, RSTART - 1) ~ /^ *$/ ? value[n] : "") substr(row, RSTART + 1, RLENGTH - 2)
   }
   if (n == 1) paragraph(value[1])
@@ -55,7 +56,7 @@ table && /},$/ {
   row = ""
 }
 
-# An option in a comment, with text behind it or below.
+# An option in a comment has its text on the same line or below.
 comment && !/^#/ { exit }
 comment && head != "" && !/^#          / { option(head, argument, help); head = "" }
 comment && /^#   -[^ ]/ && !/--version/ {

@@ -1,10 +1,10 @@
-# A page of section 3 from a public header, whose comments are its text: what the header says and
-# what the manual says cannot differ. awk -v version=0.2.0 -v date=2026-11-22 -v examples="a.c b.c"
-# -f section3.awk plan.h
+# Makes a page of section 3 from a public header. The header's comments are the text of the page, so
+# the header and the manual cannot differ. Usage:
+# awk -v version=0.2.0 -v date=2026-11-22 -v examples="a.c b.c" -f section3.awk plan.h
 #
 # The opening comment becomes the description. A comment and the declarations right below it become
-# a section of types or of functions. In comments an indented block is shown as it is (formulas,
-# examples), unless its first column names a parameter of the functions below: then it is a list.
+# a section of types or of functions. An indented block in a comment is printed unchanged (formulas,
+# examples). If its first column names a parameter of the functions below it, it becomes a list.
 # "Errors:" and " - " begin paragraphs of their own.
 
 FNR == 1 {
@@ -20,12 +20,12 @@ FNR == 1 {
   also = also ",\n.BR onebit_" name " (3)"
 }
 
-# For C++ alone, and the guard.
+# Lines for C++ only, and the include guard, are left out.
 /^#ifdef __cplusplus/ { plus = 1 }
 /^#endif/ { plus = 0; next }
 plus || /^#(if|include|define [A-Z_]*_H$)/ || /clang-format o/ { next }
 
-# An item: comments and declarations without an empty line between them, outside of braces.
+# An item is a run of comments and declarations outside of braces, without an empty line in it.
 /^ *$/ && !depth && !comment { item_ends(); next }
 {
   if (!code && /^\/\*/) comment = 1
@@ -79,7 +79,8 @@ function item_ends(    k, all, kind, title, name, names_of_item) {
   docs = code = 0
 }
 
-# The names that an item declares, with commas; those of functions and types are also the page's.
+# Returns the names that an item declares, separated by commas. Names of functions and types are also
+# added to the names of the page.
 function declared(all, kind,    rest, name, list) {
   gsub(/\/\*[^*]*\*\//, "", all)
   if (kind == "functions") {
@@ -91,7 +92,7 @@ function declared(all, kind,    rest, name, list) {
     }
   } else if (all ~ /typedef/) {
     sub(/;[^;]*$/, "", all)
-    if (all !~ /\{/ && match(all, /\(\*[A-Za-z0-9_]+\)\(/)) all = substr(all, RSTART + 2, RLENGTH - 4) # a function's type
+    if (all !~ /\{/ && match(all, /\(\*[A-Za-z0-9_]+\)\(/)) all = substr(all, RSTART + 2, RLENGTH - 4) # the type of a function
     sub(/.*[ *}]/, "", all)
     list = all
   } else {
@@ -126,7 +127,7 @@ function prose(s) {
   return s
 }
 
-# A paragraph in lines of at most 78 characters, a sentence begins a line.
+# Adds a paragraph to the page in lines of at most 78 characters. Each sentence begins a line.
 function fill(s,    n, k, word, line) {
   n = split(prose(s), word, / +/)
   for (k = 1; k <= n; k++) {
@@ -144,12 +145,13 @@ function put(line) {
   text = text (line ~ /^[.']/ ? "\\&" : "") line "\n"
 }
 
-# A paragraph that is not the first thing after a heading.
+# Begins a paragraph, unless the text before it is a heading.
 function begin_paragraph() {
   if (text !~ /(\.S[HS] [^\n]*|\.PP)\n$/) text = text ".PP\n"
 }
 
-# lines 1 to n of a comment; code: the declarations that its lists may name parameters of.
+# Adds lines 1 to n of a comment to the page. Lists in the comment may name parameters of the
+# declarations in code.
 function write(lines, n, code,    k, paragraph) {
   paragraph = ""
   for (k = 1; k <= n; k++) {
@@ -250,8 +252,8 @@ function print_page(    n, k, part) {
   printf ".SH SEE ALSO\n.BR onebit (7)%s\n", also
 }
 
-# The first of `examples`, files of C, that calls a function of the page. An optimizer of which there is
-# none has that of Efficient-Adam, which is made and used alike.
+# Prints the first of `examples`, which are C files, that calls a function of the page. The page of an
+# optimizer without an example gets that of Efficient-Adam, because both are created and used alike.
 function print_example(    k, file, line, n, part, optimizer) {
   optimizer = also ~ /onebit_optimizer / && names ~ page "_create" && names !~ page "_step" # not outer.h
   n = split(examples, file, " ")

@@ -14,7 +14,8 @@ static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *option
   double first = options->initial_loss_scale, min = options->min_loss_scale;
   if (first != 0 && !(first >= 1 && first >= min && first <= OB_MAX_LOSS_SCALE))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "initial_loss_scale is %g, not from 1 and from min_loss_scale, %g, to 2^64",
+                    "initial_loss_scale is %g: it must be at least 1, at least min_loss_scale, %g, "
+                    "and at most 2^64",
                     first, min);
   return ONEBIT_OK;
 }
@@ -46,13 +47,13 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
                     bits);
   if (method->exchange || recipe->moments.no_warmup || method->plans)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "warmup_bits is %d: it is for a warm-up, of 1-bit Adam without shards, "
-                    "1-bit LAMB, momentum SGD and Efficient-Adam",
+                    "warmup_bits is %d: only the warm-ups of 1-bit Adam without shards, 1-bit "
+                    "LAMB, momentum SGD and Efficient-Adam can be compressed",
                     bits);
   return ONEBIT_OK;
 }
 
-/* Refuses a single copy of the residuals where a call's input changes before the call ends: shards
+/* Refuses a single copy of the residuals if a call's input changes before the call ends: shards
  * send arrays that are reused, and 1-bit LAMB's first compressed step starts from momentum stored
  * in the residuals. */
 static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
@@ -63,8 +64,8 @@ static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
                   shards ? "shards" : "1-bit LAMB");
 }
 
-/* Refuses more than one bit where the method needs signs: trust ratios take a step's norm from
- * them. */
+/* Refuses more than one bit if the method needs signs: trust ratios compute a step's norm from the
+ * signs. */
 static onebit_status_t arguments_check_bits(const struct ob_recipe *recipe, int bits,
                                             int max_bits) {
   const struct ob_method *method = recipe->method;

@@ -91,8 +91,8 @@ static onebit_status_t bucket_allocate_arrays(onebit_optimizer_t optimizer,
   const unsigned own = own_array_slots(optimizer, bucket);
   const size_t size = OB_LANES * sizeof(float);
   bool there = true;
-  /* Not done where the arrays are replaced: existing memory is released, whatever was set in
-   * between. */
+  /* These pointers are set only here, and not where arrays are replaced, because a replacement
+   * releases the memory of the slot. */
   bucket->arrays[OB_MOMENTUM] =
       own & OB_MASK(OB_MOMENTUM) ? NULL : ob_plan_residual(bucket->bits, false)->values[0];
   bucket->arrays[OB_SCRATCH] =
@@ -298,8 +298,8 @@ onebit_status_t ob_buckets_for_each(struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* Applies the buckets' results. A single bucket applied its results at once, unless only the device
- * knows how its exchange ended. */
+/* Applies the buckets' results. A single bucket has applied its results already, unless only the
+ * device knows how its exchange ended. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {

@@ -23,8 +23,8 @@ bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_t
 
 /* Assigns tensors to buckets. A bucket is filled from the last tensor down, since a backward pass
  * computes that gradient first, and is closed when it is large enough; tensors without elements
- * open no new bucket. Uncompressed tensors share a bucket of their own. Buckets are numbered from
- * the last tensor on; returns their number. */
+ * open no new bucket. All uncompressed tensors are in one separate bucket. Buckets are numbered
+ * from the last tensor on; returns their number. */
 static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
                            size_t count) {
   size_t bucket_size = optimizer->options.bucket_size, bucket = 0, elements = 0, plain = 0;
@@ -71,9 +71,9 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
 
 /* --- Profile deepspeed's one buffer of several tensors
  *
- * Tensors follow each other, then comes padding, and each rank serves an equal share of the whole.
- * Pieces end where a tensor or a share ends. The padding is one or more pieces without a tensor: it
- * takes part in scales and has residuals. */
+ * The buffer has the tensors one after the other, then padding. Each rank is the server of one
+ * segment, and all segments have the same size. Pieces end where a tensor or a segment ends. The
+ * padding is one or more pieces without a tensor: it takes part in scales and has residuals. */
 
 struct fused {
   size_t total, pieces; /* elements without padding */
@@ -103,7 +103,7 @@ static bool is_in_bucket(const struct onebit_optimizer *optimizer, size_t tensor
 }
 
 /* Allocates the lists for the largest number of pieces: every piece ends a tensor, the padding or a
- * share. */
+ * segment. */
 static bool fused_allocate(struct fused *cut, size_t tensors, size_t ranks) {
   size_t max = tensors + 1 + ranks;
   cut->counts = ob_allocate(max, sizeof(size_t));
@@ -236,7 +236,7 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
 }
 
 /* Sets the shape of the plan for the warm-up: dense messages, or compressed ones without momentum,
- * which there is none of yet. */
+ * since no momentum exists yet. */
 static void set_warmup_shape(const struct onebit_optimizer *optimizer,
                              const struct ob_bucket *bucket, struct ob_plan_shape *dense) {
   int bits = bucket->uncompressed ? 0 : optimizer->options.warmup_bits;

@@ -98,9 +98,9 @@ static size_t count_elements(const struct onebit_optimizer *optimizer) {
   return elements;
 }
 
-/* Returns true if the variance is checked for lagging. It is not for divided gradients, whose
- * warm-up counts steps with gradients; for shards, which do not know other shards' sums; for 0/1
- * Adam, whose schedule decides; in profile deepspeed, which does not check; and without
+/* Returns true if the variance is checked for lagging. It is not checked for divided gradients,
+ * whose warm-up counts steps with gradients; for shards, since a rank does not know other shards'
+ * sums; for 0/1 Adam, whose schedule decides; in profile deepspeed, as in DeepSpeed; and without
  * elements. */
 static bool variance_can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;

@@ -1,8 +1,8 @@
 /*
- * The table of methods. A row has what an optimizer does not share with the others, and is in the
- * file of that optimizer. This header also has the rows of options, and the values that options
- * become. The arithmetic of optimizers is in compression/pass_element.h, and the rules of their
- * servers, where these do not send the mean, in compression/numerics.h (enum ob_serve_rule).
+ * The table of methods. A row has the functions and settings that differ between optimizers, and is
+ * in the file of its optimizer. This header also has the rows of options, and the values that
+ * options become. The arithmetic of optimizers is in compression/pass_element.h, and the rules of
+ * servers that do not send the mean are in compression/numerics.h (enum ob_serve_rule).
  */
 #ifndef OB_OPTIMIZERS_METHOD_H
 #define OB_OPTIMIZERS_METHOD_H
@@ -33,11 +33,12 @@ enum ob_option_kind {
   OB_OPTION_POSITIVE, /* double that is positive as a float; 0 only without a default */
   OB_OPTION_COUNT,    /* size_t */
   OB_OPTION_FLAG,     /* int: zero or not */
-  OB_OPTION_CHOICE    /* an enum, from 0 to `max`; max 0: checked where plans are made */
+  OB_OPTION_CHOICE    /* an enum, from 0 to `max`; max 0: checked when plans are made */
 };
 
 struct ob_option {
-  /* term: the name in an agreement, which says that the bits of a double are compared. */
+  /* term: the name of the term by which ranks agree on the option; for a double it begins with
+   * OB_TERM_DOUBLE. */
   const char *name, *term;
   enum ob_option_kind kind;
   /* Offsets in the caller's struct and in struct ob_moments; both have the same type. */
@@ -48,11 +49,11 @@ struct ob_option {
 };
 
 /* Macros for rows of options. The including file defines OPTIONS, the caller's struct; `field` is a
- * field of it, and `to` the field of struct ob_moments that it sets. */
+ * field of that struct, and `to` the field of struct ob_moments that it sets. */
 /* clang-format off */
 #define OB_OFFSETS(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
-  {#field, #field " (as bits)", kind, OB_OFFSETS(field, to), fallback, 0, NULL}
+  {#field, OB_TERM_DOUBLE #field, kind, OB_OFFSETS(field, to), fallback, 0, NULL}
 #define OB_REAL(field, to, fallback)     OB_DOUBLE(OB_OPTION_REAL, field, to, fallback)
 #define OB_FRACTION(field, to, fallback) OB_DOUBLE(OB_OPTION_FRACTION, field, to, fallback)
 #define OB_POSITIVE(field, to, fallback) OB_DOUBLE(OB_OPTION_POSITIVE, field, to, fallback)
@@ -120,14 +121,14 @@ struct ob_moments {
   size_t warmup_steps; /* sets freeze_step in momentum SGD and Efficient-Adam */
   double gain;         /* Efficient-Adam: the factor of normalised gradients */
   int trust_ratio;
-  /* The beta of the servers' momentum, where beta2 is that of the ranks' moments. */
+  /* The beta of the servers' momentum, in methods whose beta2 is for the ranks' moments. */
   double server_beta;
   struct ob_lamb_limits limits;
   /* Options of 0/1 Adam. */
   size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
 };
 
-/* A row of the table of methods: what optimizers do not have in common. */
+/* A row of the table of methods: the functions and settings that differ between optimizers. */
 struct ob_method {
   const char *name;
   /* The options of the method: their rows, the size of the caller's struct, the offset of the
@@ -138,12 +139,13 @@ struct ob_method {
   const char *options_init;
   struct ob_moments initial;
   /* The optimizer to use instead, if this one with its default options ends with a higher loss than
-   * its dense form, else NULL; and the models of which that is true (NULL: most). */
+   * its dense form, else NULL; and the models for which that is true (NULL: most). */
   const char *recommended, *not_where;
   /* The name in the error message if DeepSpeed has no such optimizer; else NULL. */
   const char *not_deepspeeds;
-  /* Called when options have been read: sets what follows from them, and checks combinations. It
-   * may choose another row, and make recipe->own. NULL: there is nothing to do. */
+  /* Called when options have been read: sets the values that follow from them, and checks
+   * combinations. It may choose another row of the table, and create recipe->own. NULL: there is
+   * nothing to do. */
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
   /* True if each exchanged value depends on the result of the last exchange. */
   bool momentum;
@@ -165,9 +167,9 @@ struct ob_method {
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
-  /* Returns the plan that a warm-up step exchanges besides the buckets' plans, or NULL; and from
-   * its result the sum of all ranks' variances. NULL: there is none, since each rank has all
-   * variances. */
+  /* sums returns the plan that a warm-up step exchanges besides the buckets' plans, or NULL;
+   * variance computes the sum of all ranks' variances from its result. NULL: neither is needed,
+   * since each rank has all variances. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
   /* Make the whole step of uncompressed tensors from mean gradients, by a function or a pass. If
@@ -183,10 +185,10 @@ struct ob_method {
   /* Completes a call of a compressed bucket in the warm-up. NULL: it is complete. */
   void (*call_dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                      struct ob_call *call);
-  /* Sets source, sink and hold of a call that sends bits. */
+  /* Sets the source, sink and hold of a compressed call. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
-  /* Called when the exchanges of a step have ended on all ranks, before held ones are applied.
-   * NULL: they are only applied. */
+  /* Called when the exchanges of a step have ended on all ranks, before held results are applied.
+   * NULL: these are only applied. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* Freezes the state after the last step of the warm-up (freeze.c). NULL: the stage never
    * changes. */

@@ -1,7 +1,7 @@
 /*
- * Ranks of a communicator to which an object is moved: which of them have the latest state, and
- * messages between them. These functions do not agree on failures: other ranks get an error while
- * they wait.
+ * The ranks of a communicator to which an object is moved: finds those with the latest state, and
+ * sends messages between them. Ranks do not agree on failures of these functions: the other ranks
+ * get an error while they wait for a message.
  */
 #ifndef OB_OPTIMIZERS_MOVING_H
 #define OB_OPTIMIZERS_MOVING_H

@@ -13,7 +13,7 @@
 
 /* --- Options -----------------------------------------------------------------------------------*/
 
-/* Reads the options, and sets what follows from them. */
+/* Reads the options, and sets the values that follow from them. */
 static onebit_status_t read_options(struct ob_recipe *recipe, const void *options,
                                     size_t ntensors) {
   const struct ob_method *method = recipe->asked;
@@ -78,8 +78,9 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
     hash_tensors(tensors, ntensors, &counts, &constants);
   struct ob_term terms[3 + OB_COMMON_OPTIONS] = {
       {"ntensors", ntensors},
-      {"the list of tensor counts (its fingerprint)", counts},
-      {"a weight decay, learning rate factor or uncompressed (their fingerprint)", constants},
+      {"the list of tensor counts (shown as a hash)", counts},
+      {"weight_decay, learning_rate_factor or uncompressed of tensors (shown as a hash)",
+       constants},
   };
   ob_options_list_terms(ob_common_options, OB_COMMON_OPTIONS,
                         optimizer ? &optimizer->options : &none, terms + 3);
@@ -94,7 +95,7 @@ static onebit_status_t agree_on_terms(const struct onebit_optimizer *optimizer, 
                                       const struct ob_recipe *recipe, onebit_status_t status,
                                       const onebit_tensor_t *tensors, size_t ntensors) {
   const struct ob_term kind[] = {
-      {"the kind of optimizer (its fingerprint)", hash_name(recipe->method->name)},
+      {"the kind of optimizer (shown as a hash)", hash_name(recipe->method->name)},
       {"profile", (uint64_t)recipe->common.profile}};
   OB_TRY(ob_agree(comm, status, kind, 2));
   struct ob_term terms[OB_TERMS];
@@ -167,8 +168,8 @@ static onebit_status_t check_and_allocate(onebit_optimizer_t optimizer,
 
 /* --- Settings that depend on the communicator */
 
-/* Returns the schedule. After a move, hosts may have different numbers of ranks, for which there is
- * no hierarchical schedule. */
+/* Returns the schedule. After a move, hosts may have different numbers of ranks, and then no
+ * hierarchical schedule is possible. */
 static onebit_schedule_t choose_schedule(const struct onebit_optimizer *optimizer) {
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   bool possible = hosts->count > 1 && hosts->each > 1;
@@ -186,7 +187,7 @@ static onebit_status_t group_tensors(onebit_optimizer_t optimizer, struct ob_pla
   OB_TRY(resolve_plan_options(&options, shape));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(ob_buckets_group(optimizer, optimizer->list, count));
-  optimizer->deferred &= optimizer->bucket_count > 0; /* else no device counts steps */
+  optimizer->deferred &= optimizer->bucket_count > 0; /* without buckets no device counts steps */
   *counts = ob_allocate(count > 2 * ranks ? count : 2 * ranks, sizeof **counts);
   if (!*counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
@@ -279,8 +280,8 @@ static void warn_not_recommended(const struct onebit_optimizer *optimizer) {
       atomic_fetch_or(&told, kind) & kind)
     return;
   ob_log(OB_LOG_WARN, 0,
-         "%s is not recommended%s: with its default options it ends more than 1 %% behind its "
-         "dense form. Take %s",
+         "%s is not recommended%s: with default options its loss ends more than 1 %% above that of "
+         "its dense form. Use %s",
          method->name, method->not_where ? method->not_where : "", method->recommended);
 }
 

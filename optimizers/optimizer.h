@@ -41,8 +41,8 @@ struct ob_bucket {
   double *sums[OB_SUMS]; /* the sums of a pass, one a block */
   /* By piece of the plan: its parameters (the master values, if there are any); the caller's
    * parameters in their own type, or NULL if they are float32; its gradients and mean gradients;
-   * its factor and weight decay. With sharded state `parameters` and `means` are NULL where the
-   * share has them, and `copies` are always the caller's parameters. */
+   * its factor and weight decay. With sharded state `parameters` and `means` are NULL if the arrays
+   * of the shard replace them, and `copies` are always the caller's parameters. */
   float **parameters;
   void **copies;
   const void **gradients;
@@ -96,8 +96,8 @@ struct ob_times {
 
 struct ob_part; /* checkpoint/checkpoint.h */
 
-/* The table of executors: in which memory arrays are, and who runs the passes. All rows have check,
- * pass and sum; another member is NULL if there is nothing to do. */
+/* The table of executors. An executor determines the memory of arrays, and runs the passes. All
+ * rows have check, pass and sum; another member is NULL if there is nothing to do. */
 struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
   /* Creates the device's part of one bucket, after all other parts. */
@@ -158,7 +158,7 @@ onebit_status_t ob_lamb_make_dense_step(struct onebit_optimizer *optimizer,
                                         struct ob_bucket *bucket);
 /* Makes recipe->own with the limits of the recipe. */
 onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
-/* Two members of rows with a struct ob_lamb. */
+/* The members add_statistics and numbers of methods whose `own` is a struct ob_lamb. */
 onebit_status_t ob_lamb_fill_statistics(const struct onebit_optimizer *optimizer, size_t tensor,
                                         onebit_tensor_statistics_t *statistics);
 size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
@@ -189,12 +189,12 @@ struct onebit_optimizer {
   struct ob_tensor *tensors;
   size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
-  bool began_frozen; /* there was no warm-up: frozen_at is 0 */
+  bool began_frozen; /* no warm-up was made: frozen_at is 0 */
   /* Steps before the first gradient; a warm-up that divides does not count them. */
   uint64_t zero_steps;
   float *chunks;         /* scratch for the end of such a warm-up: two chunks of moments */
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
-  uint64_t sent[2];      /* bytes of the calls of this host, likewise */
+  uint64_t sent[2];      /* bytes that calls of this host sent, by enum ob_exchange */
   struct ob_times times;
   struct ob_step_state step;
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
@@ -260,8 +260,8 @@ void ob_part_release(struct ob_part *part); /* checkpoint/part.c; NULL is fine *
 static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
   if (optimizer->held)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "optimizer is on no communicator since onebit_optimizer_move failed: call it "
-                    "again, with one of the ranks that are left");
+                    "optimizer has no communicator since onebit_optimizer_move failed: call it "
+                    "again, with a communicator of the remaining ranks");
   return ONEBIT_OK;
 }
 
@@ -301,9 +301,9 @@ onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
                                   size_t *counts);
 void ob_buckets_destroy(struct onebit_optimizer *optimizer);
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
-/* Allocates the arrays that only dense steps need, if such steps may come or `warm` is set, else
- * releases them: the mean gradient, if the residual has one copy, and the variances of divided
- * gradients. Returns ONEBIT_ERROR_MEMORY if allocating fails. */
+/* Allocates the arrays that only dense steps need, if dense steps may follow or `warm` is set, and
+ * otherwise releases them: the mean gradient, if the residual has one copy, and the variances of
+ * divided gradients. Returns ONEBIT_ERROR_MEMORY if allocating fails. */
 onebit_status_t ob_buckets_fit_arrays(struct onebit_optimizer *optimizer, bool warm);
 
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
@@ -340,9 +340,9 @@ static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *opt
 /* Returns true if ranks exchange nothing in the step being made. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
-/* Factors, weight decays, beta1 and tag (terms.c). ob_constants_apply makes those that wait take
- * effect if they may. ob_constants_agree sets in a call the value on which ranks must agree: the
- * rate, which has this name, with the constants. */
+/* Factors, weight decays, beta1 and tag (terms.c). ob_constants_apply puts waiting constants into
+ * effect, if that is allowed now. ob_constants_agree sets in a call the value on which ranks must
+ * agree: the rate, which has this name, with the constants. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);
@@ -376,7 +376,8 @@ static inline onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer,
   return ob_outcome_add(&optimizer->outcome, status);
 }
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
-/* Both fail while a step is open. ob_optimizer_reach_idle also waits for steps on streams. */
+/* ob_optimizer_check_idle and ob_optimizer_reach_idle fail while a step is open.
+ * ob_optimizer_reach_idle also waits for steps on streams. */
 onebit_status_t ob_optimizer_check_idle(const struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_reach_idle(onebit_optimizer_t optimizer);
 
@@ -412,22 +413,23 @@ onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_
 onebit_status_t ob_clipping_create(struct onebit_optimizer *optimizer);
 void ob_clipping_destroy(struct onebit_optimizer *optimizer);
 
-/* The largest loss scale: gradients of float16 overflow long before, and float32 and bfloat16 need
- * none. */
+/* The largest loss scale: gradients of float16 overflow with much smaller ones, and float32 and
+ * bfloat16 need no loss scale. */
 #define OB_MAX_LOSS_SCALE 0x1p64
 
 /* Changes the loss scale after steps that were made or skipped. */
 void ob_optimizer_adjust_loss_scale(struct onebit_optimizer *optimizer, uint64_t made,
                                     uint64_t skipped);
 
-/* --- Metrics of a training (report.c): where ONEBIT_METRICS names a file, a row each
+/* --- Metrics of a training (report.c): if ONEBIT_METRICS names a file, a row each
  * ONEBIT_METRICS_EVERY steps */
 
-/* Opens the file where this rank writes one; optimizer->metrics is NULL where it does not.
+/* Opens the file, if this rank writes one; otherwise optimizer->metrics stays NULL. Errors:
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE, ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
-/* Called when a step has ended with that status: writes a row if one is due. A failed call is no
- * step, and its error message is kept. If writing fails, this warns once, and writes no more. */
+/* Called when a step has ended with that status: writes a row if one is due. A failed call is not a
+ * step, and its error message is kept. If writing fails, this function warns once and writes no
+ * more. */
 void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
 void ob_metrics_close(onebit_optimizer_t optimizer);
 
@@ -439,7 +441,7 @@ struct ob_pass_factors ob_make_factors(const struct onebit_optimizer *optimizer,
 /* Returns the factors of Lion, which are the same for all steps. */
 struct ob_lion_factors ob_make_lion_factors(const struct onebit_optimizer *optimizer);
 
-/* Returns the bound of steps on bits whose variance is frozen (ONEBIT_STEP_BOUND), or infinity. */
+/* Returns the bound of compressed steps with a frozen variance (ONEBIT_STEP_BOUND), or infinity. */
 float ob_step_bound(const struct onebit_optimizer *optimizer);
 
 /* Returns the operands of a pass on the bucket in that step. Steps are not bounded. */
@@ -489,11 +491,11 @@ uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
  * lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 
-/* Returns the form of the next step's exchange. If the method does not determine it, it is bits
- * when the optimizer is frozen and compresses. */
+/* Returns the form of the next step's exchange. If the method does not determine it, the exchange
+ * is compressed once the optimizer is frozen, if it compresses. */
 enum ob_exchange ob_optimizer_exchange(const struct onebit_optimizer *optimizer);
 
-/* Allocates the memory in which the freeze is found: norms, or chunks of moments. */
+/* Allocates the memory that the freeze needs: norms, or chunks of moments. */
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
 
 /* Returns the sum of the variances that this rank keeps, from the latest pass. */

@@ -109,7 +109,7 @@ void ob_options_list_terms(const struct ob_option *rows, size_t count, const voi
 #define AT(field) offsetof(onebit_optimizer_options_t, field)
 #define WHOLE(kind, field, fallback) {#field, #field, kind, AT(field), AT(field), fallback, 0, NULL}
 #define DOUBLE(field, fallback) \
-  {#field, #field " (as bits)", OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
+  {#field, OB_TERM_DOUBLE #field, OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
 #define DTYPE(field) \
   {#field, #field, OB_OPTION_CHOICE, AT(field), AT(field), 0, ONEBIT_FLOAT16, "onebit_dtype_t"}
 const struct ob_option ob_common_options[] = {
@@ -124,8 +124,8 @@ const struct ob_option ob_common_options[] = {
     DTYPE(parameter_dtype),
     DOUBLE(gradient_factor, 1),
     DOUBLE(clip_norm, 0),
-    {"initial_loss_scale", "initial_loss_scale (as bits)", OB_OPTION_REAL, AT(initial_loss_scale),
-     AT(initial_loss_scale), 0, 0, NULL},
+    {"initial_loss_scale", OB_TERM_DOUBLE "initial_loss_scale", OB_OPTION_REAL,
+     AT(initial_loss_scale), AT(initial_loss_scale), 0, 0, NULL},
     WHOLE(OB_OPTION_COUNT, loss_scale_interval, 2000),
     DOUBLE(min_loss_scale, 1),
     WHOLE(OB_OPTION_COUNT, dense_below, 0),

@@ -20,7 +20,7 @@ enum ob_saved {
   OB_SAVED_FRESH,
   OB_SAVED_ANCHOR,
   OB_SAVED_MOVED,
-  OB_SAVED_WORKER,  /* residual of what this rank sends */
+  OB_SAVED_WORKER,  /* residual of the messages that this rank sends */
   OB_SAVED_SERVER,  /* residual of its messages as the server of its shard */
   OB_SAVED_MOMENTS, /* moments of each rank's own gradients */
   /* The rows of outer steps: */
@@ -37,13 +37,13 @@ struct ob_saved_row {
   const char *name;
   size_t size;    /* bytes of one number in a checkpoint */
   bool own;       /* each rank has its own; ranks that saved none begin with the mean */
-  bool own_apart; /* likewise, but only while ranks differ (ob_part_header.apart) */
-  /* Elements that no rank has are zeros; without it each element must be on a rank. */
+  bool own_apart; /* the same, but only while ranks differ (ob_part_header.apart) */
+  /* True: elements that no rank has are zeros. False: each element must be on some rank. */
   bool may_lack;
   bool finite; /* its numbers must be finite: they enter messages and residuals */
-  /* The stages in which an optimizer has the row, as bits 1 << enum ob_stage; and the slot of the
-   * buckets' arrays, where OB_MOMENTUM may also stand for another place. Rows that only outer steps
-   * have: 0, and the array (enum ob_outer_array). */
+  /* stages: the stages in which an optimizer has the row, as bits 1 << enum ob_stage; 0 if only
+   * outer steps have it. slot: the slot of the buckets' arrays, where OB_MOMENTUM may also stand
+   * for other memory; in rows of outer steps the array (enum ob_outer_array). */
   unsigned stages;
   int slot;
 };

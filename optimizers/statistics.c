@@ -21,7 +21,7 @@ enum norm {
   NORM_PARAMETERS, /* the parameters, or their master values */
   NORM_MOMENTUM,   /* the part that is equal on all ranks, or the value exchanged in its place */
   NORM_RESIDUAL,   /* the residual of this rank's messages */
-  NORM_SIGNAL      /* the latest exchange of bits, where this rank has a residual */
+  NORM_SIGNAL      /* the latest compressed exchange, in elements with a residual on this rank */
 };
 
 /* Returns the span of all blocks of a bucket. */
@@ -46,8 +46,8 @@ struct norm_walk {
   size_t beyond;
 };
 
-/* Returns the part of a run that is not padding; where the walk's span counts padding too, the
- * whole run. A piece without a tensor is all padding; other pieces may end with padding. */
+/* Returns the part of a run that is not padding, or the whole run if the walk's span counts padding
+ * too. A piece without a tensor is all padding; other pieces may end with padding. */
 static struct ob_run unpadded_run(const struct norm_walk *walk, const struct ob_run *run) {
   const struct ob_bucket *bucket = walk->section.bucket;
   bool none = bucket->tensor_of[run->piece] == walk->optimizer->tensor_count;
@@ -358,8 +358,8 @@ static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
   bool step = statistics_sends_step(optimizer) || optimizer->method->moments;
   return ob_error(ONEBIT_WARNING,
-                  "tensor %zu (%zu elements): its residual is %.3g times its %s. One bit is too "
-                  "little for it: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
+                  "tensor %zu (%zu elements): its residual is %.3g times its %s, too large for one "
+                  "bit: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
                   worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
                   step ? "step" : "signal",
                   optimizer->moments.no_warmup || optimizer->method->divides ? ""
@@ -371,9 +371,9 @@ static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
   return ob_error(
       ONEBIT_WARNING,
-      "tensor %zu (%zu elements): %.3g %% of its elements have steps beyond %g times the rate, and "
-      "are held there. The variance that it was frozen with is too small for what its blocks "
-      "exchange: try uncompressed = 1 for this tensor, a later freeze%s",
+      "tensor %zu (%zu elements): the steps of %.3g %% of its elements are limited to %g times the "
+      "learning rate, because its frozen variance is too small for the exchanged values: try "
+      "uncompressed = 1 for this tensor, a later freeze%s",
       worst->tensor, optimizer->tensors[worst->tensor].count, 100 * worst->value,
       (double)ONEBIT_STEP_BOUND,
       statistics_sends_step(optimizer) ? ""
@@ -382,8 +382,8 @@ static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
 
 static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) {
   return ob_error(ONEBIT_WARNING,
-                  "still in warm-up after step %llu, %llu after the freeze was due: the variance "
-                  "lags behind the gradients, which have just begun, or grow",
+                  "still in warm-up after step %llu, %llu steps after the freeze was due: the "
+                  "variance is not steady, since gradients began late or still grow",
                   (unsigned long long)optimizer->steps,
                   (unsigned long long)(optimizer->steps - ob_freeze_latest_step(optimizer)));
 }

@@ -132,8 +132,8 @@ static onebit_status_t step_check_refused(const struct onebit_optimizer *optimiz
   if (!__atomic_load_n(&optimizer->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
-                  "a message of an earlier step was refused, so the ranks may "
-                  "differ: load a checkpoint");
+                  "an earlier step received an invalid message, so parameters may differ between "
+                  "ranks: load a checkpoint");
 }
 
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
@@ -163,7 +163,7 @@ static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) 
   ob_step_note(optimizer, step_check_refused(optimizer));
 }
 
-/* Computes the factor of gradients, once a step; with clipping, when all gradients are there. */
+/* Computes the factor of gradients, once a step; with clipping, when all gradients are ready. */
 static onebit_status_t step_set_gradient_factor(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
   return ob_optimizer_set_gradient_factor(optimizer, ob_outcome_status(&optimizer->step.outcome));
@@ -344,9 +344,9 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
 /* --- Steps in parts: the caller opens a step and says which gradients are ready, so that buckets
  * are exchanged while the backward pass continues.
  *
- * A transport that puts messages on streams matches them only by their order. With it buckets are
- * sent in the same order on all ranks, that of a step that is not in parts: a bucket is sent when
- * all of its tensors are ready and the buckets before it have been sent. */
+ * A transport that puts messages on streams matches them only by their order. With such a transport
+ * all ranks send buckets in the order of a step that is not in parts: a bucket is sent when all of
+ * its tensors are ready and the buckets before it have been sent. */
 
 static onebit_status_t open_step_in_parts(struct onebit_optimizer *optimizer, float learning_rate,
                                           bool streamed) {

@@ -54,8 +54,8 @@ void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, co
   call->agreed_name = name;
   if (optimizer->constants == 0)
     return;
-  call->agreed_name = "learning_rate, or a factor of it, weight decay, beta1 or tag that was set "
-                      "(their fingerprint)";
+  call->agreed_name = "a constant of this step: learning_rate, a factor of it, a weight decay, "
+                      "beta1 or the tag (shown as a hash)";
   call->agreed_whole = true;
 }
 
@@ -196,7 +196,7 @@ static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimi
     struct ob_term terms[TENSORS];
     size_t count = optimizer->tensor_count - t < TENSORS ? optimizer->tensor_count - t : TENSORS;
     for (size_t k = 0; k < count; k++) {
-      snprintf(names[k], sizeof names[k], "the parameter of tensors[%zu] (its fingerprint)", t + k);
+      snprintf(names[k], sizeof names[k], "the parameter of tensors[%zu] (shown as a hash)", t + k);
       terms[k] = (struct ob_term){names[k], hashes[t + k]};
     }
     OB_TRY(ob_agree(optimizer->comm, ONEBIT_OK, terms, count));
@@ -206,7 +206,7 @@ static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimi
 
 static onebit_status_t compare_agree(const struct onebit_optimizer *optimizer,
                                      onebit_status_t status, const uint64_t *hashes) {
-  struct ob_term all = {"the parameters of all tensors (their fingerprint)", 0};
+  struct ob_term all = {"the parameters of all tensors (shown as a hash)", 0};
   if (status == ONEBIT_OK)
     all.value = ob_hash(OB_HASH_START, hashes, optimizer->tensor_count * sizeof *hashes);
   status = ob_agree(optimizer->comm, status, &all, 1);
@@ -258,13 +258,13 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
 
 /* --- The factor of a step's gradients: accumulation, loss scale, clipping.
  *
- * These make one factor for a rank and step, by which the exchanges multiply gradients before they
- * are added to those of other ranks. Clipping first needs the norm of all ranks' gradients. This
- * takes a pass that reads 4 or 2 bytes a parameter, and a message with this rank's sum of squares
- * to each other rank, or log2(ranks) messages (40 bytes of header and one word of 32 floats; every
- * rank computes the mean, so there is one round). A rank with an error tells the others in that
- * message, and again in those of the step's exchanges: every step has the same messages, whatever
- * its outcome, so that no rank waits for a message that is not sent. */
+ * Accumulation, loss scale and clipping are combined to one factor for a rank and step. Exchanges
+ * multiply gradients by it before they add those of other ranks. Clipping first needs the norm of
+ * all ranks' gradients. This takes a pass that reads 4 or 2 bytes a parameter, and a message with
+ * this rank's sum of squares to each other rank, or log2(ranks) messages (40 bytes of header and
+ * one word of 32 floats; every rank computes the mean, so there is one round). A rank with an error
+ * tells the others in that message, and again in those of the step's exchanges: every step has the
+ * same messages, whatever its outcome, so that no rank waits for a message that is not sent. */
 
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   const struct ob_memory *memory = ob_plan_memory(optimizer->squares);

@@ -1,4 +1,4 @@
-/* Arrays for kernels of codecs, and their contents after a kernel. */
+/* Creates arrays for codec kernels, and adds what a kernel left in them to its result. */
 #define _DEFAULT_SOURCE
 #include "tests/codec_cases.h"
 

@@ -27,7 +27,7 @@ static struct guarded_array input_create(const struct codec_case *c, uint32_t sa
   return array;
 }
 
-/* Returns a run of compress with the values that most cases use. */
+/* Returns the arguments of a compress call, with the values that most cases use. */
 static struct ob_compress_run compress_run_of(const struct codec_case *c, const void *input,
                                               const void *residual, void *out, void *bits) {
   return (struct ob_compress_run){.count = c->count,
@@ -46,8 +46,8 @@ static struct ob_compress_run compress_run_of(const struct codec_case *c, const 
                                   .bits = bits};
 }
 
-/* Runs compress. The result has residuals and bits only if all values are finite: otherwise the
- * library looks at the sum alone, and discards them. */
+/* Runs compress. The result contains residuals and bits only if all values are finite. Otherwise
+ * the library uses only the sum and discards residuals and bits. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
                          onebit_scale_t rule, bool stream, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -71,8 +71,8 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&last);
 }
 
-/* Runs compress in place. An element whose input is not finite keeps its residual; a sum that
- * overflows is stored. */
+/* Runs compress in place. An element whose input is not finite keeps its residual. A sum that
+ * overflows is stored in the result as it is. */
 static void run_in_place(const struct codec_case *c, const struct ob_codec *codec,
                          struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -87,7 +87,7 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&input);
 }
 
-/* Runs compress with second moments, and with padding only if stores are not streamed. */
+/* Runs compress with second moments. Padding is included only if stores are not streamed. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
                         bool momentum, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -145,9 +145,9 @@ static void streams_create(struct streams *streams, const struct codec_case *c, 
   }
 }
 
-/* Runs a reduction after an update of Lion: the direction is zero where the momentum and the sum of
- * the streams are. With levels the residual is stored without a scale, and the message is made of
- * it later. */
+/* Runs a reduction after an update of Lion. The direction is zero where both the momentum and the
+ * sum of the streams are zero. With levels the residual is stored without a scale, and the message
+ * is encoded from the residual later. */
 static void run_reduce(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                        unsigned width, bool lion, struct result *result) {
   const bool bits = width == 1 || lion, mean = width == 1 && c->values == VALUES_EDGES && !lion;
@@ -178,7 +178,7 @@ static void run_reduce(const struct codec_case *c, const struct ob_codec *codec,
     array_destroy(&streams.fields[s]);
 }
 
-/* Runs the sum of several streams, and then that of the first one alone. */
+/* Runs the sum of several streams, and after it the sum of the first stream alone. */
 static void run_sum(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                     unsigned width, struct result *result) {
   struct guarded_array plain = input_create(c, 6), stored = input_create(c, 8);
@@ -235,8 +235,8 @@ static void quantise_case(const struct codec_case *c, const struct ob_codec *cod
   result_add_array(result, &fields, finite ? count_words(c->count) * width * sizeof(uint32_t) : 0);
 }
 
-/* Runs compression to levels: the residual is stored without a scale, and the momentum has the same
- * width. */
+/* Runs compression to levels. The residual is stored without a scale, and the momentum has the same
+ * width as the levels. */
 static void run_compress_levels(const struct codec_case *c, const struct ob_codec *codec,
                                 unsigned width, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
@@ -273,8 +273,8 @@ static struct guarded_array floats_create(const struct codec_case *c, uint32_t s
   return input_create(&plain, salt);
 }
 
-/* Runs a pass of an optimizer with all its arrays; the parameters are also stored as the case's
- * dtype. */
+/* Runs one update of an optimizer with all its arrays. The parameters are also stored in the dtype
+ * of the case. */
 static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                      enum ob_pass_kind kind, struct result *result) {
   const unsigned width = c->values == VALUES_LARGE ? 8 : c->values == VALUES_NAN ? 4 : 1;

@@ -1,8 +1,8 @@
 /*
- * The table of cases that every codec must pass: each kernel, on counts at the edges of words and
- * blocks, every type of buffer, and values at the edges of float32; all arrays end where an
- * inaccessible page begins. It needs no test framework, so that an emulated processor can run it
- * too (codec_digest.c).
+ * The table of cases that every codec must pass. It combines each kernel with counts at the edges
+ * of words and blocks, every dtype of buffer, and values at the edges of float32. All arrays end
+ * where an inaccessible page begins. The table needs no test framework, so that an emulated
+ * processor can run it too (codec_digest.c).
  */
 #ifndef ONEBIT_TESTS_CODEC_CASES_H
 #define ONEBIT_TESTS_CODEC_CASES_H
@@ -17,16 +17,16 @@
 /* Returns the cases to run. The caller frees the rows. */
 struct sample codec_cases_sample(void);
 
-/* Writes the name of the case, one word. */
+/* Writes the name of the case, which contains no blank. */
 void codec_case_name(size_t index, char *name, size_t size);
 
-/* Runs the case, copies all that the kernel wrote or returned to *result, which the caller frees,
- * and returns its size. */
+/* Runs the case and returns the size of *result, which the caller frees. *result is a copy of all
+ * that the kernel wrote or returned. */
 size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **result);
 
 /*
- * Arrays for codec kernels, each of which ends where an inaccessible page begins, and the results
- * to compare.
+ * Arrays for codec kernels and the results to compare. Each array ends where an inaccessible page
+ * begins.
  */
 
 struct guarded_array {
@@ -37,17 +37,18 @@ struct guarded_array {
 struct guarded_array array_create(size_t bytes);
 void array_destroy(struct guarded_array *array);
 
-/* Returns how many words hold `count` elements. */
+/* Returns the number of words that hold `count` elements. */
 size_t count_words(size_t count);
 
-/* Creates finite float32 values in whole words, laid out as residuals. `salt` makes arrays
- * differ. */
+/* Creates finite float32 values in whole words, laid out as residuals. Different values of `salt`
+ * give different arrays. */
 struct guarded_array words_create(size_t count, uint32_t salt);
 
-/* Creates moments in the same layout: some are zero, as before the first gradient. */
+/* Creates second moments in the same layout. Some are zero, as before the first gradient. */
 struct guarded_array moments_create(size_t count, uint32_t salt);
 
-/* Create payloads of messages: fields of `width` bits, and signs. */
+/* Create payloads of messages: fields_create makes fields of `width` bits, bits_create makes
+ * signs. */
 struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt);
 struct guarded_array bits_create(size_t count, uint32_t salt);
 
@@ -59,16 +60,17 @@ struct result {
 
 void result_add(struct result *result, const void *data, size_t size);
 
-/* Adds a sum; a NaN becomes "not finite", since its payload is not defined. */
+/* Adds a sum. A NaN is stored as "not finite", since the bits of a NaN's payload are not
+ * defined. */
 void result_add_sum(struct result *result, float sum);
 
-/* Add an array to a result, and destroy it. All NaNs are stored as the same number, since
+/* Add an array to a result, and destroy the array. All NaNs are stored as the same number, since
  * processors make NaNs of different signs. */
 void result_add_array(struct result *result, struct guarded_array *array, size_t size);
 void result_add_numbers(struct result *result, struct guarded_array *array, size_t count);
 
-/* Values for tests of codecs and kernels: a function of their position, the same on every
- * machine. */
+/* Values for tests of codecs and kernels. Each value depends only on its position and is the same
+ * on every machine. */
 
 enum codec_values {
   VALUES_GRADIENTS,

@@ -1,6 +1,6 @@
-/* codec_digest NAME: walks the table of codec cases and prints a digest of what the codec wrote in
- * each, so that codecs of different processors can be compared: equal lines are equal bits. The
- * last lines are those that test_codec.c records. ONEBIT_TEST_SHARE=5: a fifth of the cases. */
+/* codec_digest NAME: runs the table of codec cases and prints a digest of what the codec wrote in
+ * each case. Equal lines of two processors mean equal bits. test_codec.c records the last lines.
+ * With ONEBIT_TEST_SHARE=5 a fifth of the cases runs. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

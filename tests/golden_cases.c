@@ -1,4 +1,4 @@
-/* Recorded exchanges: the product of the lists below. */
+/* Runs the recorded exchanges. The cases are the product of the lists below. */
 #include "tests/golden_cases.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "compression/blocks.h"
 #include "tests/codec_cases.h"
 
-/* COUNT is four whole blocks and one that ends within a word. */
+/* COUNT is four whole blocks and a fifth block that ends within a word. */
 enum { RANKS = 2, STEPS = 3, COUNT = 4 * 256 + 101, BLOCK = 256 };
 
 static const struct {
@@ -70,7 +70,7 @@ static void exchange_destroy(struct exchange *exchange) {
   ob_layout_destroy(&exchange->layout);
 }
 
-/* Seals the message that rank k, or the server, has written, digests it, and commits the
+/* Seals the message that rank k, or the server, has written. Adds it to the digest and commits the
  * residual. */
 static void seal_message(struct exchange *exchange, int k, int step, struct golden *golden) {
   const struct ob_message_call call = {k == SERVER ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER,
@@ -84,7 +84,7 @@ static void seal_message(struct exchange *exchange, int k, int step, struct gold
   ob_residual_commit(&exchange->residuals[k]);
 }
 
-/* Returns an input; some are so much larger than the others that a scale of 3 RMS cuts them off. */
+/* Returns an input. Some inputs are so large that a scale of 3 RMS clips them. */
 static float input_at(size_t i, uint32_t salt) {
   const float value = value_at(i, salt, VALUES_GRADIENTS), square = value * value;
   return square * square * value;

@@ -1,8 +1,9 @@
 /*
- * Exchanges whose digests are recorded (test_codec.c): for each width, scale rule and type the
- * messages of two ranks and a server, and their residuals, over three steps of fixed inputs. A
- * change of these bits breaks runs that mix versions, and checkpoints. Needs no test framework, so
- * that an emulated processor can run them too (codec_digest.c).
+ * Exchanges whose digests are recorded (test_codec.c). For each width, scale rule and type these
+ * are the messages of two ranks and a server, and their residuals, over three steps of fixed
+ * inputs. If these bits change, checkpoints and runs that mix versions of the library break. The
+ * file needs no test framework, so that an emulated processor can run the cases too
+ * (codec_digest.c).
  */
 #ifndef ONEBIT_TESTS_GOLDEN_CASES_H
 #define ONEBIT_TESTS_GOLDEN_CASES_H
@@ -17,7 +18,7 @@ struct golden {
 
 size_t golden_count(void);
 
-/* Runs a case with the codec; returns no name if there is no memory. */
+/* Runs a case with the codec. The returned name is NULL if memory runs out. */
 struct golden golden_run(size_t index, const struct ob_codec *codec);
 
 #endif

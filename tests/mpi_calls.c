@@ -1,7 +1,7 @@
 /*
- * The blocking calls of onebit/mpi_calls.h against MPI's: results are equal where one bit
- * represents the values exactly, and differ by the residual elsewhere; sums stay right whatever
- * ranks do with their buffers.
+ * Compares the blocking calls of onebit/mpi_calls.h with MPI's. Results are equal if one bit
+ * represents the values exactly; otherwise they differ by the residual. Sums stay correct even if
+ * ranks change their buffers.
  */
 #include "dropin/mpi/communicator.h"
 #include "tests/support_collectives.h"
@@ -9,7 +9,7 @@
 
 enum { COUNT = 5000 };
 
-/* ---- Each operation, type and place ---- */
+/* ---- Each operation and type, also in place ---- */
 
 static const struct {
   const char *name;
@@ -134,7 +134,7 @@ static double measure_error(MPI_Comm comm, const char *bits) {
   return sqrt(error / all);
 }
 
-/* In these cases "" means not set. */
+/* In these cases "" means that the variable is not set. */
 RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
   static const struct {
     const char *text;
@@ -180,8 +180,8 @@ static onebit_plan_t find_first_plan(MPI_Comm comm) {
   return plan;
 }
 
-/* Sums the residuals of all ranks in terms of the mean: the mean of the workers' residuals plus the
- * servers' residuals. */
+/* Sums the residuals of all ranks as they affect the mean: the mean of the workers' residuals plus
+ * the servers' residuals. */
 static void sum_residuals(MPI_Comm comm, double *residuals) {
   struct kept_errors errors = export_errors(find_first_plan(comm));
   double *mine = allocate(COUNT, sizeof *mine);
@@ -262,8 +262,8 @@ static void check_tally(MPI_Comm comm, size_t tensors, uint64_t withdrawn) {
         (int)(tally.calls - tally.compressed), (int)withdrawn);
 }
 
-/* Swaps two send buffers after `before` steps, on one rank or on all. After 9 steps the ranks
- * follow a loop, after one step they do not. */
+/* Swaps two send buffers after `before` steps, on one rank or on all ranks. After 9 steps the ranks
+ * follow a loop of calls that they have learned. After one step they do not. */
 static void check_swapped_buffers(int before, bool everywhere) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   bool mine = everywhere || rank_of(moving.comm) == size_of(moving.comm) - 1;
@@ -284,15 +284,15 @@ static void check_moved_buffer(int before, bool everywhere) {
   if (mine)
     moving.receive[1] = allocate(COUNT, sizeof(float));
   call_steps(&moving, 3);
-  bool is_new = everywhere && before == 1; /* no rank knows the buffer */
-  /* Ranks that follow a loop know the tensor by its position. */
+  bool is_new = everywhere && before == 1; /* no rank has seen the buffer before */
+  /* Ranks that follow a loop identify the tensor by its position in the loop. */
   check_tally(moving.comm, is_new ? TENSORS + 1 : TENSORS, before == 1 && !everywhere);
   if (mine)
     free(old);
   mpi_tensors_free(&moving);
 }
 
-/* A call with another count belongs to another tensor, also in the same buffers; the residual of
+/* A call with another count belongs to another tensor, even with the same buffers. The residual of
  * the first tensor stays. */
 static void check_changed_count(void) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
@@ -305,8 +305,8 @@ static void check_changed_count(void) {
   mpi_tensors_free(&moving);
 }
 
-/* Leaves out one of the similar calls of a step: ranks that follow the loop take one call for
- * another, notice it by the buffers, and stop following. */
+/* Leaves out one of the similar calls of a step. Ranks that follow the loop mistake one call for
+ * another. They notice the mistake by the buffers, and stop following the loop. */
 static void check_left_out_call(void) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   call_steps(&moving, 9);
@@ -338,8 +338,8 @@ static void check_changing_buffers(void) {
   mpi_tensors_free(&moving);
 }
 
-/* Each call has a new buffer: each gets a tensor until the ranks recognise the calls as a loop, and
- * the sums stay right. */
+/* Each call uses a new buffer. Each buffer gets a tensor until the ranks recognise the calls as a
+ * loop, and the sums stay correct. */
 static void check_new_buffers(void) {
   enum { EACH = 40, CALLS = 150 };
   MPI_Comm comm = duplicate_world();
@@ -358,7 +358,8 @@ static void check_new_buffers(void) {
   MPI_Comm_free(&comm);
 }
 
-/* Calls on noise leave a residual, which the next call would add; ONEBIT_Forget discards it. */
+/* Calls on noise leave a residual, which the next call would add. ONEBIT_Forget discards this
+ * residual. */
 static void check_forgotten_buffer(int before) {
   struct mpi_tensors moving = mpi_tensors_make(COUNT);
   int rank = rank_of(moving.comm);

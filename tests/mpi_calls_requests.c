@@ -1,6 +1,6 @@
 /*
- * The requests of onebit/mpi_calls.h: waits in any order, calls that fall back to dense ones,
- * persistent requests, several threads, and communicators that are freed first.
+ * Tests the requests of onebit/mpi_calls.h: waits in any order, calls that fall back to dense ones,
+ * persistent requests, several threads, and communicators that are freed before their requests.
  */
 #include "base/memory.h"
 #include "tests/support_mpi.h"
@@ -40,14 +40,15 @@ static void finish_request(struct mpi_tensors *flight, int t, bool test) {
 
 static bool is_poisoned(int t, int poisoned) { return poisoned >= 0 && t % 2 == poisoned; }
 
-/* Ranks wait in different orders, some by tests, while the library learns the loop of calls and
- * while it follows it. A value of two tensors is not finite on one rank: their sums are not finite
- * either, and all other sums are right. */
+/* Ranks wait in different orders, some by testing requests, while the library learns the loop of
+ * calls and while it follows the loop. On one rank a value of two tensors is not finite. The sums
+ * of these two tensors must then not be finite either, and all other sums must be correct. */
 static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
   int rank = rank_of(flight->comm);
   for (int step = 0; step < steps; step++) {
     check_case("step %d", step);
-    int poisoned = step % 5 == 3 ? step % 2 : -1; /* this tensor, and the second one after it */
+    int poisoned = step % 5 == 3 ? step % 2 : -1; /* poisons this tensor and the second one after
+                                                   * it; -1: none */
     for (int t = 0; t < TENSORS; t++)
       start_allreduce(flight, t, is_poisoned(t, poisoned) && rank == 0);
     for (int i = 0; i < TENSORS; i++) {
@@ -65,7 +66,7 @@ static void wait_in_any_order(struct mpi_tensors *flight, int steps) {
 }
 
 /* A rank moves the send buffers of tensors in turn, so that two of the calls in flight are
- * withdrawn; blocking calls of the library and of MPI are made in between. */
+ * withdrawn. Meanwhile blocking calls of the library and of MPI are made. */
 static void check_withdrawn_calls(struct mpi_tensors *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
@@ -108,8 +109,8 @@ RankedTest(mpi_calls_requests, are_done_in_any_order) {
   mpi_tensors_free(&flight);
 }
 
-/* Two communicators: one rank waits for the first one first, another rank for the second, and both
- * calls are withdrawn. */
+/* Uses two communicators. One rank waits for the first communicator's call first, another rank for
+ * the second's. Both calls are withdrawn. */
 RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
   struct mpi_tensors flights[2] = {mpi_tensors_make(COUNT), mpi_tensors_make(COUNT)};
   for (int step = 0; step < 12; step++)
@@ -123,7 +124,7 @@ RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_oth
               onebit_last_error());
       }
     }
-  flights[1].comm = MPI_COMM_NULL; /* MPI_Finalize ends it */
+  flights[1].comm = MPI_COMM_NULL; /* MPI_Finalize frees it */
   for (int k = 0; k < 2; k++)
     mpi_tensors_free(&flights[k]);
 }
@@ -162,8 +163,8 @@ static void check_persistent_requests(struct mpi_tensors *flight) {
   CHECK(!flight->request[0], "a request that was given back is null");
 }
 
-/* Checks that a request in flight ends when its communicator is freed, and that a persistent
- * request then has no communicator. */
+/* Checks that a request in flight completes when its communicator is freed. A persistent request
+ * then has no communicator. */
 static void check_outlived_communicator(struct mpi_tensors *flight) {
   bool several = size_of(flight->comm) > 1;
   int size = size_of(flight->comm);
@@ -210,7 +211,8 @@ RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
 
 /* ---- Memory and threads ---- */
 
-/* The first, the second, ... allocation of a rank fails: no rank waits, and the sums are right. */
+/* Makes the first, the second, ... allocation of a rank fail. No rank waits for ever, and the sums
+ * are correct. */
 RankedTest(mpi_calls_requests, do_without_memory) {
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
     check_case("allocation %d fails", n);
@@ -239,7 +241,8 @@ static void *make_calls_in_thread(void *argument) {
   return NULL;
 }
 
-/* Waits in one thread for requests that another thread starts, while that one starts more. */
+/* Waits in one thread for requests that another thread starts, while the other thread starts
+ * more. */
 static void *wait_in_thread(void *argument) {
   struct mpi_tensors *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));

@@ -1,4 +1,4 @@
-/* Plans over MPI: the scenarios of the tests over loopback, and what only MPI has. */
+/* Plans over MPI: the scenarios of the loopback tests, and features that only MPI has. */
 #include "base/memory.h"
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
@@ -10,7 +10,7 @@
 
 /* Some of the collectives' cases, with the table and the code of test_collectives.c. */
 
-/* Sets a cost of a second per message, with which small allgathers go in rounds on one host too. */
+/* Sets a cost of one second per message, so that small allgathers on one host also use rounds. */
 static void run_in_rounds(onebit_comm_t comm, void *context) {
   comm->costs.inside.message = 1;
   collective_on_rank(comm, context);
@@ -30,7 +30,7 @@ RankedTest(mpi_collectives, equal_the_oracle) {
   size_t count;
   struct collective_case *cases = collective_cases(size, FEW, &count);
   collective_check_sample("mpi_collectives", 1, cases, count, check_results);
-  cases = schedule_cases(size, 1, FEW, &count); /* the ranks of a test are on one host */
+  cases = schedule_cases(size, 1, FEW, &count); /* all ranks of a test are on one host */
   collective_check_sample("mpi_schedules", 1, cases, count, check_schedule);
 }
 
@@ -45,8 +45,8 @@ RankedTest(mpi_collectives, climb_and_descend) {
 }
 
 /*
- * Nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on parts of
- * it, and requests on several communicators that ranks wait for in different order.
+ * Nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on subsets of
+ * its ranks. Also requests on several communicators, for which ranks wait in different order.
  */
 
 static void run_scenarios(MPI_Comm comm) {
@@ -68,7 +68,7 @@ static void run_scenarios(MPI_Comm comm) {
 }
 
 /* Creates a communicator of half of the ranks, in reverse order. The library keeps a duplicate, so
- * ours may be freed at once. */
+ * the MPI communicator may be freed at once. */
 static onebit_comm_t make_half_comm(int world_rank) {
   MPI_Comm half;
   onebit_comm_t comm = NULL;
@@ -78,8 +78,9 @@ static onebit_comm_t make_half_comm(int world_rank) {
   return comm;
 }
 
-/* Starts a request on each of two communicators, and waits in an order that differs between ranks:
- * a rank must not block on one of them while another rank needs progress on the other. */
+/* Starts a request on each of two communicators. The order of the waits differs between ranks. A
+ * rank must not block on one communicator while another rank needs progress on the other
+ * communicator. */
 static void check_waits_across_comms(int world_rank) {
   enum { TURNS = 10 };
   onebit_comm_t comms[2] = {NULL, make_half_comm(world_rank)};
@@ -123,10 +124,10 @@ RankedTest(mpi_requests, in_flight_on_any_communicator) {
   check_waits_across_comms(rank);
 }
 
-/* Wrong arguments and disagreement over MPI: the scenarios of test_wrong_calls.c, and what only
- * MPI has. */
+/* Wrong arguments, and arguments on which ranks disagree, over MPI: the scenarios of
+ * test_wrong_calls.c, and errors that only MPI has. */
 
-/* A handle that creations must overwrite when they fail; nothing reads through it. */
+/* A handle that creation functions must overwrite when they fail. No code reads through it. */
 static char stale;
 static onebit_comm_t stale_comm(void) { return (onebit_comm_t)(void *)&stale; }
 
@@ -156,8 +157,8 @@ static void check_inter_communicator(int rank, int size) {
   MPI_Comm_free(&half);
 }
 
-/* Fails the first, the second, ... allocation of a rank while a communicator is created: the other
- * ranks get an error. */
+/* Makes the first, the second, ... allocation of a rank fail while a communicator is created. The
+ * other ranks get an error. */
 static void check_memory(int rank, int size) {
   for (int culprit = 0; culprit < size; culprit++)
     for (long n = 1, done = 0; !done; n++) {
@@ -211,8 +212,8 @@ RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
 }
 
 /*
- * Waits over MPI: a rank that the others miss, in each schedule; messages that come when the call
- * has failed; and communicators that are destroyed after MPI_Finalize.
+ * Waits over MPI: for a rank that does not call, in each schedule. Also messages that arrive after
+ * the call has failed, and communicators that are destroyed after MPI_Finalize.
  */
 
 static void wait_for_all_ranks(void) { MPI_Barrier(MPI_COMM_WORLD); }
@@ -252,8 +253,8 @@ static struct ob_batch *begin_batch(onebit_comm_t comm, void *data, size_t bytes
   return batch;
 }
 
-/* Rank 0 gives a receive up before rank 1 sends: the message goes to the next receive, not to
- * memory that belongs to the program again. */
+/* Rank 0 gives up a receive before rank 1 sends. The message must go to the next receive, not to
+ * memory that the program may use again. */
 static void check_late_message(onebit_comm_t comm, void *context) {
   size_t bytes = *(const size_t *)context;
   bool sends = onebit_comm_rank(comm) == 1;

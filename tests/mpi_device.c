@@ -1,7 +1,8 @@
 /*
- * Plans on a CUDA device over MPI give the bits of plans on the host, also when only the odd ranks
- * have a device; optimizers exchange through plans (tests/gpu/test_optimizers.c). The tests are
- * skipped if the library is built without CUDA or the machine has no device.
+ * Plans on a CUDA device over MPI must give the bits of plans on the host, also when only the odd
+ * ranks have a device. Optimizers exchange through plans and are tested in
+ * tests/gpu/test_optimizers.c. The tests are skipped if the library is built without CUDA or the
+ * machine has no device.
  */
 #include "tests/support_mpi.h"
 
@@ -39,7 +40,7 @@ static onebit_device_t find_device(enum job job, int rank) {
   return device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
 }
 
-/* Allocates memory where the plan needs its buffers. */
+/* Allocates memory in the memory space where the plan needs its buffers. */
 static void *allocate_on_device(onebit_device_t device, size_t bytes) {
   void *memory = NULL;
   if (device == ONEBIT_DEVICE_HOST)
@@ -80,7 +81,7 @@ static const struct plan_case plan_cases[] = {
     {PLAN(EXCHANGE, .profile = ONEBIT_PROFILE_DEEPSPEED), "deepspeed"},
 };
 
-/* Gets the results of all steps: calls without a stream and calls on a stream, in turn. */
+/* Stores the results of all steps. Calls without a stream and calls on a stream alternate. */
 static void run_plan(onebit_comm_t comm, const struct plan_case *what, enum job job,
                      unsigned char *results) {
   onebit_plan_options_t options = what->options;
@@ -131,8 +132,8 @@ Test(mpi_device, plans_equal_the_host) {
   mpi_end();
 }
 
-/* Returns the number of messages of a plan. Plans of devices alone have longer messages than plans
- * of processors; plans of both use the length for processors. */
+/* Returns the number of messages of a plan. Plans that are only on devices have longer messages
+ * than plans on processors. A plan on both uses the message length for processors. */
 static size_t count_messages(onebit_comm_t comm, enum job job) {
   const size_t count = 500000 * (size_t)onebit_comm_size(comm);
   onebit_plan_options_t options = {.size = sizeof options, EXCHANGE};
@@ -179,7 +180,7 @@ static const struct plan_case hosts_cases[] = {
      "hierarchical, dense"},
 };
 
-/* Lets the library think that two ranks each share a host. */
+/* Makes the library treat each pair of ranks as one host. */
 static void pretend_hosts(onebit_comm_t comm) {
   const int host_of[] = {0, 0, 1, 1};
   ob_hosts_destroy(&comm->hosts);
@@ -195,14 +196,14 @@ static void create_mixed_optimizer(onebit_comm_t comm, onebit_schedule_t schedul
   onebit_tensor_t tensor = {.parameter = arrays, .gradient = arrays + 1000, .count = 1000};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
   if (wanted == ONEBIT_ERROR_MISMATCH)
-    CHECK_WORDS("name ONEBIT_SCHEDULE_EXCHANGE");
+    CHECK_WORDS("set schedule to ONEBIT_SCHEDULE_EXCHANGE");
   onebit_optimizer_destroy(optimizer);
   release_memory(options.common.device, arrays);
 }
 
-/* If messages of devices go through host memory, ranks share that memory on a host as processors
- * do. If the transport sends device memory itself, a job of both kinds is refused unless it names
- * the exchange. */
+/* If messages of devices go through host memory, ranks of a host share that memory, as ranks on
+ * processors do. If the transport sends device memory itself, a job with ranks of both kinds is
+ * refused unless it names the exchange schedule. */
 static void check_mixed_job(onebit_comm_t comm, void *context) {
   bool shared = !(comm->transport->device_messages && comm->transport->device_messages());
   (void)context;

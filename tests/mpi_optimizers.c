@@ -22,8 +22,8 @@ static void check_adam(const struct adam_case *what) {
   adam_release(&run);
 }
 
-/* Runs a case in one exchange with one scale; then in buckets, with steps that all ranks must skip,
- * other types, clipping, and missing gradients. */
+/* Runs a case in one exchange with one scale. Then runs it in buckets, with steps that all ranks
+ * must skip, other types, clipping, and missing gradients. */
 static void check_buckets(struct adam_case what) {
   what.options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   check_adam(&what);
@@ -47,7 +47,7 @@ static void check_buckets(struct adam_case what) {
   }
 }
 
-/* Runs a case in a schedule that the plan chooses, and with DeepSpeed's formulas. */
+/* Runs a case with the schedule that the plan chooses, and with DeepSpeed's formulas. */
 static void check_profiles(struct adam_case what) {
   check_adam(&what);
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
@@ -89,7 +89,7 @@ static void check_zero_one(const struct zero_one_case *what) {
   zero_one_release(&run);
 }
 
-/* The plan may choose among the schedules of an optimizer only: an allgather has no servers. */
+/* The plan may choose only among the schedules of an optimizer: an allgather has no servers. */
 RankedTest(mpi_optimizers, zero_one_adam) {
   struct zero_one_case what = {.adam = make_case(NULL, 0), .options = zero_one_options(10)};
   onebit_optimizer_options_t *common = &what.adam.options.common;
@@ -104,7 +104,7 @@ RankedTest(mpi_optimizers, zero_one_adam) {
   common->profile = ONEBIT_PROFILE_DEEPSPEED;
   common->gradient_dtype = ONEBIT_BFLOAT16;
   check_zero_one(&what);
-  what.poison = NAN; /* in every other call: all ranks skip it, or in a local step this rank */
+  what.poison = NAN; /* in every other call: all ranks skip it, or in a local step only this rank */
   what.poisoned_rank = what.adam.size - 1;
   check_zero_one(&what);
   common->profile = ONEBIT_PROFILE_DEFAULT;
@@ -114,8 +114,8 @@ RankedTest(mpi_optimizers, zero_one_adam) {
 }
 
 /*
- * Checkpoints over MPI: in memory and in files, a run goes on exactly; and ranks that fail to save
- * or to load do so together.
+ * Checkpoints over MPI. A run continues exactly after saving in memory or in files. If saving or
+ * loading fails on one rank, it fails on all ranks.
  */
 
 enum { SAVED_AT = 5, STEPS = 9 };
@@ -201,7 +201,7 @@ Test(mpi_checkpoint, goes_on_exactly) {
   remove_directories(&run, rank);
 }
 
-/* Fills one rank's disk, and then damages one rank's part. */
+/* Makes one rank's disk full, and afterwards damages one rank's part. */
 static void check_failure_on_one_rank(onebit_comm_t comm, void *context) {
   struct mpi_run *run = context;
   const char *path = run->directories.saved;
@@ -215,7 +215,7 @@ static void check_failure_on_one_rank(onebit_comm_t comm, void *context) {
     disk_begin(DISK_FULL, last ? 3 : 7, run->directories.shadow);
   CHECK_STATUS(onebit_optimizer_save_files(trainee.optimizer, path),
                mine ? ONEBIT_ERROR_FILE : ONEBIT_ERROR_PEER);
-  CHECK_WORDS(mine ? "No space left on device" : "reports ONEBIT_ERROR_FILE");
+  CHECK_WORDS(mine ? "No space left on device" : "failed with ONEBIT_ERROR_FILE");
   if (mine)
     disk_end();
   CHECK_STATUS(onebit_optimizer_load_files(trainee.optimizer, path), ONEBIT_OK);
@@ -247,12 +247,13 @@ Test(mpi_checkpoint, fails_together) {
   remove_directories(&run, rank);
 }
 
-/* The outer step among sites over MPI: a late site is left out, and nothing of it is lost. */
+/* The outer step between sites over MPI. A late site is left out of a round, and none of its
+ * changes is lost. */
 
 enum { COUNT = 1000, H = 3, DRIFTS = 8 * H };
 
-/* Each rank is a site that drifts by its own constant. With a quorum of all sites none is left out,
- * though all may be late, and they end at the sum of the mean drifts. */
+/* Each rank is a site whose parameters drift by the site's own constant. With a quorum of all sites
+ * no site is left out, although all may be late. All sites end at the sum of the mean drifts. */
 static void check_drifting_sites(onebit_comm_t between, void *context) {
   const int site = onebit_comm_rank(between), sites = onebit_comm_size(between);
   const int *quorum = context;

@@ -16,7 +16,7 @@ static void note_error(MPI_Comm *comm, int *code, ...) {
   handled++;
 }
 
-/* True if the code is of this class, and the error handler was called once. */
+/* True if the code is of this class, and the error handler was called exactly once. */
 static bool is_refused(int code, int wanted) {
   bool once = handled == 1;
   handled = 0;
@@ -27,7 +27,7 @@ static void add_nothing(void *from, void *to, int *count, MPI_Datatype *type) {
   (void)from, (void)to, (void)count, (void)type;
 }
 
-/* Requires that the call calls the error handler once and returns an error of this class, with a
+/* Requires that the call invokes the error handler once and returns an error of this class, with a
  * message that contains `part`. */
 #define WRONG_MPI(function, arguments, wanted, part)                                               \
   WRONG_VALUE(function, arguments, is_refused(function arguments, (wanted)), part)
@@ -74,7 +74,7 @@ static void wrong_arguments(MPI_Comm comm) {
   MPI_Op_free(&own);
 }
 
-/* Checks that every call refuses a value that is no valid request. */
+/* Checks that every call refuses a value that is not a valid request. */
 static void wrong_handle(ONEBIT_Request request, const char *part) {
   int flag;
   WRONG_MPI(ONEBIT_Start, (&request), MPI_ERR_REQUEST, part);
@@ -102,8 +102,8 @@ static void wrong_requests(MPI_Comm comm) {
   gone = persistent;
   CHECK(ONEBIT_Request_free(&persistent) == MPI_SUCCESS, "the request is not freed");
   wrong_handle(once, "request is 0x");
-  wrong_handle(gone, "which is no ONEBIT_Request (finished, or never made)");
-  wrong_handle((ONEBIT_Request)(void *)foreign, "which is no ONEBIT_Request");
+  wrong_handle(gone, "not an ONEBIT_Request that exists (finished, or never created)");
+  wrong_handle((ONEBIT_Request)(void *)foreign, "not an ONEBIT_Request that exists");
   onebit_comm_t self = self_comm();
   wrong_handle((ONEBIT_Request)(void *)self, "which is a communicator");
   onebit_comm_destroy(self);
@@ -134,7 +134,7 @@ RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   cr_expect_eq(wrong_calls_failed(), 0, "%zu of %zu", wrong_calls_failed(), wrong_calls_made());
 }
 
-/* Calls of onebit/mpi_calls.h that are refused on all ranks, so that none is left waiting. */
+/* Calls of onebit/mpi_calls.h that are refused on all ranks, so that no rank waits for ever. */
 
 static void check_refused(int code, int wanted, const char *word) {
   CHECK(is_refused(code, wanted), "class %d, not %d", error_class_of(code), wanted);
@@ -182,7 +182,7 @@ static void check_refused_environments(int rank, MPI_Errhandler handler) {
   }
 }
 
-/* MPI's own reductions do not compute means. */
+/* MPI's own reductions refuse ONEBIT_AVG, since they do not compute means. */
 static void check_mean_outside_library(void) {
   float mine = 1, result = 1;
   MPI_Allreduce(&mine, &result, 1, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
@@ -211,8 +211,9 @@ Test(mpi_calls_arguments, are_refused_where_they_are_wrong) {
   mpi_end();
 }
 
-/* Calls of onebit/mpi_calls.h that one rank does not make: the other ranks get an error that names
- * it, after ONEBIT_TIMEOUT. The timeout is not shorter because their own calls must be in time. */
+/* Calls of onebit/mpi_calls.h that one rank does not make. After ONEBIT_TIMEOUT the other ranks get
+ * an error that names this rank. The timeout is not shorter because the other ranks' own calls must
+ * arrive within it. */
 
 #define TIMEOUT "2"
 
@@ -229,7 +230,7 @@ static int call_dense(MPI_Comm comm, const float *from, float *to, int count) {
 
 typedef int mpi_call(MPI_Comm comm, const float *from, float *to, int count);
 
-/* The last rank calls after the others got their errors: it gets one as well. */
+/* The last rank calls after the others got their errors. It gets an error as well. */
 static void check_missing_last_rank(mpi_call *call, bool late_fails) {
   int rank = rank_of(MPI_COMM_WORLD), last = size_of(MPI_COMM_WORLD) - 1;
   MPI_Comm comm = duplicate_world();
@@ -251,7 +252,7 @@ static void check_missing_last_rank(mpi_call *call, bool late_fails) {
     MPI_Send(NULL, 0, MPI_BYTE, last, 0, MPI_COMM_WORLD);
   }
   CHECK(rank != last || !late_fails || code != MPI_SUCCESS, "it finds all well");
-  MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank learns of it */
+  MPI_Barrier(MPI_COMM_WORLD); /* lets the last rank learn of the error */
   CHECK(call_allreduce(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
   MPI_Barrier(MPI_COMM_WORLD);
 }

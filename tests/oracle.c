@@ -1,5 +1,5 @@
-/* The collectives of the oracle: compensate, take signs and scales, average, take signs and scales
- * again. */
+/* The collectives of the oracle. The worker computes compensated values and takes their signs and
+ * scales. The server averages these, and takes signs and scales of the average. */
 #include "tests/oracle.h"
 
 #include <float.h>
@@ -19,7 +19,7 @@ static uint16_t float_to_bfloat16(float value) {
   uint32_t word;
   memcpy(&word, &value, sizeof word);
   if (isnan(value))
-    return (uint16_t)(word >> 16 | 0x40); /* stays a NaN when its low bits are cut off */
+    return (uint16_t)(word >> 16 | 0x40); /* keeps it a NaN when its low bits are cut off */
   uint32_t rest = word & 0xffff, kept = word >> 16;
   return (uint16_t)(kept + (rest > 0x8000 || (rest == 0x8000 && (kept & 1))));
 }
@@ -35,7 +35,7 @@ static float float16_to_float(uint16_t bits) {
   return bits >> 15 ? -magnitude : magnitude;
 }
 
-/* rintf rounds to nearest even; a fraction that rounds up to the next power of two carries into the
+/* rintf rounds to nearest even. A fraction that rounds up to the next power of two carries into the
  * exponent. */
 static uint16_t float_to_float16(float value) {
   unsigned sign = signbit(value) ? 0x8000 : 0, magnitude;
@@ -43,7 +43,7 @@ static uint16_t float_to_float16(float value) {
   int exponent;
   if (isnan(value)) {
     magnitude = 0x7e00;
-  } else if (absolute >= 65520.0f) { /* half way between the largest number and 2^16 */
+  } else if (absolute >= 65520.0f) { /* half way between the largest float16 and 2^16 */
     magnitude = 0x7c00;
   } else if (absolute < 0x1p-14f) { /* a multiple of 2^-24 */
     magnitude = (unsigned)rintf(ldexpf(absolute, 24));
@@ -131,7 +131,8 @@ double oracle_total(struct oracle_sum *sum) {
   return sum->lane[0];
 }
 
-/* Returns the sum of the magnitudes, or squares, of a run's values times a factor. */
+/* Returns the sum of a run's magnitudes or squares, according to the rule. Each value is first
+ * multiplied by the factor. */
 static float sum_magnitudes(const float *values, float factor, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++) {
@@ -157,7 +158,7 @@ static float compute_scale(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
-/* Returns the scale of a whole buffer or share. */
+/* Returns the scale of a whole buffer, or of a server's share of it. */
 static float compute_common_scale(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
     return compute_scale(sum, count, rule);
@@ -171,9 +172,9 @@ static void decode_signs(const float *values, const struct oracle_run *run, floa
     decoded[i] = copysignf(scale, values[i]);
 }
 
-/* Returns the level next to a value over its scale. 2 bits: halves; 4 bits: whole numbers, ties to
- * even; 8 bits: four significant binary digits, ties away from zero, from 1.125 * 2^-15 to 1.875,
- * and 0. */
+/* Returns the level that is nearest to `ratio`, a value divided by its scale. 2 bits have halves as
+ * levels. 4 bits have whole numbers, with ties to even. 8 bits have numbers of four significant
+ * binary digits from 1.125 * 2^-15 to 1.875, and 0, with ties away from zero. */
 static float find_level(float ratio, int bits) {
   if (bits == 2)
     return fminf(fmaxf(rintf(ratio - 0.5f), -2), 1) + 0.5f;
@@ -200,7 +201,7 @@ static float find_level_scale(const float *values, size_t count, float squares, 
   return scale < FLT_MIN ? 0 : scale;
 }
 
-/* Decodes values as levels times the scale, which is multiplied by `part` first. */
+/* Decodes values as levels times the scale. The scale is multiplied by `part` first. */
 static void decode_levels(const float *values, size_t count, int bits, float scale, float part,
                           float *decoded) {
   float inverse = scale > 0 ? 1 / scale : 0;
@@ -208,8 +209,8 @@ static void decode_levels(const float *values, size_t count, int bits, float sca
     decoded[i] = find_level(values[i] * inverse, bits) * (scale * part);
 }
 
-/* Quantises consecutive runs to levels. `parts` gets the decoded values over the number of workers,
- * unless it is NULL. */
+/* Quantises consecutive runs to levels. `parts` gets the decoded values divided by the number of
+ * workers, unless it is NULL. */
 static bool quantize_levels(const struct oracle *oracle, const struct oracle_run *runs,
                             size_t run_count, const float *values, float *decoded, float *parts) {
   int bits = oracle->options.bits;
@@ -227,15 +228,15 @@ static bool quantize_levels(const struct oracle *oracle, const struct oracle_run
   return true;
 }
 
-/* Returns the value that is read back after it was stored as a result of the type. */
+/* Returns the value after it was stored as a result of the dtype and read back. */
 static float round_to_dtype(float value, onebit_dtype_t dtype) {
   float room;
   oracle_store_result(&room, 0, dtype, value);
   return oracle_load(&room, 0, dtype);
 }
 
-/* Decodes the signs of values as +-scale, over consecutive runs, with the scale rounded to `dtype`.
- * Returns false if a sum is not finite. */
+/* Decodes the signs of values as +scale or -scale, over consecutive runs. The scale is rounded to
+ * `dtype`. Returns false if a sum is not finite. */
 static bool quantize_runs(const struct oracle *oracle, const struct oracle_run *runs,
                           size_t run_count, const float *values, float *decoded, float *parts,
                           onebit_dtype_t dtype) {
@@ -286,8 +287,8 @@ static void keep_worker_errors(struct oracle *oracle) {
     oracle->worker_error[i] = oracle->compensated[i] - oracle->decoded[i];
 }
 
-/* Returns the mean over the ranks of the values that they sent, in rank order; the division is part
- * of the scales. */
+/* Returns the mean over the ranks of the values that they sent, added in rank order. The scales
+ * already contain the division. */
 static void average_parts(const struct oracle *oracle, float *mean) {
   for (size_t i = 0; i < oracle->elements; i++) {
     float sum = oracle->parts[i];
@@ -406,7 +407,8 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
   return true;
 }
 
-/* Loads the input of a worker: a rank's, or the mean of a host's ranks, added in rank order. */
+/* Loads the input of a worker. This is a rank's input, or the mean of the inputs of a host's ranks,
+ * added in rank order. */
 static void load_worker(const struct oracle *oracle, const void *const *inputs, float *values) {
   onebit_dtype_t dtype = oracle->options.dtype;
   for (size_t i = 0; i < oracle->valid; i++) {

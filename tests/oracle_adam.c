@@ -1,5 +1,5 @@
-/* 1-bit Adam of the oracle, in float32, one operation after the other as the public header writes
- * them. */
+/* 1-bit Adam of the oracle, in float32. The operations have the order in which the public header
+ * writes them. */
 #include "tests/oracle.h"
 #include "tests/support.h"
 
@@ -12,7 +12,7 @@ static onebit_adam_options_t fill_defaults(const onebit_adam_options_t *given) {
   if (options.common.profile == ONEBIT_PROFILE_DEEPSPEED) {
     options.no_bias_correction = 1;
     if (options.freeze_step != ONEBIT_FREEZE_AUTOMATIC &&
-        options.freeze_step != ONEBIT_FREEZE_NEVER) /* its first call made no step */
+        options.freeze_step != ONEBIT_FREEZE_NEVER) /* DeepSpeed's first call makes no step */
       options.freeze_step = options.freeze_step > 2 ? options.freeze_step - 1 : 1;
   }
   return options;
@@ -22,8 +22,9 @@ static bool is_deepspeed(const struct oracle_adam *adam) {
   return adam->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Returns the exchange of the last compressed tensors before number *end, and moves *end to the
- * first of them: at least bucket_size elements, or all tensors if bucket_size is 0. */
+/* Returns the exchange of the last compressed tensors before tensor *end, and sets *end to the
+ * first of these tensors. The exchange has at least bucket_size elements, or all tensors if
+ * bucket_size is 0. */
 static struct oracle_exchange take_exchange(const struct oracle_adam *adam, size_t *end) {
   struct oracle_exchange next = {.tensor = allocate(adam->tensors, sizeof(size_t))};
   size_t wanted = is_deepspeed(adam) ? 1 : adam->options.common.bucket_size;
@@ -204,14 +205,14 @@ static void record_norm(struct oracle_adam *adam) {
   adam->norms[adam->steps] = sum;
 }
 
-/* Returns 1 / (1 - beta2) rounded up, except that a result just above a whole number, by an error
- * of double, is that number. */
+/* Returns 1 / (1 - beta2) rounded up. A result just above a whole number, which is an error of
+ * double arithmetic, is rounded to that number. */
 static size_t freeze_distance(double beta2) {
   double steps = 1.0 / (1.0 - beta2), whole = round(steps);
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-/* True if recent gradients are larger than the variance accounts for. */
+/* True if recent gradients are larger than the variance indicates. */
 static bool variance_lags(const struct oracle_adam *adam) {
   double power = 0.0, variance = 0.0;
   if (is_deepspeed(adam) || adam->options.shards || !adam->total)
@@ -241,7 +242,7 @@ bool oracle_must_freeze(struct oracle_adam *adam) {
   return (settled || t >= ONEBIT_FREEZE_LATEST * distance) && !variance_lags(adam);
 }
 
-/* True if the step m / (sqrt(v^) + eps) is exchanged in the momentum's place. */
+/* True if the step m / (sqrt(v^) + eps) is exchanged instead of the momentum. */
 static bool exchanges_step(const struct oracle_adam *adam) {
   return adam->options.exchange == ONEBIT_ADAM_EXCHANGE_STEP &&
          !(is_deepspeed(adam) && adam->size == 1);
@@ -287,7 +288,8 @@ static void make_warmup_step(struct oracle_adam *adam, float learning_rate) {
     oracle_freeze(adam);
 }
 
-/* True for one rank in profile deepspeed, which exchanges nothing and keeps its momentum exact. */
+/* True for a single rank in profile deepspeed, which exchanges nothing, so that its momentum stays
+ * exact. */
 static bool is_alone(const struct oracle_adam *adam) {
   return is_deepspeed(adam) && adam->size == 1;
 }
@@ -369,7 +371,7 @@ static float momentum_input(const void *context, const struct oracle_exchange *e
   return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
 }
 
-/* --- Sharded: gradients in, and steps or parameters out */
+/* --- Sharded: gradients are sent, and steps or parameters come back */
 
 static float gradient_input(const void *context, const struct oracle_exchange *exchange, size_t w,
                             size_t at, size_t i) {
@@ -378,8 +380,8 @@ static float gradient_input(const void *context, const struct oracle_exchange *e
   return given->adam->gradient_factor * given->gradients[w][i];
 }
 
-/* Computes the new momentum, in place of the mean gradient, and the step of the elements of an
- * exchange, in its order. */
+/* Computes the new momentum and the step of the elements of an exchange, in the exchange's order.
+ * The momentum replaces the mean gradient. */
 static void compute_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                           float *mean, float *step) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
@@ -393,8 +395,8 @@ static void compute_share(const struct oracle_adam *adam, const struct oracle_ex
     }
 }
 
-/* Sends every worker's gradients to the servers, which keep the momentum. In mode STEP the steps
- * are sent back compressed. */
+/* Sends every worker's gradients to the servers, which store the momentum. In mode STEP the servers
+ * send the steps back compressed. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
   float **inputs = oracle_inputs(adam, exchange, gradient_input, given);
@@ -416,7 +418,7 @@ static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchan
   return done;
 }
 
-/* Exchanges every worker's own momentum; `momentum` gets the new common one. */
+/* Exchanges every worker's own momentum. The state's `momentum` becomes the new common momentum. */
 static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
   const struct given given = {adam, gradients};
   bool done = true;
@@ -449,8 +451,8 @@ static void make_compressed_step(struct oracle_adam *adam, float learning_rate) 
       oracle_apply_step(adam, k, adam->step, learning_rate);
 }
 
-/* Averages the gradients and exchanges the momentum; returns false if that overflows. Tests of an
- * overflow have a single exchange, which then has changed nothing. */
+/* Averages the gradients and exchanges the momentum. Returns false if a value overflows. Tests of
+ * an overflow have a single exchange, so nothing has changed in that case. */
 static bool prepare_step(struct oracle_adam *adam, const float *const *gradients) {
   return oracle_average_gradients(adam, gradients) &&
          (!adam->compressed || exchange_momentum(adam, gradients));

@@ -1,4 +1,4 @@
-/* Efficient-Adam of the oracle, in float32, as the public header writes it. */
+/* Efficient-Adam of the oracle, in float32, with the formulas of the public header. */
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 
@@ -14,7 +14,7 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   return oracle_adam_create(size, hosts, tensors, count, &adam);
 }
 
-/* Creates an Adam for the warm-up, whose messages have more bits and a scale for each block. */
+/* Creates an Adam for the warm-up. Its messages have more bits and one scale for each block. */
 static struct oracle_adam *create_warmup(int size, int hosts, const onebit_tensor_t *tensors,
                                          size_t count,
                                          const onebit_efficient_adam_options_t *options) {
@@ -102,8 +102,9 @@ static float round_to_bfloat16(float value) {
   return value;
 }
 
-/* Returns a worker's estimate of the mean gradient's second moment, without bias. Its own moment is
- * v, and was `old` before this step. `begins`: the last step of the element's block was 0. */
+/* Returns a worker's estimate of the second moment of the mean gradient, without bias. The worker's
+ * own moment is v, and was `old` before this step. `begins` is true if the last step of the
+ * element's block was 0. */
 static float estimate_moment(const struct oracle_efficient_adam *oracle, bool begins, float v,
                              float old) {
   const struct oracle_adam *state = oracle->state;
@@ -150,8 +151,8 @@ static bool *find_zero_blocks(const struct oracle_adam *state,
   return begins;
 }
 
-/* Finds runs first .. end - 1 around run k: those of its tensor that the same rank of a host
- * compresses. */
+/* Finds the runs first .. end - 1 around run k. They are in the tensor of run k, and the same rank
+ * of a host compresses them. */
 static void find_part(const struct oracle_exchange *exchange, const size_t *tensor, size_t k,
                       size_t *first, size_t *end) {
   const struct oracle *runs = exchange->oracle;
@@ -178,7 +179,7 @@ static size_t *find_tensors(const struct oracle_adam *state,
 }
 
 /* Returns the mean moment of a sample of words of 32 elements, from word `start` on, within
- * elements first .. end - 1: each lane is summed, and then the lanes. */
+ * elements first .. end - 1. Each lane is summed first, and then the lanes are added. */
 static float average_sample(const float *moment, size_t first, size_t end, size_t start,
                             size_t step) {
   size_t words = 0, total = (end - first + 31) / 32;
@@ -191,8 +192,8 @@ static float average_sample(const float *moment, size_t first, size_t end, size_
   return mean;
 }
 
-/* Returns the floors of moments, for each worker and element of the exchange: the mean of the
- * moments of the element's table; 0 in other tensors. */
+/* Returns the lower limits of moments, for each worker and element of the exchange. In a table the
+ * limit is the mean of the table's moments; in other tensors it is 0. */
 static float *find_floors(const struct oracle_efficient_adam *oracle,
                           const struct oracle_exchange *exchange) {
   const struct oracle_adam *state = oracle->state;
@@ -269,8 +270,8 @@ static bool exchange_all(struct oracle_efficient_adam *oracle) {
   return done;
 }
 
-/* Returns the norm of the parameters over that of the step, in which the momentum has the factor
- * 2/3. */
+/* Returns the norm of the parameters divided by the norm of the step. In that step the momentum has
+ * the factor 2/3. */
 static double compute_trust_ratio(struct oracle_lamb *lamb, size_t k) {
   const struct oracle_adam *state = lamb->state;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -295,7 +296,7 @@ static void apply_step(struct oracle_efficient_adam *oracle, size_t k, float lea
   }
 }
 
-/* --- The warm-up: gradients divided by the root of moments that all workers share */
+/* --- The warm-up: gradients are divided by the root of moments that are the same on all workers */
 
 /* Computes the divisors of step t from the moments before it. */
 static void find_divisors(struct oracle_efficient_adam *oracle,
@@ -328,7 +329,7 @@ static float divided_gradient(const void *context, const struct oracle_exchange 
   return fminf(fmaxf(x, -limit), limit);
 }
 
-/* Exchanges the divided gradients; the result is the `momentum` of the warm-up's Adam. */
+/* Exchanges the divided gradients. The result becomes the `momentum` of the warm-up's Adam. */
 static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   for (size_t k = 0; k < state->exchange_count; k++)
@@ -359,8 +360,8 @@ static void apply_divided(struct oracle_efficient_adam *oracle, size_t k, float 
     state->parameter[i] = state->parameter[i] - learning_rate * state->factor[k] * update[i];
 }
 
-/* Ends the warm-up after its last step: every worker's moments start as those of the mean times the
- * number of workers. */
+/* Ends the warm-up after its last step. Every worker's moments start as the moments of the mean
+ * gradient times the number of workers. */
 static void end_warm_up(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   bool quiet = true;
@@ -379,7 +380,7 @@ static void end_warm_up(struct oracle_efficient_adam *oracle) {
   state->freeze_step = state->steps;
 }
 
-/* Makes the dense optimizer's step, whose number also counts from the first gradient. */
+/* Makes the dense optimizer's step. Its step number also counts from the first gradient on. */
 static void step_uncompressed(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
   struct oracle_adam *state = oracle->state;
   state->steps -= oracle->zero_steps;

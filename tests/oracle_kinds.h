@@ -1,4 +1,4 @@
-/* The optimizers of the oracle that are built upon its Adam. */
+/* The optimizers of the oracle that are built on its Adam. */
 #ifndef ONEBIT_TESTS_ORACLE_KINDS_H
 #define ONEBIT_TESTS_ORACLE_KINDS_H
 
@@ -7,20 +7,21 @@
 
 /*
  * 1-bit LAMB of the oracle. It uses the tensors, exchanges, moments and parameters of the oracle's
- * Adam and makes its own steps.
+ * Adam, but makes its own steps.
  */
 
 struct oracle_lamb {
-  /* The `momentum` of `state` is the latest exchanged one, without scaling. In profile deepspeed
-   * `state` has one exchange, of all compressed tensors and padding after them. */
+  /* The `momentum` of `state` is the latest exchanged momentum, without scaling. In profile
+   * deepspeed `state` has a single exchange. It contains all compressed tensors, followed by
+   * padding. */
   struct oracle_adam *state;
   double min_coefficient, max_coefficient, coefficient_beta;
   double min_factor, max_factor, factor_change;
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* The result of the exchange, with scaling; and the momentum, without scaling, with which a
-   * worker's next step starts. */
+  /* `received` is the result of the exchange, with scaling. `carried` is the momentum, without
+   * scaling, with which a worker's next step starts. */
   float *received, *carried;
   float *padding; /* [padding_count]: `received` and `carried` of the padding */
   size_t padding_count;
@@ -31,7 +32,8 @@ struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_lamb_options_t *options);
 void oracle_lamb_destroy(struct oracle_lamb *lamb);
 
-/* Returns the sum of squares of tensor k's part of the values, over its runs, added in double. */
+/* Returns the sum of squares of tensor k's part of the values. Sums of the tensor's runs are added
+ * in double. */
 double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float *all_values);
 
 /* Makes dense LAMB's step of tensor k with the mean gradient. */
@@ -44,21 +46,22 @@ void oracle_lamb_move(struct oracle_lamb *lamb, size_t k, float learning_rate);
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, float learning_rate);
 
 /*
- * The optimizers of the oracle that are built upon its Adam: they use its tensors, exchanges,
- * parameters and factors of gradients (`state`) and make their own steps. Each is created as by
- * oracle_adam_create and steps as by oracle_adam_step.
+ * The optimizers of the oracle that are built on its Adam. They use its tensors, exchanges,
+ * parameters and factors of gradients (`state`), but make their own steps. Each is created like
+ * oracle_adam_create, and makes a step like oracle_adam_step.
  */
 
 struct oracle_efficient_adam {
-  struct oracle_adam *state; /* its `momentum` is the common step */
-  struct oracle_lamb *lamb;  /* with trust ratios, the LAMB that owns `state`; or NULL */
+  struct oracle_adam *state; /* its `momentum` is the step that all workers exchange */
+  struct oracle_lamb *lamb;  /* NULL, or with trust ratios the LAMB that owns `state` */
   float *moment;             /* [size][total]: second moments of each worker's own gradients */
   double gain;               /* 0: the default */
   bool *table;               /* [tensors]: true for tables of embeddings */
   struct oracle_adam *warm;  /* the exchanges of the warm-up, of divided gradients */
   size_t warmup_steps;
   size_t zero_steps;       /* steps before the first gradient */
-  float *divisor, *update; /* [total]: of gradients, and of parameters, in the warm-up */
+  float *divisor, *update; /* [total]: divisors of gradients, and updates of parameters, in the
+                            * warm-up */
 };
 
 struct oracle_efficient_adam *oracle_efficient_adam_create(

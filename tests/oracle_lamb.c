@@ -1,5 +1,5 @@
-/* 1-bit LAMB of the oracle: elements in float32, numbers of a tensor in double, one operation after
- * the other as the public header writes them. */
+/* 1-bit LAMB of the oracle. Elements are computed in float32, and the numbers of a tensor in
+ * double. The operations have the order in which the public header writes them. */
 #include "tests/oracle_kinds.h"
 
 #include "tests/support.h"
@@ -30,7 +30,8 @@ static size_t pad_count(size_t count, size_t ranks) {
   return (count + quantum - 1) / quantum * quantum;
 }
 
-/* Returns one exchange of all compressed tensors, instead of one for each tensor. */
+/* Returns one exchange of all compressed tensors, which replaces the exchanges of single
+ * tensors. */
 static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
   struct oracle_exchange all = {.tensor = allocate(state->tensors, sizeof(size_t))};
   for (size_t k = 0; k < state->tensors; k++)
@@ -48,7 +49,7 @@ static struct oracle_exchange join_exchanges(struct oracle_adam *state) {
   return all;
 }
 
-/* Adds the padding as a tensor of its own. */
+/* Joins all tensors in one exchange. The padding is added as one more tensor. */
 static void fuse_tensors(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
   struct oracle_exchange all = join_exchanges(state);
@@ -115,8 +116,8 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
 
 /* --- Norms */
 
-/* Returns the sum of squares of a tensor by the runs of its exchange, in which `before` elements
- * precede it. */
+/* Returns the sum of squares of a tensor, by the runs of its exchange. In the exchange `before`
+ * elements precede the tensor. */
 static double sum_exchanged_squares(const struct oracle *oracle, size_t before, size_t count,
                                     const float *values) {
   struct oracle_sum sum = {0};
@@ -128,8 +129,8 @@ static double sum_exchanged_squares(const struct oracle *oracle, size_t before, 
   return oracle_total(&sum);
 }
 
-/* Returns the sum of squares of a tensor that is in no exchange: by blocks, or by runs if one scale
- * covered more than a block. */
+/* Returns the sum of squares of a tensor that is in no exchange. It is added by blocks, or by runs
+ * if one scale would cover more than a block. */
 static double sum_dense_squares(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
   struct oracle_sum sum = {0};
@@ -200,8 +201,8 @@ static double momentum_level(const struct oracle_lamb *lamb, size_t k) {
   return count ? sqrt(oracle_lamb_squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
 }
 
-/* Sets the scalings of an exchange's tensors: the mean of the root mean squares of their momenta
- * over that of the tensor. */
+/* Sets the scalings of an exchange's tensors. A scaling is the average of the root mean squares of
+ * the tensors' momenta, without zeros, divided by that of the tensor. */
 static void scale_exchange(struct oracle_lamb *lamb, const struct oracle_exchange *exchange) {
   double sum = 0.0;
   int moving = 0;
@@ -265,7 +266,7 @@ static void store_result(struct oracle_lamb *lamb, const struct oracle_exchange 
     lamb->padding[i] = result[at++];
 }
 
-/* One rank in profile deepspeed exchanges nothing. */
+/* A single rank in profile deepspeed exchanges nothing. */
 static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;
@@ -292,7 +293,7 @@ static bool exchange_all(struct oracle_lamb *lamb, const float *const *gradients
   return done;
 }
 
-/* Computes the update and the fresh variance of tensor k; returns the largest quotient of
+/* Computes the update and the fresh variance of tensor k. Returns the largest quotient of
  * denominators. */
 static float update_tensor(struct oracle_lamb *lamb, size_t k) {
   struct oracle_adam *state = lamb->state;
@@ -328,7 +329,7 @@ static void step_compressed(struct oracle_lamb *lamb, size_t k, float learning_r
   move_tensor(lamb, k, learning_rate, lamb->coefficient[k] * f);
 }
 
-/* Averages the gradients and exchanges the momentum; returns false if that overflows. */
+/* Averages the gradients and exchanges the momentum. Returns false if a value overflows. */
 static bool prepare_step(struct oracle_lamb *lamb, const float *const *gradients) {
   return oracle_average_gradients(lamb->state, gradients) &&
          (!lamb->state->compressed || exchange_all(lamb, gradients));
@@ -347,7 +348,7 @@ bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
       step_compressed(lamb, k, learning_rate);
     else
       oracle_lamb_whole_step(lamb, k, learning_rate);
-  for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
+  for (size_t i = 0; i < state->total; i++) /* the padding is not multiplied by beta1 */
     lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
   if (!state->compressed && oracle_must_freeze(state))
     freeze_variance(lamb);

@@ -1,10 +1,10 @@
-/* Cuts a buffer for the oracle into shares, one for each server, and into runs, one for each
+/* Cuts a buffer of the oracle into shares, one for each server, and into runs. Each run has one
  * sum. */
 #include "tests/oracle.h"
 #include "tests/support.h"
 
 #define WORD       32   /* elements whose signs share a word; shares are counted in words */
-#define RUN        2048 /* elements summed together where a scale covers more */
+#define RUN        2048 /* elements summed together if a scale covers more elements */
 #define BLOCK_SIZE 2048 /* the default */
 
 static size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
@@ -22,13 +22,13 @@ static void add_runs(struct oracle *oracle, size_t first, size_t count, size_t l
     add_run(oracle, first + done, smaller_of(length, count - done), server);
 }
 
-/* floor(k * words / size), in steps that cannot overflow. */
+/* Returns floor(k * words / size), computed so that it cannot overflow. */
 static size_t share_begin(size_t k, size_t words, size_t size) {
   return words / size * k + words % size * k / size;
 }
 
-/* Returns the rank that serves a block whose first word is `word`: the last one whose share begins
- * there or before. */
+/* Returns the rank that serves a block whose first word is `word`: the last rank whose share begins
+ * at this word or before it. */
 static int find_server(size_t word, size_t words, int size) {
   int server = 0;
   while (server + 1 < size && share_begin((size_t)server + 1, words, (size_t)size) <= word)
@@ -36,8 +36,8 @@ static int find_server(size_t word, size_t words, int size) {
   return server;
 }
 
-/* Lays out one tensor of an allreduce, in blocks or, with one scale, in runs; each belongs to the
- * server of its first word. */
+/* Lays out one tensor of an allreduce, in blocks or, with one scale, in runs. Each of these belongs
+ * to the server of its first word. */
 static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, size_t word,
                            size_t words) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
@@ -58,8 +58,8 @@ static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_
   oracle->valid = oracle->elements = oracle->result_count = first;
 }
 
-/* Lays out one segment for each rank (reduce-scatter), or one for all ranks (allgather, which has
- * no server). */
+/* Lays out one segment for each rank (reduce-scatter), or one segment for all ranks (allgather,
+ * which has no server). */
 static void lay_out_segments(struct oracle *oracle, size_t count, int segments) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
   for (int k = 0; k < segments; k++)
@@ -83,8 +83,8 @@ static void lay_out_part(struct oracle *oracle, size_t first, size_t end, size_t
     add_runs(oracle, begin, last - begin, RUN, (int)k);
 }
 
-/* Lays out one tensor after the other, cut in P chunks. Padding to a multiple of P * lcm(P, 8)
- * belongs to the runs of the last tensor. */
+/* Lays out the tensors one after the other, cut into P chunks. The padding to a multiple of P *
+ * lcm(P, 8) belongs to the runs of the last tensor. */
 static void lay_out_deepspeed(struct oracle *oracle, const size_t *counts, size_t tensors) {
   size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8), count = 0;
   for (size_t t = 0; t < tensors; t++)
@@ -112,8 +112,8 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
     lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
 }
 
-/* Returns the number of the share that a rank serves: the share of its host in the segment of its
- * local rank. */
+/* Returns the number of the share that a rank serves. Its host determines the share, and its local
+ * rank the segment that contains the share. */
 static int share_number(const struct oracle *oracle, int rank) {
   return rank % oracle->each * oracle->size + rank / oracle->each;
 }
@@ -131,7 +131,7 @@ static size_t share_first(const struct oracle *oracle, int share) {
   return oracle->elements;
 }
 
-/* Each rank of a host keeps the shares of one segment, one share for each host. */
+/* Each rank of a host stores the shares of one segment, which has one share for each host. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank) {
   return oracle->each > 1 ? share_first(oracle, rank % oracle->each * oracle->size) : 0;
 }

@@ -1,6 +1,6 @@
-/* Lion and 1-bit momentum SGD of the oracle, as the public headers write them. Tensors, their
- * exchanges and parameters are those of an Adam, whose beta1 is the momentum, and whose beta2
- * is Lion's beta3; the steps are their own. */
+/* Lion and 1-bit momentum SGD of the oracle, with the formulas of the public headers. They use the
+ * tensors, exchanges and parameters of an Adam, but make their own steps. The Adam's beta1 is the
+ * momentum, and its beta2 is Lion's beta3. */
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 
@@ -73,8 +73,8 @@ void oracle_lion_destroy(struct oracle_lion *lion) {
   free(lion);
 }
 
-/* Returns a worker's normalised gradient, and updates its moment, which the low half of the
- * residual rounds. */
+/* Returns a worker's normalised gradient, and updates the worker's moment. The low half of the
+ * residual determines how the moment is rounded. */
 static float gradient_input(const void *context, const struct oracle_exchange *exchange, size_t w,
                             size_t at, size_t i) {
   const struct oracle_lion *lion = context;
@@ -99,9 +99,9 @@ static float take_direction(struct oracle_lion *lion, size_t i, float mean) {
   return (float)beta1 * before + (float)(1.0 - beta1) * mean;
 }
 
-/* Computes steps with one scale for each block, or with one scale for all that a rank serves.
- * Elements without a direction alternate between + and -; where no element has a direction, none
- * moves. */
+/* Computes steps with one scale for each block, or with one scale for everything that a rank
+ * serves. Elements without a direction alternate between + and -. If no element has a direction,
+ * none moves. */
 static void compute_steps(const struct oracle_run *runs, size_t count, const float *directions,
                           float *steps) {
   float most = 0.0f;

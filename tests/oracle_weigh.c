@@ -1,10 +1,10 @@
-/* The oracle's factor of a step's gradients, by accumulation, loss scale and clipping; and the
- * changes of the loss scale. */
+/* Computes the factor of a step's gradients from accumulation, loss scale and clipping, and changes
+ * the loss scale, as part of the oracle. */
 #include <math.h>
 
 #include "tests/oracle.h"
 
-#define RUN 2048 /* elements whose squares are added in float32, where blocks are not smaller */
+#define RUN 2048 /* elements whose squares are added in float32, unless blocks are smaller */
 
 struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks) {
   struct oracle_weigher weigher = {.options = *options, .ranks = ranks, .loss_scale = 1.0};
@@ -36,8 +36,8 @@ void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
 }
 
 /* Returns the number of elements that one rank reduces before the next rank's share begins, with a
- * new run; 0: shares do not divide runs. Profile deepspeed pads each tensor and cuts it in one
- * share for each rank. */
+ * new run. Returns 0 if shares do not divide runs. Profile deepspeed pads each tensor and cuts it
+ * into one share for each rank. */
 static size_t share_length(const struct oracle_weigher *weigher, size_t count) {
   size_t multiple = 8, ranks = (size_t)weigher->ranks;
   if (weigher->share || weigher->options.profile != ONEBIT_PROFILE_DEEPSPEED)
@@ -48,7 +48,7 @@ static size_t share_length(const struct oracle_weigher *weigher, size_t count) {
   return (count + multiple - 1) / multiple * multiple / ranks;
 }
 
-/* Returns the sum of squares of one tensor; `before` is the number of elements of earlier
+/* Returns the sum of squares of one tensor. `before` is the number of elements of earlier
  * tensors. */
 static double sum_tensor_squares(const struct oracle_weigher *weigher, const float *gradient,
                                  float factor, size_t before, size_t count) {
@@ -56,7 +56,8 @@ static double sum_tensor_squares(const struct oracle_weigher *weigher, const flo
   if (run == 0 || run == ONEBIT_BLOCK_BUFFER ||
       weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     run = RUN;
-  size_t begun = weigher->share ? before % part : 0; /* elements of a share before the tensor */
+  size_t begun = weigher->share ? before % part : 0; /* elements of a share that precede the
+                                                      * tensor */
   struct oracle_sum sum = {0};
   for (size_t first = 0, length; first < count; first += length) {
     size_t into = part ? (begun + first) % part : first, left = count - first;

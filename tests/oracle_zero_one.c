@@ -1,5 +1,5 @@
-/* 0/1 Adam of the oracle, in float32, one operation after the other as the public header writes
- * them. */
+/* 0/1 Adam of the oracle, in float32. The operations have the order in which the public header
+ * writes them. */
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 
@@ -28,8 +28,8 @@ static void exchange_bucket(struct oracle_adam *state, const struct oracle_excha
   free(output);
 }
 
-/* Sets the momentum of `state` to the mean of the exchanged values: compressed, or each tensor in
- * float32. */
+/* Sets the momentum of `state` to the mean of the exchanged values. The exchange is compressed, or
+ * sends each tensor in float32. */
 static void exchange_values(struct oracle_adam *state, bool bits) {
   for (size_t k = 0; k < state->tensors; k++)
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -53,15 +53,16 @@ static float root_of(const struct oracle_zero_one *oracle, float variance, size_
          (float)oracle->state->options.epsilon;
 }
 
-/* Returns that, or infinity for an element that never had a gradient, which then does not move. */
+/* Returns the denominator, or infinity for an element that never had a gradient. Such an element
+ * does not move. */
 static float compute_denominator(const struct oracle_zero_one *oracle, size_t i) {
   float variance = oracle->state->variance[i];
   bool still = variance == 0.0f && !is_deepspeed(oracle);
   return still ? INFINITY : root_of(oracle, variance, oracle->updates);
 }
 
-/* Bounds a movement: the sum of steps at these rates, each at most ONEBIT_STEP_BOUND except in
- * profile deepspeed. */
+/* Limits a movement, which is the sum of steps at these rates. Each step is at most
+ * ONEBIT_STEP_BOUND, except in profile deepspeed. */
 static float bound_movement(const struct oracle_zero_one *oracle, float movement, float rates) {
   float most = ONEBIT_STEP_BOUND * rates;
   return is_deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
@@ -73,8 +74,8 @@ static float bound_movement(const struct oracle_zero_one *oracle, float movement
     for (size_t i = (oracle)->state->first[k];                                                     \
          i < (oracle)->state->first[k] + (oracle)->state->count[k]; i++)
 
-/* Makes a step of Adam with mean gradients. All ranks have the same variance: it is updated for the
- * last of them. */
+/* Makes a step of Adam with mean gradients. The variance is the same on all ranks, so it is updated
+ * only once, for the last rank. */
 static void make_dense_step(struct oracle_zero_one *oracle, size_t k, float learning_rate,
                             size_t updates) {
   struct oracle_adam *state = oracle->state;
@@ -135,8 +136,8 @@ static void make_local_step(struct oracle_zero_one *oracle, size_t k, const floa
   }
 }
 
-/* Returns the factor by which weight decay reduces the anchor: 0 in profile deepspeed, where the
- * exchanged movements include the decay. */
+/* Returns the factor by which weight decay reduces the anchor. It is 0 in profile deepspeed, where
+ * the exchanged movements include the decay. */
 static float anchor_decay(const struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   const struct oracle_adam *state = oracle->state;
   float rates = (float)(oracle->rates + (double)learning_rate);
@@ -182,7 +183,7 @@ static void synchronize_tensor(struct oracle_zero_one *oracle, size_t k, float l
 
 /* --- Steps */
 
-/* True if one rank's gradient is finite, except in tensors that stay uncompressed. */
+/* True if one rank's gradient is finite. Tensors that stay uncompressed are not checked. */
 static bool is_finite(const struct oracle_adam *state, const float *gradient) {
   for (size_t k = 0; k < state->tensors; k++)
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
@@ -215,9 +216,9 @@ static void count_step(struct oracle_zero_one *oracle, int sends, float learning
     freeze_variance(oracle);
 }
 
-/* Prepares the exchange of gradients; in the local stage, of those of uncompressed tensors and, in
- * a synchronisation step, of the movements of the others. Returns false if a value is not
- * finite. */
+/* Prepares the exchange. Before the local stage this is the exchange of gradients. In the local
+ * stage, gradients of uncompressed tensors are exchanged and, in a synchronisation step, the
+ * movements of the other tensors. Returns false if a value is not finite. */
 static bool prepare_exchange(struct oracle_zero_one *oracle, int sends,
                              const float *const *gradients, float learning_rate) {
   struct oracle_adam *state = oracle->state;

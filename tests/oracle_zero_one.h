@@ -1,5 +1,5 @@
 /* 0/1 Adam of the oracle, with all ranks in one process. It uses the tensors, exchanges and
- * variance of the oracle's Adam and makes its own steps. */
+ * variance of the oracle's Adam, but makes its own steps. */
 #ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 #define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 
@@ -7,13 +7,13 @@
 
 enum { ORACLE_DENSE, ORACLE_BITS, ORACLE_NOTHING };
 
-/* The counters that decide the exchange of a step; every step advances them, as in DeepSpeed's
+/* The counters that decide what a step exchanges. Every step advances them, as in DeepSpeed's
  * ZeroOneAdam. The freeze comes after the same number of steps in both profiles: DeepSpeed freezes
  * after the first step whose number, counted from 2, exceeds the option. */
 struct oracle_zero_one_clock {
   size_t update_scaler, step_scaler, clipper; /* the options */
   size_t left;                                /* steps before the freeze */
-  size_t number;                              /* of the latest step */
+  size_t number;                              /* the number of the latest step */
   size_t variance_interval, variance_count, local_interval, local_count;
   bool local;
 };
@@ -22,7 +22,8 @@ struct oracle_zero_one_clock {
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 
-/* Return the exchange of the next step; count that step. */
+/* oracle_zero_one_clock_next returns what the next step exchanges; oracle_zero_one_clock_advance
+ * counts that step. */
 int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
 void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 
@@ -44,12 +45,12 @@ struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebi
                                                const onebit_zero_one_adam_options_t *options);
 void oracle_zero_one_destroy(struct oracle_zero_one *oracle);
 
-/* Makes one step: gradients[r] is rank r's, all tensors one after the other. Sets statuses[r] to
- * rank r's status. If all ranks skip the step, nothing has changed. */
+/* Makes one step. gradients[r] has rank r's gradients, all tensors one after the other. Sets
+ * statuses[r] to rank r's status. If all ranks skip the step, nothing has changed. */
 void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
                           float learning_rate, onebit_status_t *statuses);
 
-/* True if parameters are equal on all ranks now. */
+/* True if parameters are equal on all ranks after the latest step. */
 bool oracle_zero_one_is_synchronized(const struct oracle_zero_one *oracle);
 
 #endif

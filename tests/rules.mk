@@ -1,12 +1,14 @@
-# The tests: included by the Makefile. Needs `objects`, `link`, LINKED, what is on, and the objects
-# of the programs and examples that tests link. tests/gpu/rules.mk has those that want a GPU.
+# The tests. The Makefile includes this file. It needs `objects`, `link`, LINKED, the settings of what
+# is built, and the objects of the programs and examples that tests link. tests/gpu/rules.mk has the
+# tests that need a GPU.
 
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(has_mpi),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
-# MPI and NCCL programs that know nothing of onebit.
+# MPI and NCCL programs that do not use onebit themselves.
 UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program streams))
 UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
-# Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, fuzzers.
+# Programs that are not tests: those that tests/scripts/check-codecs and compare-builds compare, and
+# fuzzers.
 FAULTS    := $(BUILD)/tests/faults/faults
 DIGEST    := $(BUILD)/tests/codec_digest
 REPLAY    := $(BUILD)/tests/onebit-replay
@@ -19,7 +21,7 @@ $(call objects,tests/*.c): OWN_CFLAGS = -D_GNU_SOURCE
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS) $(DIGEST) $(REPLAY)
 
 # Public calls are made in many floating-point environments, and in a locale with a decimal comma
-# (tests/support_floats.h), where the linker can put something before a function.
+# (tests/support_floats.h). This needs a linker that can call a wrapper before a function.
 WRAPPED := $(if $(is_darwin),,$(BUILD)/tests/wrapped_calls)
 $(BUILD)/tests/wrapped_calls.c: tests/wrap_calls.awk $(lastword $(sort $(wildcard tests/abi/*.txt))) \
   $(STATIC)
@@ -64,7 +66,7 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(NCCL_PROGRAM_LIBS) -lm
 
-# What tests link of examples.
+# The objects of examples that tests link.
 $(addprefix $(BUILD)/tests/,test_training test_training_parts): $(BUILD)/examples/train_images.o \
   $(TRAINING) $(IMAGES)
 $(BUILD)/tests/test_training_parts: $(BUILD)/examples/text.o $(EXAMPLES)
@@ -73,7 +75,8 @@ $(BUILD)/tests/test_models: $(addprefix $(BUILD)/examples/,transformer.o network
 # The codecs take a minute to compile; tests/mutation/run sets CODEC_CFLAGS to compile them faster.
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)
 
-# The fault harness (tests/faults/faults.h): no test of Criterion's, since ranks are to be killed.
+# The fault harness (tests/faults/faults.h). It does not use Criterion, since its ranks must be
+# killable.
 $(FAULTS): $(call objects,tests/faults/*.c tests/support_ports.c) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)

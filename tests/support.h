@@ -1,10 +1,10 @@
 /*
- * The common part of the tests: ranks that are threads, checks that work inside them, gradient-like
- * data, buffers between guard pages, and comparison to the bit.
+ * Common functions of the tests: ranks that are threads, checks that can be made on them,
+ * gradient-like data, buffers between guard pages, and comparison to the bit.
  *
- * A check that fails is noted, with the rank and the case it happened in, and the test goes on: a
- * rank that left early would leave the others waiting for its messages. The test fails at its end,
- * or at that of on_ranks().
+ * A check that fails is recorded with its rank and case, and the test continues, because the other
+ * ranks would wait for the messages of a rank that ended early. The test fails at its end, or at
+ * the end of on_ranks().
  *
  * Headers that nearly every test needs are included here, after _GNU_SOURCE (tests/rules.mk).
  */
@@ -26,21 +26,22 @@
 #include "onebit/onebit.h"
 #include "tests/support_sample.h"
 
-/* The group sizes that the project promises to test, and counts at the edges of words, blocks and
- * runs. */
+/* The group sizes that the project promises to test, and element counts at the edges of words,
+ * blocks and runs. */
 extern const int test_sizes[];
 extern const size_t test_sizes_count;
 extern const size_t test_counts[];
 extern const size_t test_counts_count;
 
-/* The default options, except for the schedule, which MPI would choose. */
+/* The default options, except for the schedule: with the default schedule, the choice over MPI
+ * could differ. */
 #define EXCHANGE_OPTIONS_INIT                                                                      \
   { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE }
 
 /* ---- Tests ---- */
 
-/* Criterion's Test, which ends with checks_must_hold(). A test that runs longer than TEST_SECONDS
- * is ended; the thread sanitizer makes it up to ten times as long. */
+/* Criterion's Test with checks_must_hold() at its end. A test that runs longer than TEST_SECONDS is
+ * ended. The thread sanitizer makes tests up to ten times slower. */
 #ifndef TEST_SECONDS
 #ifdef __SANITIZE_THREAD__
 #define TEST_SECONDS 1500
@@ -60,7 +61,7 @@ extern const size_t test_counts_count;
 
 /* ---- Checks (support.c) ---- */
 
-/* Notes a failure, with a message in printf's format, if `holds` is false; returns `holds`. */
+/* Records a failure, with a message in printf's format, if `holds` is false. Returns `holds`. */
 #define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -74,12 +75,12 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
 #define CHECK_WORDS(part) check_words((part), __FILE__, __LINE__)
 bool check_words(const char *part, const char *file, int line);
 
-/* Sets the labels of this thread's next failures: the case, and the rank (-1: no rank). */
+/* Set the labels of this thread's later failures: the case, and the rank (-1: no rank). */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void check_rank(int rank);
 
-/* Fails the Criterion test, with the first failures' messages, unless every check so far has
- * held. */
+/* Makes the Criterion test fail, with the messages of the first failures, if any check so far has
+ * failed. */
 void checks_must_hold(void);
 
 /* ---- Ranks (support.c) ---- */
@@ -87,18 +88,18 @@ void checks_must_hold(void);
 /* The body of one rank. The communicator is destroyed after it returns. */
 typedef void rank_body(onebit_comm_t comm, void *context);
 
-/* Runs the body on `size` threads as ranks, over a loopback communicator; then
- * checks_must_hold(). */
+/* Runs the body on `size` threads as ranks, over a loopback communicator, and calls
+ * checks_must_hold() afterwards. */
 void on_ranks(int size, rank_body *body, void *context);
 
 /* Does the same with the ranks spread over hosts. */
 void on_hosts(int size, int hosts, rank_body *body, void *context);
 
-/* Waits until all ranks of comm have called it, in a collective on a dense plan without
- * elements. */
+/* Waits until all ranks of comm have called this function. It calls a collective on a dense plan
+ * without elements. */
 void synchronize_ranks(onebit_comm_t comm);
 
-/* Returns a communicator of one rank; ends the test where there is none. */
+/* Returns a communicator of one rank. Ends the test if it cannot be created. */
 onebit_comm_t self_comm(void);
 
 /* Return the info of a handle. */
@@ -106,9 +107,9 @@ onebit_plan_info_t plan_info(onebit_plan_t plan);
 onebit_optimizer_info_t optimizer_info(onebit_optimizer_t optimizer);
 onebit_outer_info_t outer_info(onebit_outer_t outer);
 
-/* True if plans can be made with this codec here; "" is the library's own choice. Leaves
- * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread
- * runs. */
+/* True if plans can be made with this codec on this machine; "" is the library's own choice. Sets
+ * ONEBIT_CODEC to the codec if they can, and otherwise unsets it. Call it only while no other
+ * thread runs. */
 bool use_codec(const char *name);
 
 /* The codecs to test. */
@@ -117,20 +118,21 @@ extern const size_t test_codecs_count;
 
 /* ---- Data (support.c) ---- */
 
-/* Returns element i of a rank's input at a step. The input does not repeat at any size that the
- * library knows; magnitudes differ by region, as those of gradients do; some elements and blocks
- * are zero. It is the same on every machine. */
+/* Returns element i of a rank's input at a step. The input has no period at any size that the
+ * library uses. Magnitudes differ by region, as those of gradients do. Some elements and blocks are
+ * zero. The input is the same on every machine. */
 float input_value(size_t i, int rank, int step);
 void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
 
-/* Returns a number in [-1, 1) for each place, which splitmix64 mixes. */
+/* Returns a number in [-1, 1) for each value of `place`, computed by splitmix64. */
 float uniform_value(uint64_t place);
 
 size_t dtype_size(onebit_dtype_t dtype);
 const char *dtype_name(onebit_dtype_t dtype);
 
-/* Memory with an inaccessible page before and after. BELOW: data begins where the page before ends.
- * ABOVE: data ends where the page after begins, so it is only as aligned as `bytes` is. */
+/* Memory with an inaccessible page before and after it. BELOW: the data begins where the page
+ * before it ends. ABOVE: the data ends where the page after it begins, so its alignment depends on
+ * `bytes`. */
 enum guard { GUARD_BELOW, GUARD_ABOVE };
 struct guarded {
   void *data;
@@ -140,12 +142,13 @@ struct guarded {
 struct guarded guarded_create(size_t bytes, enum guard guard);
 void guarded_destroy(struct guarded *buffer);
 
-/* Fill bytes with a pattern that no result has; check that all of it is still there. */
+/* fill_pattern fills bytes with a pattern that no result has. pattern_holds checks that the whole
+ * pattern is still there. */
 void fill_pattern(void *buffer, size_t bytes);
 bool pattern_holds(const void *buffer, size_t bytes);
 
-/* Checks that two arrays of dtype are equal to the bit; the failure names the first difference and
- * counts them. */
+/* Checks that two arrays of dtype are equal to the bit. The failure names the first difference and
+ * the number of differences. */
 #define CHECK_BITS(what, actual, wanted, count, dtype)                                             \
   check_bits((what), (actual), (wanted), (count), (dtype), __FILE__, __LINE__)
 bool check_bits(const char *what, const void *actual, const void *wanted, size_t count,
@@ -154,15 +157,15 @@ bool check_bits(const char *what, const void *actual, const void *wanted, size_t
 /* Calls calloc and ends the test when there is no memory. */
 void *allocate(size_t count, size_t size);
 
-/* ---- Programs, and what they print (support.c) ---- */
+/* ---- Running programs and checking their output (support.c) ---- */
 
-/* Runs a program of the build directory ($BUILD, or build), as a user runs it; the format gives its
+/* Runs a program of the build directory ($BUILD, or build) as a user runs it. The format gives its
  * name and arguments as in a shell. Checks its exit status and returns its output of both streams,
- * valid until the next call. */
+ * which is valid until the next call. */
 const char *program(int wanted, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Splits a line at its spaces, and ends argv with NULL; the words live until the next call. Returns
- * how many there are. */
+/* Splits a line at its spaces, and ends argv with NULL. Returns the number of words, which are
+ * valid until the next call. */
 int split_line(char *argv[], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Checks that the output `said` contains `part`. */

@@ -1,4 +1,4 @@
-/* Cases of 1-bit Adam against the oracle. */
+/* Runs cases of 1-bit Adam and compares them with the oracle. */
 #include "tests/support_adam.h"
 
 #include "optimizers/optimizer.h"
@@ -21,8 +21,8 @@ const struct adam_tensors adam_tensors_many_words = {3,
 const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 0, 3.0f}}};
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
-/* Returns the value that a gradient has in an array of the gradients' type, times the loss
- * scale. */
+/* Returns the value of a gradient, times the loss scale, after it was stored in an array of the
+ * gradients' dtype. */
 static float round_gradient(const struct adam_case *what, float gradient, double loss_scale) {
   float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
   uint32_t element;
@@ -104,7 +104,8 @@ static double float_norm(const float *values, size_t count) {
   return sqrt(square_sum(values, count));
 }
 
-/* Returns the norm of the momentum that a rank serves, over all exchanges. */
+/* Returns the norm of the part of the momentum that a rank stores as a server, over all
+ * exchanges. */
 static double served_momentum_norm(const struct oracle_adam *adam, int rank) {
   double sum = 0.0;
   for (size_t k = 0; k < adam->exchange_count; k++) {
@@ -120,14 +121,15 @@ static double served_momentum_norm(const struct oracle_adam *adam, int rank) {
   return sqrt(sum);
 }
 
-/* Returns the norm of one exchange's residual on a rank, without the scalings of the momentum;
- * padding has no scaling. */
+/* Returns the norm of one exchange's residual on a rank. The scalings of the momentum are removed
+ * from it; padding has no scaling. */
 static double scaled_residual_norm(const struct oracle_adam *adam,
                                    const struct oracle_exchange *exchange, int rank) {
   const float *error = oracle_worker_error(exchange->oracle, rank);
   size_t count = oracle_worker_count(exchange->oracle, rank), at = 0;
   double sum = 0.0;
-  if (!adam->scaling || count < exchange->total) /* a part has no scalings (hierarchical) */
+  if (!adam->scaling || count < exchange->total) /* a rank's part of a hierarchical plan has no
+                                                  * scalings */
     return float_norm(error, count);
   for (size_t k = 0; k < exchange->tensors; k++) {
     size_t tensor = exchange->tensor[k];
@@ -173,7 +175,7 @@ void learner_oracle_gradient(const struct adam_case *what, const struct adam_lea
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-/* The kinds, each with its oracle and the Adam of that oracle. */
+/* The optimizers, each with its oracle and the Adam within that oracle. */
 #define KIND(kind, of, row, state_of)                                                              \
   static void *kind##_oracle(int size, int hosts, const onebit_tensor_t *tensors, size_t count,    \
                              const void *options) {                                                \
@@ -277,14 +279,14 @@ static uint64_t count_skipped(const struct adam_case *what, int step) {
   return is_poisoned(what, step) ? (uint64_t)(step - what->poisoned_from) + 1 : 0;
 }
 
-/* Compares the optimizer's info after a step with the oracle. */
+/* Compares the optimizer's info after a step with the oracle's. */
 static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer, int rank,
                        int step) {
   const struct adam_moment *wanted = &run->moments[step];
   const onebit_adam_options_t *options = &run->what->options;
   const onebit_optimizer_info_t info = optimizer_info(optimizer);
   const uint64_t made = (uint64_t)step + 1;
-  /* One rank in profile deepspeed exchanges nothing. */
+  /* A single rank in profile deepspeed exchanges nothing. */
   bool alone = options->common.profile == ONEBIT_PROFILE_DEEPSPEED && run->what->size == 1;
   const uint64_t dense = wanted->compressed && !alone ? wanted->freeze_step : made;
   CHECK(strcmp(info.name, kind_of(run->what)->name) == 0, "the name is %s", info.name);
@@ -314,7 +316,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
           "step %d: variance ratio %g, not %g", step, info.variance_ratio, wanted->variance_ratio);
 }
 
-/* Shuffles the order, differently for each rank and step. */
+/* Shuffles the order. The result differs by rank and step. */
 static void shuffle_order(size_t *order, size_t count, int rank, int step) {
   uint64_t state = (uint64_t)rank * 1009 + (uint64_t)step * 31 + 7;
   for (size_t i = count; i > 1; i--) {

@@ -1,7 +1,7 @@
 /*
- * Cases of 1-bit Adam; the functions that run one and compare it with the oracle are the same for
- * ranks that are threads and for ranks of MPI. Cases of other optimizers name their kind and run in
- * the same way.
+ * Cases of 1-bit Adam. The functions that run a case and compare it with the oracle are the same
+ * for ranks that are threads and for ranks of MPI. Cases of other optimizers name their kind and
+ * run in the same way.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ADAM_H
 #define ONEBIT_TESTS_SUPPORT_ADAM_H
@@ -21,14 +21,15 @@ struct adam_tensors {
   struct adam_tensor list[10];
 };
 
-/* The tensors of adam_tensors_odd have odd sizes; some are empty, one has a single element, some
- * have weight decay or their own rate. */
+/* The tensors of adam_tensors_odd have odd sizes. Some are empty, one has a single element, and
+ * some have a weight decay or a learning rate of their own. */
 extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
     adam_tensors_tiny, adam_tensors_none;
 
-/* The form of a step: one call; or gradients become ready one by one, from the last tensor on, from
- * the first, or in an order that differs by rank and step; PARTLY: each rank reports only half of
- * them, and makes every third step in one call. */
+/* The form of a step. In one call; or with gradients that become ready one by one, from the last
+ * tensor on (BACKWARD), from the first (FORWARD), or in an order that differs by rank and step
+ * (SHUFFLED). PARTLY: each rank reports only half of the gradients as ready, and makes every third
+ * step in one call. */
 enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
 
 struct optimizer_kind;
@@ -38,25 +39,25 @@ struct adam_case {
   const void *more;                  /* NULL, or further options of that kind */
   int size, steps;
   int hosts;                     /* number of hosts, with equally many ranks; 0 is 1 */
-  onebit_adam_options_t options; /* other kinds take the options of the same names; warmup_steps is
-                                    freeze_step, and momentum is beta1 */
+  onebit_adam_options_t options; /* other kinds use the options of the same names; warmup_steps is
+                                  * freeze_step, and momentum is beta1 */
   const struct adam_tensors *tensors;
   enum adam_form form;
   bool still;   /* every 13th element never gets a gradient */
-  int late;     /* when not 0: every 7th element, and all of the last tensor, gets its first
-                   gradient in this step */
-  float growth; /* when not 0: gradients are multiplied by growth^step */
-  float poison; /* when not 0: before each step one is skipped, in which a gradient of poisoned_rank
-                   has this value */
-  int poisoned_rank, poisoned_from; /* poisoned_from: the first such step */
-  float multiple; /* when not 0: arrays hold this multiple of the gradients, besides the loss scale;
-                     see gradient_factor */
-  size_t absent; /* when not 0: one in `absent` gradients, of a tensor and rank and step, is NULL */
+  int late;     /* if not 0: every 7th element, and all elements of the last tensor, get
+                 * their first gradient in this step */
+  float growth; /* if not 0: gradients are multiplied by growth^step */
+  float poison; /* if not 0: a skipped step precedes each step; in the skipped one a
+                 * gradient of poisoned_rank has this value */
+  int poisoned_rank, poisoned_from; /* poisoned_from: the first step that a skipped one precedes */
+  float multiple; /* if not 0: arrays contain the gradients times this number, besides the loss
+                   * scale; see gradient_factor */
+  size_t absent;  /* if not 0: one in `absent` gradients is NULL, by tensor, rank and step */
   unsigned uncompressed; /* bit k: tensor k stays uncompressed */
   unsigned tables;       /* bit k: tensor k is a table */
-  bool moving;           /* gradients are in another array every other step */
-  const int *widths;     /* NULL, or the bits of the messages of each step. Then beta1 is 1/2
-                            and there is no bias correction: products with levels are exact */
+  bool moving;           /* gradients are in another array in every second step */
+  const int *widths;     /* NULL, or the bits of each step's messages. With them beta1 is 1/2 and
+                          * there is no bias correction: products with levels are exact */
 };
 
 /* The oracle's state after each step. */
@@ -67,15 +68,15 @@ struct adam_run {
     bool compressed;
     size_t freeze_step;
     double variance_ratio, gradient_norm;
-    double before, after;                  /* the loss scale of this step and the next */
+    double before, after;                  /* the loss scale of this step, and of the next */
     double *momentum_norm, *residual_norm; /* [size]: norms of each rank's state */
   } * moments;                             /* [steps] */
   float *start;
   size_t total;
 };
 
-/* An optimizer: its row of the table of methods, and its oracle, which contains an oracle of 1-bit
- * Adam (`state`: tensors, exchanges, moments). */
+/* An optimizer: its row in the table of methods, and its oracle. The oracle contains an oracle of
+ * 1-bit Adam, `state`, with the tensors, exchanges and moments. */
 struct optimizer_kind {
   const char *name; /* the name in its info */
   const struct ob_method *method;
@@ -93,30 +94,32 @@ extern const struct optimizer_kind kind_adam, kind_lamb, kind_momentum, kind_lio
 struct adam_run adam_prepare(const struct adam_case *what);
 void adam_release(struct adam_run *run);
 
-/* Runs the case on one rank: the parameters must equal the oracle's after each step, to the bit.
+/* Runs the case on one rank. After each step the parameters must equal the oracle's to the bit.
  * This is a rank_body whose context is the struct adam_run. */
 void adam_on_rank(onebit_comm_t comm, void *run);
 
-/* Prepares the case and runs it on threads as its ranks, on its hosts. */
+/* Prepares the case and runs it with threads as ranks, on the hosts of the case. */
 void adam_check(const struct adam_case *what);
 
-/* Checks the case on groups of 1, 2, 3, 4 and 7 ranks, whatever its size, unless test_wanted thins
- * them. */
+/* Checks the case on groups of 1, 2, 3, 4 and 7 ranks, whatever its `size` is. test_wanted may
+ * leave out some of the groups. */
 void adam_check_on_groups(struct adam_case what);
 
-/* Checks the case with every codec of this machine, and one to three threads each. */
+/* Checks the case with every codec of this machine, each with one to three threads. */
 void adam_check_codecs(struct adam_case what);
 
-/* Fills the gradient of all tensors on a rank at a step; the other function returns the learning
- * rate of a step. */
+/* adam_gradient fills the gradient of all tensors on a rank at a step. adam_learning_rate returns
+ * the learning rate of a step. */
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);
 
-/* Return the sum of squares; true if a norm is the wanted one but for the order of additions. */
+/* square_sum returns the sum of squares. is_close is true if two norms differ only by the order of
+ * additions. */
 double square_sum(const float *values, size_t count);
 bool is_close(double actual, double wanted);
 
-/* The optimizer's arrays of one rank, of the case's types; `values` holds gradients as float32. */
+/* The optimizer's arrays of one rank, of the case's dtypes. `values` has the gradients as
+ * float32. */
 struct adam_learner {
   char *parameters, *gradients[2];
   float *values;
@@ -124,12 +127,13 @@ struct adam_learner {
   size_t first[10], total;
 };
 
-/* Makes them; the parameters are the same on all ranks. */
+/* Creates the arrays. The parameters are the same on all ranks. */
 struct adam_learner learner_make(const struct adam_case *what);
 void learner_free(struct adam_learner *learner);
 
-/* Write the gradients of a step to their array, and give the optimizer its address if it may
- * change; and compute these gradients as the oracle takes them. */
+/* learner_set_gradients writes the gradients of a step to their array, and gives the optimizer the
+ * array's address if it may change. learner_oracle_gradient computes these gradients in the form
+ * that the oracle needs. */
 void learner_set_gradients(const struct adam_case *what, struct adam_learner *learner,
                            onebit_optimizer_t optimizer, int rank, int step);
 void learner_oracle_gradient(const struct adam_case *what, const struct adam_learner *learner,
@@ -139,7 +143,7 @@ void learner_oracle_gradient(const struct adam_case *what, const struct adam_lea
 onebit_status_t adam_make_step(const struct adam_case *what, onebit_optimizer_t optimizer, int rank,
                                int step);
 
-/* Checks that the parameters are the wanted ones, rounded to their type. */
+/* Checks that the parameters equal `wanted`, rounded to their dtype. */
 void learner_check_parameters(const struct adam_case *what, const struct adam_learner *learner,
                               const char *name, const float *wanted);
 

@@ -5,13 +5,15 @@
 #define BLOCK_SIZES 5
 static const size_t block_sizes[BLOCK_SIZES] = {2048, 32, 256, 65536, ONEBIT_BLOCK_BUFFER};
 static const size_t chunk_sizes[] = {0, 32, 4096, 0, 2048};
-/* Groups of this size have no chunks of one word: these make hundreds of thousands of messages. */
+/* Groups of this size or more have no chunks of one word, which would make hundreds of thousands of
+ * messages. */
 #define MANY_RANKS 5
 #define SCALES     2
 #define DTYPES     3
 
-/* Draws a number below `limit` from the case and from `what`, the same in every run: it spreads
- * options that are not multiplied out evenly over the cases. (Knuth's multiplicative hash.) */
+/* Draws a number below `limit` from the number of the case and from `what`. It is the same in every
+ * run. Options that are not part of the product are spread evenly over the cases in this way.
+ * (Knuth's multiplicative hash.) */
 static size_t draw_number(size_t number, size_t what, size_t limit) {
   uint32_t hash = (uint32_t)(number * 8 + what) * 2654435761u;
   return (hash >> 16) % limit;
@@ -45,14 +47,14 @@ static struct collective_case *add_case(struct table *table, onebit_operation_t 
   if (table->size >= MANY_RANKS && what->options.chunk_size == 32)
     what->options.chunk_size = 1024;
   what->options.dtype = (onebit_dtype_t)draw_number(number, 1, DTYPES);
-  /* Threads that outnumber the cores spin, and test nothing more. */
+  /* If threads outnumber the cores they spin, which tests nothing more. */
   what->options.threads = table->size <= 2 ? 1 + (int)draw_number(number, 2, 3) : 1;
   what->placement = (enum placement)draw_number(number, 3, PLACEMENTS);
   what->nonblocking = draw_number(number, 4, 2);
   return what;
 }
 
-/* Adds a case with combination k of block size, scale and, when all are wanted, dtype. */
+/* Adds a case with combination k of block size and scale, and of dtype if all dtypes are wanted. */
 static void add_combination(struct table *table, onebit_operation_t operation, size_t count,
                             size_t k, bool every_dtype) {
   struct collective_case *what = add_case(table, operation, count);
@@ -73,8 +75,8 @@ static size_t count_combinations(int size, enum extent extent, size_t count) {
   return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
 }
 
-/* Gives a case more than one bit an element: each width in turn, and the block sizes and scales
- * that such messages can have. */
+/* Gives a case more than one bit per element. The widths alternate, and so do the block sizes and
+ * scales that such messages can have. */
 static void set_width(struct collective_case *what, size_t number, size_t k) {
   static const int widths[] = {8, 2, 4};
   what->options.bits = widths[k % 3];
@@ -82,7 +84,7 @@ static void set_width(struct collective_case *what, size_t number, size_t k) {
   what->options.scale = draw_number(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
 }
 
-/* Adds a case of that type, if all types are wanted. */
+/* Adds a case of that dtype, if all dtypes are wanted. */
 static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
                                         size_t count, size_t dtypes, size_t dtype) {
   struct collective_case *what = add_case(table, operation, count);
@@ -91,8 +93,8 @@ static struct collective_case *add_kind(struct table *table, onebit_operation_t 
   return what;
 }
 
-/* Adds dense messages of all operations, and what only the allreduce has: profile deepspeed, and
- * the control without error feedback. */
+/* Adds dense messages of all operations, and two kinds that only the allreduce has: profile
+ * deepspeed, and the control without error feedback. */
 static void add_other_kinds(struct table *table, size_t count, enum extent extent) {
   size_t dtypes = extent == FEW || count > 10000 ? 1 : DTYPES;
   for (size_t k = 0; k < dtypes; k++) {
@@ -111,8 +113,8 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
       size_t wanted = count_combinations(size, extent, test_counts[c]);
       for (size_t k = 0; k < wanted; k++)
         add_combination(&table, (onebit_operation_t)operation, test_counts[c],
-                        /* fewer than all combinations: every block size, if there are so many, and
-                         * a drawn scale */
+                        /* fewer than all combinations: every block size, if there
+                         * are enough cases, and a drawn scale */
                         wanted < BLOCK_SIZES ? draw_number(table.count, 5, BLOCK_SIZES * SCALES)
                         : wanted == BLOCK_SIZES
                             ? k + BLOCK_SIZES * draw_number(table.count, 6, SCALES)
@@ -128,8 +130,8 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
   return table.cases;
 }
 
-/* Adds cases of a schedule: both wires, every block size in turn, and the control without error
- * feedback. */
+/* Adds cases of a schedule: compressed and dense messages, each block size in turn, and the control
+ * without error feedback. */
 static void add_schedule(struct table *table, size_t count, onebit_schedule_t schedule, int hosts,
                          size_t blocks) {
   size_t usable = schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? BLOCK_SIZES - 1 : BLOCK_SIZES;
@@ -168,7 +170,7 @@ static size_t find_index(const size_t *list, size_t count, size_t value) {
   return k;
 }
 
-/* The form of a message: a number of bits an element, or an option that excludes other numbers. */
+/* The form of a message: the number of bits per element, or an option that fixes this number. */
 enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
 enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
 
@@ -194,8 +196,8 @@ static size_t length_of(const struct collective_case *what) {
   return block && what->count % block == 0 ? WHOLE_BLOCKS : BLOCKS_AND_A_PART;
 }
 
-/* Returns the level of a case of one bit an element: its combination of operation, block size and
- * length. Other cases have level 0. */
+/* Returns the level of a case with one bit per element, which is its combination of operation,
+ * block size and length. Other cases have level 0. */
 static size_t one_bit_blocks(const struct collective_case *what, enum form form, size_t block) {
   const size_t operation = (size_t)what->options.operation;
   return form == ONE_BIT ? 1 + (operation * (BLOCK_SIZES + 1) + block) * LENGTHS + length_of(what)

@@ -1,6 +1,7 @@
 /*
- * Optimizers that are saved and loaded: a table of them, and a trainee, which is one of them on one
- * rank with its own tensors; its gradients are the same in every run.
+ * Optimizers that are saved and loaded: a table of cases, and the trainee. A trainee is the
+ * optimizer of a case on one rank, with tensors of its own. Its gradients are the same in every
+ * run.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
 #define ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
@@ -11,18 +12,18 @@
 struct checkpoint_case {
   const char *name;
   const struct ob_method *method;
-  int size, hosts, steps; /* hosts: 0 is 1 */
-  size_t freeze_step;     /* the option of the method for the end of its warm-up */
-  double beta2;           /* 0: the default */
+  int size, hosts, steps; /* hosts: 0 means 1 */
+  size_t freeze_step;     /* the method's option for the end of its warm-up */
+  double beta2;           /* 0: the default value */
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
   int trust_ratio;       /* of Efficient-Adam */
-  unsigned uncompressed; /* tensors, as bits */
-  bool skips; /* some steps are preceded by a skipped one, with a gradient that is not finite */
+  unsigned uncompressed; /* tensors that stay uncompressed, as bits */
+  bool skips; /* a skipped step, with a gradient that is not finite, precedes some steps */
   onebit_optimizer_options_t common;
 };
 
-/* Every optimizer, in every stage, in both profiles, on one rank and on several. */
+/* Every optimizer, in every stage, in both profiles, on one rank and on several ranks. */
 extern const struct checkpoint_case checkpoint_cases[];
 extern const size_t checkpoint_cases_count;
 
@@ -36,17 +37,17 @@ struct trainee {
   int rank;
   void *parameters, *gradients; /* of the case's types */
   onebit_tensor_t tensors[TRAINEE_TENSORS];
-  onebit_optimizer_t optimizer; /* NULL: this build lacks the optimizer */
+  onebit_optimizer_t optimizer; /* NULL if this build lacks the optimizer */
 };
 
 /* Returns the bytes of a trainee's parameters. */
 size_t trainee_parameter_bytes(const struct checkpoint_case *what);
 
-/* Creates a trainee, collectively; its parameters are those of input_value at step `start`. */
+/* Creates a trainee, collectively. Its parameters are the values of input_value at step `start`. */
 struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start);
 void trainee_destroy(struct trainee *trainee);
 
-/* Makes step number `step`, 0 being the first. */
+/* Makes step number `step`; the first step is 0. */
 void trainee_step(struct trainee *trainee, int step);
 
 /* The parts of all ranks. */
@@ -59,7 +60,7 @@ struct saved_parts {
 /* Returns a rank's part, which the caller frees. */
 void *optimizer_part(onebit_optimizer_t optimizer, size_t *bytes);
 
-/* Saves this rank's part to `parts` and waits until all ranks have. */
+/* Saves this rank's part to `parts` and waits until all ranks have done so. */
 void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts);
 void free_parts(struct saved_parts *parts);
@@ -68,8 +69,8 @@ void free_parts(struct saved_parts *parts);
 void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts);
 
 /*
- * The parts of a checkpoint, read as docs/checkpoints.md describes them, without the library's
- * code; their checksums are set again after a test has changed them.
+ * The parts of a checkpoint. They are read as docs/checkpoints.md describes them, without the
+ * library's code. Their checksums are set again after a test has changed them.
  */
 
 /* Offsets of fields of the header. */
@@ -92,7 +93,7 @@ enum {
   PART_ROWS = 232
 };
 
-/* The contents of a section. */
+/* The values of a section's `what` field. */
 enum {
   SECTION_NORMS = 1,
   SECTION_NUMBERS,
@@ -120,18 +121,19 @@ void part_set(void *part, size_t offset, uint64_t number);
 struct section part_section(const void *part, size_t number);
 void part_set_section(void *part, size_t number, const struct section *section);
 
-/* Returns all elements of one kind; NaN stands for those that the part does not have. The caller
- * frees them. */
+/* Returns all elements of one kind. Elements that the part does not have are NaN. The caller frees
+ * the array. */
 float *part_values(const struct saved_parts *parts, int part, uint32_t what);
-/* Does the same for all parts together; an element of several parts is taken from the last one. */
+/* Does the same for all parts together. An element that is in several parts is read from the last
+ * one. */
 float *parts_values(const struct saved_parts *parts, uint32_t what);
-/* Checks that parts have the same elements of one kind as other parts, to the bit. */
+/* Checks that the elements of one kind are equal in two sets of parts, to the bit. */
 void check_same_values(const char *name, uint32_t what, const struct saved_parts *wanted,
                        const struct saved_parts *parts);
 /* Returns the mean of each element over the parts that have it. */
 double *parts_mean(const struct saved_parts *parts, uint32_t what);
 
-/* Set the checksum of a section, and of the front. */
+/* part_sign_section sets the checksum of a section; part_sign sets the checksum of the front. */
 void part_sign_section(void *part, size_t number);
 void part_sign(void *part);
 

@@ -1,4 +1,5 @@
-/* One case of a collective, against the oracle; and a bucket that makes a plan climb. */
+/* Runs one case of a collective and compares it with the oracle. Also defines a bucket that makes a
+ * plan raise its number of bits. */
 #include "tests/support_collectives.h"
 
 #include "base/hash.h"
@@ -189,7 +190,7 @@ void collective_check_sample(const char *name, size_t thinner, struct collective
   free(cases);
 }
 
-/* Cases that use one communicator, one after the other. */
+/* A list of cases that use one communicator, one after the other. */
 struct list {
   struct collective_run *runs;
   size_t count;
@@ -227,7 +228,8 @@ void collectives_over(const char *name, on_transport *on, size_t most_elements) 
   run_cases_over(name, on, most_elements, cases, count);
 }
 
-/* Makes the buffers of a rank. In place, the smaller one lies inside the larger one. */
+/* Creates the buffers of a rank. For an in-place call the smaller buffer is inside the larger
+ * one. */
 static void make_buffers(struct rank_plan *rank_plan) {
   const struct collective_case *what = &rank_plan->run->what;
   const onebit_operation_t operation = what->options.operation;
@@ -296,15 +298,15 @@ void rank_plan_finish(struct rank_plan *rank_plan) {
   rank_plan_free(rank_plan);
 }
 
-/* ---- The bucket that is ordinary, hard, and ordinary again ---- */
+/* ---- A bucket of ordinary values, then of hard values, then of ordinary values again ---- */
 
 static float ordinary_value(size_t i, int rank, int call) {
   const uint64_t place = ((uint64_t)call * 16 + (uint64_t)rank) * 65536 + i;
   return uniform_value(place) + uniform_value(place + ((uint64_t)1 << 40));
 }
 
-/* Returns an element of the bucket. While it is hard, one element of each block is a thousand times
- * as large as the others, on rank 0. */
+/* Returns an element of the bucket. During the hard phase, one element of each block on rank 0 is a
+ * thousand times as large as the others. */
 static float ladder_value(size_t i, int rank, int call, bool hard) {
   return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary_value(i, rank, call);
 }
@@ -325,10 +327,10 @@ onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bit
                                                                                           : NULL;
 }
 
-/* The plan and the buffer by which ranks compare their width after every call, and in an allreduce
- * their result. */
+/* The plan and the buffer with which ranks compare their widths after every call. In an allreduce
+ * they also compare their results. */
 struct comparison {
-  onebit_plan_t plan; /* dense: gathers values as they are */
+  onebit_plan_t plan; /* a dense plan, which gathers values unchanged */
   float *all;
 };
 
@@ -351,7 +353,8 @@ static void compare_ranks(const struct comparison *comparison, int size, int bit
           (double)comparison->all[2 * k + 1]);
 }
 
-/* Checks the bits at the end of each third, and how many bytes a call says that it sends. */
+/* Checks the number of bits at the end of each third, and the number of bytes that the info of a
+ * call reports as sent. */
 static void check_climb(onebit_plan_t plan, int call, bool alone) {
   const onebit_plan_info_t info = plan_info(plan);
   if (call + 1 == LADDER_ORDINARY)

@@ -1,5 +1,5 @@
 /*
- * Cases of the collectives: the table, and the code that runs a case, are the same for ranks that
+ * Cases of the collectives. The table, and the code that runs a case, are the same for ranks that
  * are threads and for ranks of MPI.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
@@ -8,8 +8,8 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
-/* The placement of the buffers. APART_ODD: one element (three for the result) after an aligned
- * address. */
+/* The placement of the buffers. APART_ODD: the send buffer begins one element after an aligned
+ * address, and the receive buffer three. */
 enum placement { APART_ABOVE, APART_BELOW, APART_ODD, IN_PLACE, PLACEMENTS };
 
 struct collective_case {
@@ -17,26 +17,26 @@ struct collective_case {
   size_t count;
   onebit_plan_options_t options;
   enum placement placement;
-  bool nonblocking; /* every second call is */
-  /* NULL: fill_input fills the send buffers */
+  bool nonblocking; /* every second call is nonblocking */
+  /* If NULL, fill_input fills the send buffers. */
   void (*fill)(void *values, onebit_dtype_t dtype, size_t count, int rank, int step);
 };
 
-/* The extent of the table: EVERY_OPTION is the full product of dtype, scale and block size for
- * counts up to 4097; COVERING has every pair of scale and block size for each operation and count;
- * FEW is for launches under mpirun. */
+/* The extent of the table. EVERY_OPTION is the full product of dtype, scale and block size for
+ * counts up to 4097. COVERING has every pair of scale and block size for each operation and count.
+ * FEW has few cases, for launches under mpirun. */
 enum extent { EVERY_OPTION, COVERING, FEW };
 
-/* Returns the cases for groups of `size`; the caller frees the array. */
+/* Returns the cases for groups of `size` ranks. The caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
 
-/* Returns the cases to run: each pair of values of two options; and for 1-bit cases each operation
- * and block size with no element, a part of a block, whole blocks and more. The caller frees the
- * rows. */
+/* Returns the cases to run. They contain each pair of values of two options. For 1-bit cases they
+ * contain each operation and block size with no element, with a part of a block, with whole blocks,
+ * and with blocks and a part. The caller frees the rows. */
 struct sample collective_sample(const char *name, size_t thinner,
                                 const struct collective_case *cases, size_t count);
 
-/* Returns cases of the schedules of an allreduce, for `size` ranks on `hosts` hosts; the caller
+/* Returns cases of the schedules of an allreduce, for `size` ranks on `hosts` hosts. The caller
  * frees the array. */
 struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count);
 
@@ -44,10 +44,10 @@ struct collective_case *schedule_cases(int size, int hosts, enum extent extent, 
 struct collective_run {
   struct collective_case what;
   struct oracle *oracle;
-  void **results; /* one array of result_count elements a step */
+  void **results; /* one array of result_count elements per step */
 };
 
-/* Lets the oracle run the case. */
+/* Runs the case on the oracle. */
 struct collective_run collective_prepare(const struct collective_case *what);
 void collective_release(struct collective_run *run);
 
@@ -58,13 +58,14 @@ void collective_on_rank(onebit_comm_t comm, void *run);
 /* Prepares a case and runs the body on its ranks; the context is the struct collective_run. */
 void collective_check(const struct collective_case *what, rank_body *body);
 
-/* Calls `check` with the oracle's results of each case of a sample; frees the cases. */
+/* Calls `check` with each case of a sample and the oracle's results for it. Frees the cases. */
 typedef void collective_body(struct collective_run *run, size_t number);
 void collective_check_sample(const char *name, size_t thinner, struct collective_case *cases,
                              size_t count, collective_body *check);
 
-/* Checks a few cases of 1 to 4 ranks, and the schedules of 4 ranks on 2 hosts, of at most so many
- * elements, over a transport: it runs a body on ranks, on hosts, and then checks_must_hold(). */
+/* Checks cases of 1 to 4 ranks, and the schedules of 4 ranks on 2 hosts, with at most most_elements
+ * elements, over a transport. The function `on` runs a body on ranks, on hosts, and calls
+ * checks_must_hold() afterwards. */
 typedef void on_transport(int size, int hosts, rank_body *body, void *context);
 void collectives_over(const char *name, on_transport *on, size_t most_elements);
 
@@ -79,7 +80,7 @@ struct rank_plan {
   int rank;
 };
 
-/* Creates the plan, collectively, and the buffers, beside pages that nobody may touch. */
+/* Creates the plan, collectively, and the buffers, which adjoin inaccessible pages. */
 bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
                       const struct collective_run *run);
 /* rank_plan_fill fills the send buffer with the input of a step; rank_plan_check checks that the
@@ -88,11 +89,11 @@ bool rank_plan_create(struct rank_plan *rank_plan, onebit_comm_t comm,
 void rank_plan_fill(const struct rank_plan *rank_plan, int step);
 void rank_plan_check(const struct rank_plan *rank_plan, int step);
 void rank_plan_call(const struct rank_plan *rank_plan, int step);
-/* Free all; rank_plan_finish checks first that the residuals are the oracle's. */
+/* Free everything. rank_plan_finish first checks that the residuals are the oracle's. */
 void rank_plan_free(struct rank_plan *rank_plan);
 void rank_plan_finish(struct rank_plan *rank_plan);
 
-/* Calls the operation that the plan was made for. */
+/* Call or start the operation for which the plan was created. */
 onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                 onebit_plan_t plan);
 onebit_status_t start_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
@@ -110,27 +111,28 @@ struct kept_errors {
 struct kept_errors export_errors(onebit_plan_t plan);
 void free_errors(struct kept_errors *errors);
 
-/* Checks that a plan's residuals are these, to the bit. */
+/* Checks that a plan's residuals equal those in `before`, to the bit. */
 void check_unchanged_errors(onebit_plan_t plan, const struct kept_errors *before);
 
 /* Checks that a plan's residuals equal the oracle's of that rank, to the bit. */
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);
 
-/* Returns the inputs of all ranks at a step, as oracle_call takes them; free_inputs frees them. */
+/* Returns the inputs of all ranks at a step, in the form that oracle_call needs. free_inputs frees
+ * them. */
 const void **all_inputs(int size, size_t count, onebit_dtype_t dtype, int step);
 void free_inputs(const void **inputs, int size);
 
 const char *operation_name(onebit_operation_t operation);
 
 /*
- * A plan of 1 to 8 bits whose bucket is ordinary, then hard, then ordinary again, for ranks that
- * are threads and ranks of MPI.
+ * A plan of 1 to 8 bits. Its bucket has ordinary values, then hard values, then ordinary values
+ * again. Both ranks that are threads and ranks of MPI run it.
  */
 
 enum { LADDER_COUNT = 4160, LADDER_WINDOW = 16 };
 
-/* The call at which each phase ends: the plan climbs within 33 calls and a move every 48, and
- * descends a move every 96. */
+/* The call at which each phase ends. In the hard phase the plan raises its bits for the first time
+ * within 33 calls, and again every 48 calls. Later it lowers them every 96 calls. */
 enum {
   LADDER_ORDINARY = 40,
   LADDER_HARD = LADDER_ORDINARY + 140,
@@ -142,16 +144,16 @@ struct climb {
   onebit_schedule_t schedule;
 };
 
-/* Fills the bucket: while it is hard, one element of a block is a thousand times as large as the
- * others, on rank 0. */
+/* Fills the bucket. During the hard phase, one element of each block on rank 0 is a thousand times
+ * as large as the others. */
 void ladder_fill(float *values, size_t count, int rank, int call);
 
-/* Creates the plan; notes a failure and returns NULL if it cannot be created. */
+/* Creates the plan. If it cannot be created, records a failure and returns NULL. */
 onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bits);
 
-/* Makes all calls; checks that the plan climbs to 8 bits and returns to one, that all ranks have
- * the same bits and results after every call, and that calls send as many bytes as announced. This
- * is a rank_body whose context is a struct climb. */
+/* Makes all calls. Checks that the plan goes to 8 bits and returns to one, that all ranks have the
+ * same bits and results after every call, and that calls send as many bytes as announced. This is a
+ * rank_body whose context is a struct climb. */
 void climb_on_rank(onebit_comm_t comm, void *climb);
 
 #endif

@@ -1,4 +1,4 @@
-/* A disk with faults, and objects in the place of files. */
+/* A disk with faults, and objects of other types at the paths of files. */
 #include "tests/support_disk.h"
 
 #include <dirent.h>
@@ -13,15 +13,16 @@
 
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };
 
-/* Changes of names since the directory was synced, to be undone. */
+/* A change of a name since the directory was synced. A power cut undoes it. */
 enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
   enum event_kind kind;
-  char path[PATH], to[PATH], former[PATH]; /* former: a link to the file that had the name, or "" */
+  char path[PATH], to[PATH], former[PATH]; /* former: a link to the file that had the name before,
+                                            * or "" */
 };
 
-/* An open file, and whether all its bytes are synced. */
+/* An open file, with the information whether all its bytes are synced. */
 struct open_file {
   int number; /* 0: none */
   char path[PATH];
@@ -55,7 +56,8 @@ static struct open_file *find_open_file(int number) {
   return NULL;
 }
 
-/* Finds the path of a name in a directory that was opened before, or of a path. */
+/* Finds the path of a name in a directory that was opened before. Without a directory, the name is
+ * a path itself. */
 static void find_path(char to[PATH], int directory, const char *name) {
   const struct open_file *file = directory == AT_FDCWD ? NULL : find_open_file(directory);
   if (snprintf(to, PATH, "%s%s%s", file ? file->path : "", file ? "/" : "", name) >= PATH ||
@@ -63,7 +65,7 @@ static void find_path(char to[PATH], int directory, const char *name) {
     abort();
 }
 
-/* Keeps the file that the path names, by a link in the shadow directory. */
+/* Keeps the file at the path by a link to it in the shadow directory. */
 static void keep_former_file(struct event *event, const char *path) {
   snprintf(event->former, sizeof event->former, "%s/%ld", disk.shadow, disk.links++);
   if (link(path, event->former) != 0)
@@ -106,8 +108,8 @@ static void cut_power(void) {
     undo_event(&disk.events[disk.event_count]);
 }
 
-/* Counts a call, and injects the fault if it is due. Returns true if the call must fail; errno is
- * set then. */
+/* Counts a call, and injects the fault if it is due. Returns true if the call must fail, and sets
+ * errno. */
 static bool inject_fault(void) {
   bool now = ++disk.calls == disk.at;
   switch (disk.fault) {
@@ -181,7 +183,8 @@ static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
   return some;
 }
 
-/* Writes. If the process ends in this write, the first half of it is on the disk. */
+/* Writes to a file. If the process ends in this write, only the first half of the bytes is on the
+ * disk. */
 static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offset) {
   ssize_t written = -1;
   pthread_mutex_lock(&lock);
@@ -342,7 +345,7 @@ struct names list_names(const char *path) {
   return names;
 }
 
-/* ---- Objects in the place of a file ---- */
+/* ---- Objects of other types at the path of a file ---- */
 
 const char *const irregular_names[IRREGULARS] = {"FIFO", "socket", "directory", "device",
                                                  "link to a FIFO"};
@@ -393,7 +396,7 @@ void irregular_remove(enum irregular kind, const char *path) {
   CHECK((kind == A_DIRECTORY ? rmdir(path) : unlink(path)) == 0, "%s is not there", path);
 }
 
-/* ---- A directory for whatever a test writes ---- */
+/* ---- A directory for the files that a test writes ---- */
 
 void scratch_create(char path[PATH_ROOM]) {
   const char *parent = getenv("TMPDIR");

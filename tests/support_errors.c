@@ -1,4 +1,4 @@
-/* The scenarios of errors on one rank of several: in calls, in creations, and in steps. */
+/* Scenarios in which one of several ranks makes an error: in calls, in creations, and in steps. */
 #include "tests/support_errors.h"
 
 #define COUNT 500
@@ -13,13 +13,13 @@ void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const 
     CHECK_WORDS(name);
   } else {
     CHECK_STATUS(status, ONEBIT_ERROR_PEER);
-    if (!strstr(onebit_last_error(), "or another that it has heard of"))
+    if (!strstr(onebit_last_error(), "(or a rank whose status it passed on)"))
       CHECK_WORDS(words);
   }
 }
 
-/* Mistakes in the buffers. OTHERS_PLACE: a rank's buffer lies where another rank's part is in
- * place; that is an overlap. */
+/* Mistakes in the buffers. OTHERS_PLACE: for an in-place call, a rank's buffer is where another
+ * rank's part would be, which is an overlap. */
 enum mistake { NO_SENDBUF, NO_RECVBUF, ODD_SENDBUF, ODD_RECVBUF, OVERLAP, OTHERS_PLACE, MISTAKES };
 
 static onebit_status_t call_with_mistake(const struct collective_case *what, enum mistake mistake,
@@ -51,7 +51,7 @@ static onebit_status_t call_with_mistake(const struct collective_case *what, enu
   return status;
 }
 
-/* Makes all mistakes, each between two correct calls. */
+/* Makes all mistakes, with a correct call before and after each. */
 static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_run *run) {
   static const char *const names[] = {"sendbuf", "recvbuf", "sendbuf",
                                       "recvbuf", "overlap", "overlap"};
@@ -138,7 +138,8 @@ void wrong_plan_on_one_rank(onebit_comm_t comm, void *context) {
   }
 }
 
-static float parameters[2 * COUNT], gradients[2 * COUNT]; /* never written: shared by all threads */
+static float parameters[2 * COUNT], gradients[2 * COUNT]; /* never written, so all threads share
+                                                           * them */
 
 void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
@@ -165,7 +166,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   int rank = onebit_comm_rank(comm);
-  /* whether profile deepspeed refuses these options */
+  /* true if profile deepspeed refuses these options */
   bool other = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL || culprit->shards;
   for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !other; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
@@ -181,7 +182,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
     check_case("rank %d gives a wrong learning rate, profile %d", culprit->rank, profile);
     fill_input(parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
     CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
-    for (int step = 0; step < 6; step++) { /* warm-up and compressed */
+    for (int step = 0; step < 6; step++) { /* in the warm-up and compressed */
       fill_input(gradient, ONEBIT_FLOAT32, COUNT, rank, step);
       memcpy(before, parameter, sizeof before);
       onebit_status_t status =
@@ -198,7 +199,8 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   }
 }
 
-/* Plans that differ from the common one in a single option, and its name in the message. */
+/* Plans that differ from the other ranks' plan in a single option, and the option's name in the
+ * message. */
 #define PLAN(...)                                                                                  \
   { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
 static const struct {
@@ -249,7 +251,7 @@ static const struct {
 } other_adams[] = {
     {"ntensors", 1, COUNT, 0, 0, ADAM(.common.threads = 0)},
     {"count", 2, COUNT - 1, 0, 0, ADAM(.common.threads = 0)},
-    {"weight decay", 2, COUNT, 0.5f, 0, ADAM(.common.threads = 0)},
+    {"weight_decay", 2, COUNT, 0.5f, 0, ADAM(.common.threads = 0)},
     {"factor", 2, COUNT, 0, 0.5f, ADAM(.common.threads = 0)},
     {"scale", 2, COUNT, 0, 0, ADAM(.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
     {"block_size", 2, COUNT, 0, 0, ADAM(.common.block_size = 32)},
@@ -352,8 +354,8 @@ void pair_free(struct adam_pair *pair) {
   free(pair);
 }
 
-/* The first has a bucket for each tensor; the second, which makes only the correct steps, gives the
- * expected parameters. */
+/* The first optimizer has a bucket for each tensor. The second makes only the correct steps, and
+ * gives the expected parameters. */
 static struct adam_pair *make_pair(onebit_comm_t comm, const struct culprit *culprit) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   options[0].freeze_step = STEPS / 2;
@@ -372,8 +374,8 @@ static void open_step(onebit_optimizer_t optimizer, float rate) {
     CHECK_STATUS(onebit_optimizer_ready(optimizer, t), ONEBIT_OK);
 }
 
-/* The mistakes, with a part of each one's message. All but the last two are made in an open
- * step. */
+/* The mistakes, with a part of the message of each. All but the last two are made while a step is
+ * open. */
 enum step_mistake {
   NO_TENSOR,
   TWICE,

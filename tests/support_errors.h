@@ -1,18 +1,19 @@
 /*
- * Errors of one rank that all must learn of: scenarios that run on any communicator, over loopback
- * and over MPI.
+ * Errors of one rank that all ranks must be told about: scenarios that run on any communicator,
+ * over loopback and over MPI.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ERRORS_H
 #define ONEBIT_TESTS_SUPPORT_ERRORS_H
 
 #include "tests/support_collectives.h"
 
-/* Checks the status and message of a rank after `culprit` gave a wrong argument called `name`. In a
- * hierarchical plan the message may name another rank, which passed the error on. */
+/* Checks the status and message of a rank after `culprit` has passed a wrong argument called
+ * `name`. In a hierarchical plan the message may instead name a rank that has passed the error
+ * on. */
 void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
 
-/* The rank at fault, the schedule of allreduces and optimizers, and the optimizers' clipping and
- * shards. */
+/* The rank that makes the error, the schedule of allreduces and optimizers, and the clipping and
+ * shards of the optimizers. */
 struct culprit {
   int rank;
   onebit_schedule_t schedule;
@@ -20,9 +21,9 @@ struct culprit {
   onebit_shards_t shards;
 };
 
-/* Each is a rank_body whose context is a struct culprit. The culprit gets ONEBIT_ERROR_ARGUMENT,
- * the others ONEBIT_ERROR_PEER with its number; nobody hangs, nothing is changed, and later calls
- * work. */
+/* Each function is a rank_body whose context is a struct culprit. The culprit gets
+ * ONEBIT_ERROR_ARGUMENT. The others get ONEBIT_ERROR_PEER with the culprit's number. No rank hangs,
+ * nothing is changed, and later calls succeed. */
 void wrong_buffers_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_operation_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_plan_on_one_rank(onebit_comm_t comm, void *culprit);
@@ -30,7 +31,8 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *culprit);
 void mistakes_in_an_open_step(onebit_comm_t comm, void *culprit);
 
-/* The culprit destroys its optimizer after reporting some gradients: the others learn of it. */
+/* The culprit destroys its optimizer after it has reported some gradients as ready. The others get
+ * an error. */
 void destroyed_in_an_open_step(onebit_comm_t comm, void *culprit);
 
 /* The culprit passes other options than the other ranks: all ranks get ONEBIT_ERROR_MISMATCH. */
@@ -38,10 +40,10 @@ void other_plan_on_one_rank(onebit_comm_t comm, void *culprit);
 void other_adam_on_one_rank(onebit_comm_t comm, void *culprit);
 void plan_here_and_optimizer_there(onebit_comm_t comm, void *culprit);
 
-/* The culprit has another number of threads, which is allowed. */
+/* The culprit uses another number of threads, which is allowed. */
 void other_threads_on_one_rank(onebit_comm_t comm, void *culprit);
 
-/* Two optimizers of equal tensors, of which the first stays uncompressed. */
+/* Two optimizers of equal tensors. The first tensor stays uncompressed. */
 enum { PAIR_TENSORS = 5, PAIR_EACH = 300, PAIR_COUNT = PAIR_TENSORS * PAIR_EACH };
 struct adam_pair {
   float parameter[2][PAIR_COUNT], gradient[2][PAIR_COUNT];

@@ -1,4 +1,4 @@
-/* Floating-point environments, a locale, and calls in them. */
+/* Floating-point environments, a locale, and calls made in them. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/support_floats.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Some have exception flags set, as in a program that has not cleared them. */
+/* The environments. Some have exception flags set, as in a program that has not cleared them. */
 const struct float_mode float_modes[] = {
 #if defined(__x86_64__)
     {"default", {0x1f80}},
@@ -54,7 +54,7 @@ static bool is_default(const struct ob_float_environment *environment) {
 #endif
 }
 
-/* The locale that tests/rules.mk makes beside the program. */
+/* The locale that tests/rules.mk compiles beside the program. */
 static locale_t comma;
 __attribute__((constructor)) static void open_locale(void) {
   char path[4096];
@@ -72,7 +72,7 @@ __attribute__((constructor)) static void open_locale(void) {
 bool has_comma_locale(void) { return comma != (locale_t)0; }
 
 /* Sets the next environment of the list. The environment during the call is read back, because some
- * emulators only change the rounding, and some processors have no traps. */
+ * emulators only set the rounding mode, and some processors have no traps. */
 struct float_call float_call_begin(void) {
   static _Thread_local unsigned calls;
   struct float_call call = {.before = float_environment()};

@@ -1,5 +1,5 @@
-/* Ranks that are processes of an MPI job, data that one bit represents exactly, and the state
- * of a communicator. */
+/* Ranks that are processes of an MPI job, data that one bit represents exactly, and the library's
+ * state of a communicator. */
 #include "tests/support_mpi.h"
 
 #include "dropin/elements.h"
@@ -7,8 +7,8 @@
 #include "onebit/mpi.h"
 #include "tests/oracle.h"
 
-/* The drop-in calls send one bit unless a test sets another width: one bit is exact for values of
- * one magnitude. */
+/* The drop-in calls send one bit per element unless a test sets another width, because one bit is
+ * exact for values of one magnitude. */
 int mpi_begin(void) {
   int provided, rank;
   setenv("ONEBIT_BITS", "1", 0);

@@ -1,4 +1,4 @@
-/* Ranks that are processes of an MPI job: for tests/mpi_*.c, which mpirun starts. */
+/* Ranks that are processes of an MPI job, for tests/mpi_*.c, which mpirun starts. */
 #ifndef ONEBIT_TESTS_SUPPORT_MPI_H
 #define ONEBIT_TESTS_SUPPORT_MPI_H
 
@@ -7,8 +7,9 @@
 #include "onebit/mpi_calls.h"
 #include "tests/support.h"
 
-/* A test on all ranks of MPI_COMM_WORLD, whose body has `rank` and `size`; SeveralRanksTest is
- * skipped on one rank. Criterion runs each test in a process of its own: one test a launch. */
+/* A test on all ranks of MPI_COMM_WORLD. Its body has the variables `rank` and `size`.
+ * SeveralRanksTest is skipped on one rank. Criterion runs each test in a process of its own, so a
+ * launch runs one test. */
 #define RankedTest(suite, name)       RANKED_TEST(suite, name, 1)
 #define SeveralRanksTest(suite, name) RANKED_TEST(suite, name, 2)
 #define RANKED_TEST(suite, name, min_size)                                                         \
@@ -18,26 +19,27 @@
                                       __attribute__((unused)) int size)
 void mpi_run(void (*body)(int rank, int size), int min_size);
 
-/* Begin and end such a test: mpi_begin initialises MPI, with MPI_THREAD_MULTIPLE where the library
- * has it, and returns this process's rank in MPI_COMM_WORLD; mpi_end finalises MPI. */
+/* Begin and end such a test. mpi_begin initialises MPI, with MPI_THREAD_MULTIPLE if the MPI library
+ * has it, and returns this process's rank in MPI_COMM_WORLD. mpi_end finalises MPI. */
 int mpi_begin(void);
 void mpi_end(void);
 
-/* Runs the body over the ranks of an MPI communicator, this process being one of them. */
+/* Runs the body on the ranks of an MPI communicator, of which this process is one. */
 void on_mpi_ranks(MPI_Comm mpi_comm, rank_body *body, void *context);
 
-/* The common part of tests of MPI-shaped calls: data that one bit represents exactly, and the
- * library's state of a communicator. For tests/mpi_calls*.c. */
+/* The common functions for tests of MPI-shaped calls, tests/mpi_calls*.c: data that one bit
+ * represents exactly, and the library's state of a communicator. */
 
-/* Returns a value of magnitude (rank + 1) * 2^scale, with the same signs on all ranks: one bit
- * loses nothing of such elements, in a worker's message or a server's, on up to four ranks. */
+/* Returns a value of magnitude (rank + 1) * 2^scale, with the same signs on all ranks. One bit
+ * represents such elements without loss, in a worker's and in a server's message, on up to four
+ * ranks. */
 float exact_value(size_t i, int rank, int scale);
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
 
 /* Returns the sum, or the mean, of exact_value over `size` ranks. */
 float exact_result(size_t i, int size, int scale, bool average);
 
-/* Checks that all elements equal exact_result, exactly. */
+/* Checks that all elements equal exact_result exactly. */
 #define CHECK_EXACT(what, buffer, count, size, scale)                                              \
   check_exact((what), (buffer), (count), (size), (scale), __FILE__, __LINE__)
 bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
@@ -46,14 +48,14 @@ bool check_exact(const char *what, const float *buffer, size_t count, int size, 
 /* Returns the sum of the counts of a communicator's tensors; *tensors is the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
-/* Returns a communicator of all ranks that returns errors. */
+/* Returns a communicator of all ranks whose error handler returns errors. */
 MPI_Comm duplicate_world(void);
 
 /* Returns MPI's class of an error code. */
 int error_class_of(int code);
 
-/* Tensors of their own arrays, on a communicator of their own; freeing them frees it, unless it is
- * MPI_COMM_NULL. */
+/* Tensors with arrays of their own, on a communicator of their own. Freeing the tensors frees the
+ * communicator, unless it is MPI_COMM_NULL. */
 enum { MPI_TENSORS = 4 };
 struct mpi_tensors {
   MPI_Comm comm;

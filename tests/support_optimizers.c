@@ -1,5 +1,5 @@
-/* Creates any optimizer by its row in the table of methods. Needs no Criterion, since tests/gpu has
- * none. */
+/* Creates any optimizer from its row in the table of methods. It needs no Criterion, since
+ * tests/gpu has none. */
 #include "tests/support_optimizers.h"
 
 #include <stdlib.h>

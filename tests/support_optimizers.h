@@ -1,6 +1,7 @@
 /*
- * Any optimizer: a row of the table of methods, and its options as memory, which tests set by the
- * names in the row. So an optimizer is one line in a table of tests, and no code.
+ * Any optimizer: a row of the table of methods, and its options as memory. Tests set options by the
+ * names in the row. An optimizer in a table of tests is therefore one line, without code of its
+ * own.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
 #define ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
@@ -8,7 +9,8 @@
 #include "onebit/onebit.h"
 #include "optimizers/method.h"
 
-/* An entry of a table of optimizers: one with its options, as {ANY(lion, .beta2 = 0.9)}. */
+/* An entry of a table of optimizers: a method with its options, written as {ANY(lion, .beta2 =
+ * 0.9)}. */
 struct any_case {
   const struct ob_method *method;
   const void *options;
@@ -24,11 +26,11 @@ struct any_options {
   _Alignas(double) unsigned char memory[512];
 };
 
-/* Returns the options of a method, those of all optimizers included: a copy of `given`, or the
- * defaults if it is NULL. */
+/* Returns the options of a method, including those that all optimizers have: a copy of `given`, or
+ * the defaults if `given` is NULL. */
 struct any_options any_options_of(const struct ob_method *method, const void *given);
 
-/* Sets an option, unless the method has none of that name. */
+/* Set an option. They do nothing if the method has no option of that name. */
 void any_set(struct any_options *options, const char *name, double value);
 void any_count(struct any_options *options, const char *name, size_t value);
 

@@ -124,7 +124,8 @@ double *outer_mean_residual(const struct saved_parts *parts) {
   return mean;
 }
 
-/* --- To an optimum -----------------------------------------------------------------------------*/
+/* --- Training to an optimum
+ * -------------------------------------------------------------------- */
 
 float plain_target(int rank, size_t i) {
   return uniform_value(i) + uniform_value(1000003 + (uint64_t)rank * 7919 + i);
@@ -177,7 +178,7 @@ double sites_distance_to_mean_target(const float *p, int sites) {
   return plain_distance_to_mean_target(p, SITES_ALL, sites);
 }
 
-/* The last tensor stays uncompressed. */
+/* Lists the tensors of a site. The last tensor stays uncompressed. */
 void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p) {
   for (size_t t = 0; t < SITES_TENSORS; t++)
     tensors[t] = (onebit_tensor_t){.parameter = p + t * SITES_EACH,
@@ -329,7 +330,7 @@ void formulas_synchronize(struct outer_formulas *f) {
   }
 }
 
-/* ---- A descent ---- */
+/* ---- A training at a falling rate ---- */
 
 enum { MOST_RANKS = 16 };
 

@@ -1,6 +1,6 @@
 /*
  * Outer steps that are saved, loaded and moved: a rank's parameters get the same training in every
- * run; and outer steps that descend to an optimum.
+ * run. Also outer steps whose training goes to an optimum.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OUTER_H
 #define ONEBIT_TESTS_SUPPORT_OUTER_H
@@ -24,22 +24,23 @@ onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule);
 /* Creates, collectively, an outer step of four tensors, one of them uncompressed. */
 void outer_create(struct outer_trained *it, onebit_comm_t comm,
                   const onebit_outer_options_t *options);
-/* outer_begin does the same in memory that it allocates; outer_end destroys the outer step and
+/* outer_begin does the same in memory that it allocates. outer_end destroys the outer step and
  * frees that memory. */
 struct outer_trained *outer_begin(onebit_comm_t comm, const onebit_outer_options_t *options);
 void outer_end(struct outer_trained *it);
-/* Does the same with each rank as a site, which saves and loads its own part. */
+/* Does the same as outer_create with each rank as a site, which saves and loads its own part. */
 void outer_create_site(struct outer_trained *it, onebit_comm_t between,
                        const onebit_outer_options_t *options);
 const void *outer_values(const struct outer_trained *it);
 
-/* Makes one step; with `wrong`, step 7 fails on rank 1. */
+/* Makes one step. If `wrong` is true, step 7 fails on rank 1. */
 onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong);
 
-/* Makes steps number `from` to `to`, which must succeed. */
+/* Makes the steps with numbers `from` to `to`, which must succeed. */
 void outer_train_to(struct outer_trained *it, int from, int to);
 
-/* Saves this rank's part to `parts`; outer_save and outer_save_all wait until all ranks have. */
+/* Save this rank's part to `parts`. outer_save and outer_save_all wait until all ranks have
+ * saved. */
 void outer_save_part(const struct outer_trained *it, struct saved_parts *parts);
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts);
 void outer_save_all(onebit_outer_t outer, onebit_comm_t comm, struct saved_parts *parts);
@@ -48,16 +49,18 @@ onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *p
 /* Returns, for each element, the mean of the ranks' worker residuals plus the server residual. */
 double *outer_mean_residual(const struct saved_parts *parts);
 
-/* --- Outer steps that descend to an optimum, of three tensors of float32 -----------------------*/
+/* --- Outer steps that train to an optimum, of three float32 tensors
+ * ----------------------------- */
 
 enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EACH };
 
-/* plain_target is an element of a rank's target, the sum of a common and an own value; plain_train
- * makes a step towards the target, at a rate of 0.05. */
+/* plain_target returns an element of a rank's target, which is the sum of a common value and a
+ * value of the rank. plain_train makes a step towards the target, at a rate of 0.05. */
 float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);
-/* Returns the distance from the mean of the ranks' optima, which is the optimum of their sum. */
+/* Returns the distance from the mean of the ranks' optima, which is the optimum of the sum of their
+ * losses. */
 double plain_distance_to_mean_target(const float *p, size_t count, int ranks);
 
 void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters);
@@ -66,7 +69,8 @@ onebit_outer_t plain_make(onebit_comm_t comm, float parameters[PLAIN_ALL],
 void plain_consensus(onebit_outer_t outer, float values[PLAIN_ALL]);
 
 /*
- * Sites that train on loopback, each towards its own optimum, and functions that make them.
+ * Sites that train over loopback, each towards an optimum of its own, and functions that create
+ * them.
  */
 
 enum {
@@ -77,31 +81,32 @@ enum {
   SITES_H = 4
 };
 
-#define FOR_EVER 1000.0 /* seconds of patience: all sites are in time */
+#define FOR_EVER 1000.0 /* seconds of patience; all sites are then in time */
 
-/* sites_train makes a step of a site's training towards an optimum that is partly its own and
- * partly common; sites_distance_to_mean_target returns the distance from the common one. */
+/* sites_train makes a step of a site's training. The optimum of a site is the sum of a part of its
+ * own and a common part. sites_distance_to_mean_target returns the distance from the optimum of all
+ * sites. */
 void sites_train(float *p, int site, float rate);
 double sites_distance_to_mean_target(const float *p, int sites);
 
-/* The last tensor stays uncompressed. */
+/* Lists the tensors. The last tensor stays uncompressed. */
 void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p);
 onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits);
 onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
                           const onebit_outer_options_t *options, double patience, int quorum);
-/* Creates the same for a site of one rank. */
+/* Creates an outer step as sites_make does, for a site of one rank. */
 onebit_outer_t sites_make_alone(onebit_comm_t between, float *p,
                                 const onebit_outer_options_t *options, double patience, int quorum);
 onebit_sites_info_t sites_of(onebit_outer_t outer);
 
-/* The sites of a test, of `ranks` ranks each, on loopback. */
+/* The sites of a test, with `ranks` ranks each, over loopback. */
 struct place {
   int sites, ranks;
   onebit_outer_options_t options;
   onebit_comm_t site[MAX_SITES][MAX_SITES], between[MAX_SITES];
   float p[MAX_SITES][SITES_ALL], plain[SITES_ALL];
   uint32_t checksum[MAX_SITES * MAX_SITES];
-  void *more; /* the test's own */
+  void *more; /* data of the test itself */
 };
 
 typedef void site_body(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between);
@@ -109,32 +114,33 @@ typedef void site_body(struct place *place, int site, onebit_comm_t comm, onebit
 struct place *place_create(int sites, int ranks, onebit_outer_options_t options);
 void on_sites(struct place *place, site_body *body);
 
-/* sites_end notes the checksum of a rank's consensus and destroys its outer step; sites_agree
- * expects equal checksums on all ranks. */
+/* sites_end stores the checksum of a rank's consensus and destroys its outer step. sites_agree
+ * checks that the checksums are equal on all ranks. */
 void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer);
 void sites_agree(const struct place *place);
 
-/* The formulas of onebit/outer.h for all ranks, or sites, in float32. Their parameters begin as
- * zeros and are trained as by plain_train. */
+/* The formulas of onebit/outer.h for all ranks, or sites, in float32. The parameters begin as zeros
+ * and are trained as by plain_train. */
 struct outer_formulas {
   onebit_outer_options_t options; /* without defaults */
   int ranks;
   size_t count;   /* elements */
-  bool are_sites; /* what a site has trained since its drift was sent stays its own */
+  bool are_sites; /* a site keeps what it has trained since its drift was sent */
   float x[SITES_ALL], m[SITES_ALL], p[MAX_SITES][SITES_ALL], sent[MAX_SITES][SITES_ALL];
   bool in_flight[SITES_TENSORS]; /* by fragment */
 };
 
-/* Returns them in memory that the caller frees. */
+/* Returns the formulas in memory that the caller frees. */
 struct outer_formulas *formulas_of(const onebit_outer_options_t *options, int ranks, size_t count,
                                    bool are_sites);
-/* Trains all ranks, and makes outer step number `step`, 1 being the first. */
+/* Trains all ranks, and makes outer step number `step`. The first step is 1. */
 void formulas_step(struct outer_formulas *f, size_t step);
-/* Ends what is in flight, and makes an exchange without a delay. */
+/* Completes the exchanges in flight, and makes an exchange without a delay. */
 void formulas_synchronize(struct outer_formulas *f);
 
-/* Trains ranks, or sites of one rank each, at a falling rate; returns how far they end from the
- * optimum of all, equally on all ranks. Only exchanges send bytes, as many as announced. */
+/* Trains ranks, or sites of one rank each, at a falling rate. Returns the distance of the result
+ * from the optimum of all, which must be the same on all ranks. Checks that only exchanges send
+ * bytes, as many as announced. */
 double outer_distance_after(const onebit_outer_options_t *options, int ranks, size_t steps,
                             bool are_sites);
 

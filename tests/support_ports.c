@@ -6,9 +6,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A socket that is bound without SO_REUSEADDR gets a port that no other socket has. With the option
- * set after that, a socket that has it too can listen at the port; but the system gives the port to
- * no connection, and to none that asks for any port. */
+/* A socket that is bound without SO_REUSEADDR gets a port that no other socket has. After the bind
+ * the option is set, so that another socket with the option can listen at the port. The system
+ * gives the port to no connection, and to no socket that asks for any port. */
 static bool reserve_port(int file, struct sockaddr_storage *address) {
   socklen_t size = sizeof *address;
   const int on = 1;

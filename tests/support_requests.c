@@ -1,11 +1,12 @@
-/* The scenarios of requests in flight, and of a rank that keeps others waiting. */
+/* Scenarios of requests in flight, and of a rank for which others wait. */
 #include "tests/support_requests.h"
 
 #include <sched.h>
 
 #include "collectives/communicator.h"
 
-/* Returns the case of plan k. Cases differ in kind, so a message in the wrong plan is noticed. */
+/* Returns the case of plan k. Cases differ in kind, so that a message in the wrong plan is
+ * noticed. */
 static struct collective_case flight_case(int size, int k) {
   static const size_t counts[] = {1, 33, 4097, 0, 1000, 20011};
   struct collective_case what = {.size = size,
@@ -25,7 +26,8 @@ static struct collective_case flight_case(int size, int k) {
   return what;
 }
 
-/* Returns the case of plan k on hosts. Messages are small, so windows of a host's inputs wrap. */
+/* Returns the case of plan k on several hosts. Messages are small, so that the windows for a host's
+ * inputs wrap around. */
 static struct collective_case schedule_case(int size, int hosts, int k) {
   struct collective_case what = flight_case(size, k);
   what.hosts = hosts;
@@ -80,8 +82,8 @@ static void finish_plans(struct rank_plan *plans) {
     rank_plan_finish(&plans[k]);
 }
 
-/* Returns the i-th plan in the order of a rank at a step. 5 and 7 share no factor with
- * FLIGHT_PLANS, so each order has every plan. */
+/* Returns the i-th plan in the order of a rank at a step. 5 and 7 have no factor in common with
+ * FLIGHT_PLANS, so each order contains every plan. */
 static int plan_in_order(int i, int rank, int step) {
   return (i * (rank % 2 ? 5 : 7) + rank * 3 + step) % FLIGHT_PLANS;
 }
@@ -102,7 +104,7 @@ void waited_in_any_order(onebit_comm_t comm, void *context) {
   finish_plans(plans);
 }
 
-/* Tests each unfinished request once; returns how many are left. */
+/* Tests each unfinished request once. Returns how many are left. */
 static int test_requests(struct rank_plan *plans, bool *finished, int step) {
   int left = 0;
   for (int k = 0; k < FLIGHT_PLANS; k++) {
@@ -202,7 +204,8 @@ void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK);
     check_result(&rank_plan, step);
   }
-  CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK); /* NULL: nothing to wait for */
+  CHECK_STATUS(onebit_wait(&rank_plan.request), ONEBIT_OK); /* the request is NULL: returns at
+                                                             * once */
   CHECK_STATUS(onebit_test(&rank_plan.request), ONEBIT_OK);
   rank_plan_finish(&rank_plan);
 }
@@ -231,7 +234,7 @@ void threads_share_a_communicator(onebit_comm_t comm, void *context) {
     rank_plan_create(&plans[k], comm, &flight->runs[2 * k + 1]);
   for (int k = 0; k < THREADS; k++)
     if (!CHECK(pthread_create(&threads[k], NULL, call_in_thread, &plans[k]) == 0, "no thread"))
-      abort(); /* the other ranks would wait for ever */
+      abort(); /* aborts because the other ranks would wait for ever */
   for (int k = 0; k < THREADS; k++)
     pthread_join(threads[k], NULL);
   for (int k = 0; k < THREADS; k++)
@@ -279,8 +282,8 @@ static onebit_status_t call_allreduce(const struct wait_run *run, const float *f
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
-/* Waits until the other ranks have their errors. Ranks in other processes cannot be asked: they get
- * twice the timeout, and an error too if that is not enough. */
+/* Waits until the other ranks have their errors. Ranks in other processes cannot be queried. They
+ * get twice the timeout; if that is not enough, they also get an error. */
 static void wait_for_errors(const struct wait_run *run, int others) {
   for (int k = 0; atomic_load(&run->done) < others; k++) {
     if (!run->one_process && k >= (int)(2e3 * WAIT_TIMEOUT))
@@ -300,8 +303,8 @@ static void act_as_missing_rank(onebit_comm_t comm, const struct wait_run *run, 
     CHECK_STATUS(call_allreduce(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
 }
 
-/* On a busy machine a rank may time out before the one that it waits for does: then its message
- * names that rank, and only ranks that wait for the missing rank itself name the missing one. */
+/* On a busy machine a rank may time out before the rank for which it waits. Its message then names
+ * that rank. Only ranks that wait for the missing rank itself name the missing rank. */
 static void check_error(onebit_comm_t comm, struct wait_run *run, onebit_status_t status) {
   int missed = onebit_comm_size(comm) - 1;
   char name[64];

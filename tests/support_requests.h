@@ -10,8 +10,8 @@
 #include "tests/support.h"
 #include "tests/support_collectives.h"
 
-/* Plans of different operations, counts and types that are used at the same time, and the oracle's
- * results for each. */
+/* Plans of different operations, counts and types that are used at the same time, with the oracle's
+ * results for each plan. */
 #define FLIGHT_PLANS 12
 #define FLIGHT_STEPS 4
 struct flight {
@@ -24,24 +24,26 @@ struct flight *flight_prepare(int size);
 struct flight *flight_prepare_hosts(int size, int hosts);
 void flight_release(struct flight *flight);
 
-/* Each is a rank_body whose context is the struct flight. Results and residuals must equal the
- * oracle's. */
+/* Each function below is a rank_body whose context is the struct flight. Results and residuals must
+ * equal the oracle's. */
 
-/* Every rank starts all requests and waits for them in its own order. */
+/* Every rank starts all requests, and waits for them in an order of its own. */
 void waited_in_any_order(onebit_comm_t comm, void *flight);
 
-/* Every rank also starts them in its own order, and tests them in turn until all are done. */
+/* Every rank also starts the requests in an order of its own, and tests them repeatedly until all
+ * are complete. */
 void started_in_any_order_and_tested(onebit_comm_t comm, void *flight);
 
-/* onebit_progress alone finishes the requests that all ranks have started; waiting only collects
- * them. */
+/* onebit_progress alone completes the requests that all ranks have started. The later waits return
+ * at once. */
 void moved_by_progress(onebit_comm_t comm, void *flight);
 
-/* A plan with a request in flight refuses everything but test and wait, and works afterwards. */
+/* A plan with a request in flight refuses every call except test and wait. Afterwards it works
+ * again. */
 void busy_plans_refuse(onebit_comm_t comm, void *flight);
 
-/* A request that one rank has not started yet stays in progress on the others, which may make and
- * use other plans meanwhile. */
+/* A request that one rank has not started yet stays in progress on the other ranks. These may
+ * create and use other plans in the meantime. */
 void late_rank_is_waited_for(onebit_comm_t comm, void *flight);
 
 /* Several threads of a rank use plans of one communicator at once. */
@@ -54,7 +56,7 @@ void flights_over(on_transport *on);
  * A missing rank, over loopback and over MPI: each kind of absence in each schedule.
  */
 
-/* The act of the missing rank in place of its third call. */
+/* The action of the missing rank instead of its third call. */
 enum wait_fault { WAIT_LEAVES, WAIT_IS_AWAY, WAIT_CALLS_ANOTHER, WAIT_ABORTS };
 
 struct wait_case {
@@ -72,9 +74,9 @@ struct wait_run {
   const struct wait_case *test;
   enum wait_fault fault;
   bool blocking;
-  /* Waits, without the communicator, until all ranks have ended their calls. */
+  /* Waits until all ranks have ended their calls, without using the communicator. */
   void (*wait_for_all)(void);
-  bool one_process; /* all ranks are threads of it */
+  bool one_process; /* all ranks are threads of this process */
   atomic_int done;  /* ranks that have got their error, in this process */
   atomic_int named; /* ranks whose error names the missing rank */
 };

@@ -1,10 +1,11 @@
-/* Samples of long tables: greedy covering of pairs on a seeded shuffle, then a random rest. */
+/* Samples of long tables. Rows that cover pairs are chosen greedily from a seeded shuffle; the rest
+ * is random. */
 #include "tests/support_sample.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The largest N for which a share of 1/N is widened until it has all pairs. */
+/* The largest N for which a sample of 1/N is enlarged until it has all pairs. */
 #define WIDENED 5
 
 static size_t read_number(const char *variable, size_t otherwise) {
@@ -54,7 +55,8 @@ bool sample_has(size_t number, size_t count) {
 
 /* --- A table that is being sampled */
 
-/* Two dimensions, or one of them twice, with a flag for each pair of their values. */
+/* A flag for each pair of values of two dimensions. If both dimensions are the same, a flag for
+ * each value. */
 struct pairing {
   size_t first, second, width;
   unsigned char *flags;
@@ -67,7 +69,7 @@ struct work {
   size_t each, pairings_count, chosen_count;
   size_t *levels; /* [rows][each] */
   size_t *order;  /* the rows, shuffled */
-  size_t *gains;  /* [rows]: upper bounds of the pairs that a row would add */
+  size_t *gains;  /* [rows]: upper bounds of the number of pairs that a row would add */
   bool *chosen;
   struct pairing *pairings;
 };
@@ -162,7 +164,7 @@ static void choose_row(struct work *work, size_t row) {
 }
 
 /* Chooses the rows that add the most pairs first. The number of pairs that a row would add never
- * rises. */
+ * increases. */
 static void choose_covering_rows(struct work *work, size_t limit) {
   for (size_t row = 0; row < work->table->rows; row++)
     work->gains[row] = work->pairings_count;
@@ -191,7 +193,7 @@ static struct sample collect_sample(const struct work *work) {
   return sample;
 }
 
-/* --- The account: one line for each table, which tests/run adds up */
+/* --- The record of a sample: one line for each table, which tests/run adds up */
 
 static void append_account(const struct work *work) {
   const char *path = getenv("ONEBIT_TEST_SAMPLES");

@@ -1,8 +1,9 @@
 /*
- * Chooses the rows of a long table that a run tests: a share of them (ONEBIT_TEST_SHARE=5: a fifth)
- * that a seed shuffles (ONEBIT_TEST_SEED; tests/run changes it daily). The share contains every
- * pair of values of two dimensions that the table has, as far as it reaches; shares of a fifth and
- * more are widened until it does. The rest of the share is random. Needs no test framework.
+ * Chooses the rows of a long table that a run tests. They are a share of the rows
+ * (ONEBIT_TEST_SHARE=5: a fifth), shuffled by a seed (ONEBIT_TEST_SEED; tests/run changes it
+ * daily). The sample covers every pair of values of two dimensions that occurs in the table, if it
+ * is large enough. A share of a fifth or more is enlarged until it does. The rest of the sample is
+ * random. The file needs no test framework.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_SAMPLE_H
 #define ONEBIT_TESTS_SUPPORT_SAMPLE_H
@@ -15,11 +16,11 @@
 typedef void sample_levels(const void *table, size_t row, size_t *levels);
 
 struct sample_table {
-  const char *name; /* one word; tables of different names have different samples */
+  const char *name; /* one word; tables with different names have different samples */
   size_t rows;
-  size_t dimensions;   /* every pair of values of two dimensions is in the sample */
-  size_t combinations; /* dimensions after these, each value of which is in the sample */
-  size_t thinner;      /* divides the share, also that of a full run; 0: 1 */
+  size_t dimensions;   /* the sample covers every pair of values of two dimensions */
+  size_t combinations; /* further dimensions; the sample covers only each of their values */
+  size_t thinner;      /* divides the share, also that of a full run; 0 means 1 */
   sample_levels *levels;
   const void *table;
 };
@@ -31,36 +32,36 @@ struct sample {
 struct sample sample_of(const struct sample_table *table);
 
 /* Samples a product of lists: row = v0 + size0 * (v1 + size1 * ...). With one or two lists, the
- * sample has each of their values, but not each pair. */
+ * sample covers each of their values, but not each pair. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
-/* Draws 4,000 rows from a product that is too long to be listed; sample_choices says which entry of
- * each list a row has. */
+/* Draws 4,000 rows from a product that is too long to be listed. sample_choices returns which entry
+ * of each list a row has. */
 struct sample sample_combinations(const char *name, size_t thinner, const size_t *sizes,
                                   size_t lists);
 void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices);
 
-/* Returns the k-th entry of a plain list of any length: each run takes an equal share of the list
- * in turn. */
+/* Returns an entry of the k-th group of test_share() consecutive entries of a list of any length.
+ * The seed determines which entry of the group it is. */
 size_t sample_entry(size_t k);
 
-/* True if entry `number` of a list of `count` is to be tested: one of every test_share() in a row,
- * of which the last group may be shorter. */
+/* True if entry `number` of a list of `count` entries is to be tested. In each group of
+ * test_share() consecutive entries one is tested; the last group may be shorter. */
 bool sample_has(size_t number, size_t count);
 
-/* Returns the share: one of so many cases is tested (ONEBIT_TEST_SHARE, or 1). */
+/* Returns the share: of so many cases one is tested (ONEBIT_TEST_SHARE, or 1). */
 size_t test_share(void);
 
-/* True if short lists are thinned too; a share of a fifth or more, as in plain runs, does not thin
- * them. */
+/* True if only some entries of short lists are tested, too. With a share of a fifth or more, as in
+ * plain runs, all of their entries are tested. */
 bool test_thins(void);
 
-/* True if entry `number` of a short list is to be tested. One of the entries 1, 2 and 3 always is:
- * they are groups of several ranks in lists of group sizes. */
+/* True if entry `number` of a short list is to be tested. Of the entries 1, 2 and 3 at least one
+ * always is, because in lists of group sizes these are groups of several ranks. */
 bool test_wanted(size_t number);
 
-/* True for entries of a table with rows, along its diagonals, so that every row and every column is
- * tested; with test_thins, for the entries of one column. */
+/* True if this entry of a table is to be tested. The entries are on the table's diagonals, so that
+ * every row and every column is tested. With test_thins they are those of one column. */
 bool test_wanted_of(size_t row, size_t column);
 
 #endif

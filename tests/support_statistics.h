@@ -19,12 +19,12 @@ struct subject {
   onebit_shards_t shards; /* of 1-bit Adam */
 };
 
-/* Creates an optimizer of SUBJECT_TENSORS tensors that freezes early, if at all. */
+/* Creates an optimizer of SUBJECT_TENSORS tensors. If the method has a freeze, it comes early. */
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer);
 
-/* Lists SUBJECT_TENSORS tensors of SUBJECT_LENGTH, one behind the other. The second stays
- * uncompressed, in its own bucket. */
+/* Lists SUBJECT_TENSORS tensors of SUBJECT_LENGTH elements, one after the other. The second tensor
+ * stays uncompressed, in a bucket of its own. */
 void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,
                   onebit_tensor_t *tensors);
 
@@ -37,10 +37,10 @@ struct subject_alone {
 struct subject_alone *alone_create(int no_error_feedback);
 void alone_step(struct subject_alone *alone, int steps);
 void alone_destroy(struct subject_alone *alone);
-/* Returns the plan of its compressed tensors. */
+/* Returns the plan of the optimizer's compressed tensors. */
 onebit_plan_t alone_plan(const struct subject_alone *alone);
 
-/* Return the statistics; a failure fails the test. */
+/* Return the statistics. If the call fails, the test fails. */
 onebit_tensor_statistics_t tensor_statistics(onebit_optimizer_t optimizer, size_t tensor);
 onebit_optimizer_statistics_t statistics_of(onebit_optimizer_t optimizer);
 

@@ -10,21 +10,23 @@
 #define FAULT_CODE (-77)
 #define DEAD_CODE  (-78)
 
-/* A message in flight, or a pending receive; they match if sender, receiver and tag are equal. */
+/* A message in flight, or a pending receive. The two match if sender, receiver and tag are
+ * equal. */
 struct letter {
   struct letter *next;
   int from, to, tag;
   size_t bytes;
-  unsigned char *data; /* of a message: a copy; of a receive: the library's */
+  unsigned char *data; /* a message's own copy, or a receive's buffer, which is the library's */
 };
 
 struct hub {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   struct letter *letters; /* messages, in the order in which they were sent */
-  struct letter *wanted;  /* receives that are not complete, in the order of their beginning */
+  struct letter *wanted;  /* receives that are not complete, in the order in which they were
+                           * started */
   struct custom_fault fault;
-  long calls; /* of the kind that the fault names, on its rank */
+  long calls; /* calls of the fault's kind on the fault's rank */
   long open;  /* receives that are neither complete nor cancelled */
   long aborts, releases;
   bool dead;
@@ -60,7 +62,7 @@ static bool letters_match(const struct letter *a, const struct letter *b) {
   return a->from == b->from && a->to == b->to && a->tag == b->tag;
 }
 
-/* True if this call is the one that fails. The lock is held. */
+/* True if this is the call that must fail. The caller holds the lock. */
 static bool is_faulty_call(const struct member *member, enum custom_call call) {
   struct hub *hub = member->hub;
   if (hub->fault.call != call || hub->fault.rank != member->rank)
@@ -104,8 +106,8 @@ static int receive_letter(void *context, void *data, size_t bytes, int peer, int
   return code;
 }
 
-/* Returns the message for a receive: the first that matches it, unless an older receive matches
- * that message. */
+/* Returns the message for a receive: the first message that matches it, unless an older receive
+ * matches that message. */
 static struct letter *find_message(struct hub *hub, struct letter *wanted) {
   for (struct letter *older = hub->wanted; older != wanted; older = older->next)
     if (letters_match(older, wanted))

@@ -1,5 +1,5 @@
-/* Wrong calls: their checks, the functions that need one, the handles that they use, and the calls
- * on communicators, plans and collectives. */
+/* Wrong calls: the code that checks them, the list of functions that need one, the handles that
+ * they use, and the calls on communicators, plans and collectives. */
 #include "tests/support_wrong_calls.h"
 
 #include <ctype.h>
@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t made, failed;
 static const char *covered[1000];
 
-void wrong_begin(void) { onebit_counters_get(NULL); } /* so that the next error message is new */
+void wrong_begin(void) { onebit_counters_get(NULL); } /* replaces the last error message */
 
 void wrong_value(const char *function, const char *arguments, bool good, const char *part) {
   bool told = strstr(onebit_last_error(), part) != NULL;
@@ -50,7 +50,7 @@ bool wrong_calls_cover(const char *function) {
   return false;
 }
 
-/* ---- The scene ---- */
+/* ---- Arguments for the calls ---- */
 
 static bool is_ok(onebit_status_t status) {
   if (status != ONEBIT_OK)
@@ -134,7 +134,8 @@ static int fail_test(void *context, void *operation, double seconds, size_t *byt
 
 static void ignore_cancel(void *context, void *operation) { (void)context, (void)operation; }
 
-/* Checks sound options with one wrong field: creating a communicator with them fails. */
+/* Takes valid options and sets one field to a wrong value. Creating a communicator with them must
+ * fail. */
 #define UNSOUND(create, sound, field, value, message, ...)                                         \
   do {                                                                                             \
     comm = scene->comm;                                                                            \
@@ -206,9 +207,9 @@ static void wrong_values(const struct wrong_scene *scene) {
   WRONG(onebit_comm_abort, (handle), ARGUMENT, part);                                              \
   WRONG(onebit_comm_shrink, (handle, &comm), ARGUMENT, part)
   VALUES(NULL, "comm is NULL");
-  VALUES(scene->no_comm, "which is no communicator (destroyed, or never made)");
+  VALUES(scene->no_comm, "not a communicator that exists (destroyed, or never created)");
   VALUES(plan, "which is a plan");
-  VALUES(foreign, "which is no communicator (destroyed, or never made)");
+  VALUES(foreign, "not a communicator that exists (destroyed, or never created)");
   WRONG_VALUE(onebit_status_string, (99),
               strcmp(onebit_status_string((onebit_status_t)99), "unknown status") == 0, "");
   WRONG_VALUE(onebit_counters_reason, (99), onebit_counters_reason(99) == NULL, "");
@@ -228,9 +229,10 @@ void wrong_communicators(const struct wrong_scene *scene) {
   WRONG_VALUE(onebit_comm_create_loopback_hosts, (untouched), comms[0] == scene->comm, "");
   WRONG(onebit_comm_create_loopback_hosts, (2, 1, NULL), ARGUMENT, "comms is NULL");
 #define DESTROY(handle) (onebit_comm_destroy(handle), true)
-  WRONG_VALUE(onebit_comm_destroy, (no_comm), DESTROY(scene->no_comm), "which is no communicator");
+  WRONG_VALUE(onebit_comm_destroy, (no_comm), DESTROY(scene->no_comm),
+              "not a communicator that exists");
   WRONG_VALUE(onebit_comm_destroy, (plan), DESTROY(plan), "comm is 0x");
-  WRONG_VALUE(onebit_comm_destroy, (foreign), DESTROY(foreign), "which is no communicator");
+  WRONG_VALUE(onebit_comm_destroy, (foreign), DESTROY(foreign), "not a communicator that exists");
 #undef DESTROY
   wrong_callbacks(scene);
   wrong_sockets(scene);
@@ -302,7 +304,7 @@ static void wrong_residuals(const struct wrong_scene *scene) {
   WRONG(onebit_plan_reset_residual, (handle), status, part);                                       \
   WRONG(onebit_plan_reset, (handle), status, part)
   RESIDUALS(NULL, ARGUMENT, "plan is NULL");
-  RESIDUALS(scene->no_plan, ARGUMENT, "which is no plan (destroyed, or never made)");
+  RESIDUALS(scene->no_plan, ARGUMENT, "not a plan that exists (destroyed, or never created)");
   RESIDUALS(comm, ARGUMENT, "which is a communicator");
   RESIDUALS(scene->busy, BUSY, "in flight");
   values[3] = NAN;
@@ -316,23 +318,24 @@ void wrong_plans(const struct wrong_scene *scene) {
   onebit_plan_info_t info = {.size = sizeof info};
   void *foreign = scene->foreign, *comm = scene->comm, *optimizer = scene->optimizer;
   WRONG(onebit_plan_create, (NULL, 9, NULL, &plan), ARGUMENT, "comm is NULL");
-  WRONG(onebit_plan_create, (scene->no_comm, 9, NULL, &plan), ARGUMENT, "which is no communicator");
+  WRONG(onebit_plan_create, (scene->no_comm, 9, NULL, &plan), ARGUMENT,
+        "not a communicator that exists");
   WRONG(onebit_plan_create, (optimizer, 9, NULL, &plan), ARGUMENT, "which is an optimizer");
   WRONG(onebit_plan_create, (scene->comm, 9, NULL, NULL), ARGUMENT, "plan is NULL");
   WRONG(onebit_plan_create, (scene->comm, SIZE_MAX, NULL, &plan), ARGUMENT, "count is 1844674407");
   WRONG(onebit_plan_create, (scene->comm, SIZE_MAX / 4 + 1, NULL, &plan), ARGUMENT, "count is 46");
   wrong_plan_options(scene);
-  WRONG(onebit_plan_destroy, (scene->no_plan), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_destroy, (scene->no_plan), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_destroy, (comm), ARGUMENT, "which is a communicator");
-  WRONG(onebit_plan_destroy, (foreign), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_destroy, (foreign), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_destroy, (scene->busy), BUSY, "in flight");
   WRONG(onebit_plan_get_info, (NULL, &info), ARGUMENT, "plan is NULL");
-  WRONG(onebit_plan_get_info, (scene->no_plan, &info), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_get_info, (scene->no_plan, &info), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_get_info, (scene->plan, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_plan_get_info, (scene->plan, &(onebit_plan_info_t){.size = 1}), ARGUMENT,
         "info->size is 1");
   WRONG(onebit_plan_set_bits, (NULL, 1), ARGUMENT, "plan is NULL");
-  WRONG(onebit_plan_set_bits, (scene->no_plan, 1), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_set_bits, (scene->no_plan, 1), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_set_bits, (scene->busy, 1), BUSY, "in flight");
   WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT,
         "bits is 3, not a width of the plan, 1 to 1");
@@ -342,7 +345,7 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0.01), ARGUMENT, "the fewest bits");
   WRONG(onebit_plan_fit_budget, (&scene->busy, 1, 0.5), BUSY, "plans[0] has a request in flight");
   WRONG_VALUE(onebit_plan_explain, (no_plan), !*onebit_plan_explain(scene->no_plan),
-              "which is no plan");
+              "not a plan that exists");
   WRONG_VALUE(onebit_plan_explain, (comm), !*onebit_plan_explain(comm), "which is a communicator");
   wrong_residuals(scene);
 }
@@ -356,13 +359,13 @@ static void wrong_requests(const struct wrong_scene *scene) {
   WRONG(onebit_test, (argument), ARGUMENT, part);                                                  \
   WRONG(onebit_wait, (argument), ARGUMENT, part)
   REQUESTS(NULL, "request is NULL");
-  REQUESTS(&finished, "which is no request (finished, or never made)");
+  REQUESTS(&finished, "not a request that exists (finished, or never created)");
   REQUESTS(&plan, "which is a plan");
-  REQUESTS(&foreign, "which is no request");
+  REQUESTS(&foreign, "not a request that exists");
 #define STARTS(start)                                                                              \
   WRONG(start, (scene->send, scene->receive, NULL, &none), ARGUMENT, "plan is NULL");              \
   WRONG(start, (scene->send, scene->receive, scene->no_plan, &none), ARGUMENT,                     \
-        "which is no plan");                                                                       \
+        "not a plan that exists");                                                                 \
   WRONG(start, (scene->send, scene->receive, scene->busy, &none), BUSY, "in flight")
   STARTS(onebit_iallreduce);
   STARTS(onebit_iallgather);
@@ -380,9 +383,9 @@ void wrong_collectives(const struct wrong_scene *scene) {
   void *odd = (char *)send + 1, *foreign = scene->foreign, *comm = scene->comm;
 #define COLLECTIVE(call, good, other, message)                                                     \
   WRONG(call, (send, receive, NULL), ARGUMENT, "plan is NULL");                                    \
-  WRONG(call, (send, receive, scene->no_plan), ARGUMENT, "which is no plan");                      \
+  WRONG(call, (send, receive, scene->no_plan), ARGUMENT, "not a plan that exists");                \
   WRONG(call, (send, receive, comm), ARGUMENT, "which is a communicator");                         \
-  WRONG(call, (send, receive, foreign), ARGUMENT, "which is no plan");                             \
+  WRONG(call, (send, receive, foreign), ARGUMENT, "not a plan that exists");                       \
   WRONG(call, (send, receive, scene->busy), BUSY, "in flight");                                    \
   WRONG(call, (send, receive, other), ARGUMENT, message);                                          \
   WRONG(call, (NULL, receive, good), ARGUMENT, "sendbuf is NULL");                                 \
@@ -408,7 +411,7 @@ static char *read_text(const char *path) {
   return text;
 }
 
-/* Replaces comments and lines of the preprocessor by blanks. */
+/* Replaces comments and preprocessor lines by blanks. */
 static void keep_declarations(char *text) {
   for (char *at = text; (at = strstr(at, "/*")) != NULL;)
     for (const char *end = strstr(at, "*/") + 2; at < end;)

@@ -1,6 +1,6 @@
 /*
- * Wrong calls of the public functions, with the status of each and a part of its message. Needs no
- * Criterion, so that a plain program can make them too.
+ * Wrong calls of the public functions, with the status of each and a part of its message. The file
+ * needs no Criterion, so that a plain program can make these calls too.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_WRONG_CALLS_H
 #define ONEBIT_TESTS_SUPPORT_WRONG_CALLS_H
@@ -16,7 +16,8 @@
 #define WRONG(function, arguments, status, part)                                                   \
   (wrong_begin(), wrong_end(#function, #arguments, function arguments, (status), (part)))
 
-/* Does the same for a function that returns a value: `good` says whether that is as documented. */
+/* Does the same for a function that returns a value. `good` is true if the value is as
+ * documented. */
 #define WRONG_VALUE(function, arguments, good, part)                                               \
   (wrong_begin(), wrong_value(#function, #arguments, (good), (part)))
 
@@ -25,22 +26,22 @@ void wrong_end(const char *function, const char *arguments, onebit_status_t got,
                onebit_status_t wanted, const char *part);
 void wrong_value(const char *function, const char *arguments, bool good, const char *part);
 
-/* Return the number of calls so far, the number that failed the check, and whether `function` was
- * called. */
+/* Return the number of calls so far, the number of calls that failed the check, and whether
+ * `function` was called. */
 size_t wrong_calls_made(void);
 size_t wrong_calls_failed(void);
 bool wrong_calls_cover(const char *function);
 
-/* Checks that all functions of include/onebit/HEADER.h with arguments were called; returns how many
- * there are. */
+/* Checks that every function in include/onebit/HEADER.h that has arguments was called. Returns the
+ * number of these functions. */
 size_t wrong_check_header(const char *header);
 
-/* Valid arguments of calls. The destroyed handles (no_...) are destroyed last, so that no other
- * gets their address; `foreign` is memory of the program's. */
+/* Valid arguments of calls. The handles of destroyed objects (no_...) are destroyed last, so that
+ * no new object gets their address. `foreign` is memory of the program, not of the library. */
 struct wrong_scene {
   onebit_comm_t comm, no_comm;
   onebit_plan_t plan, gathers, scatters, busy, no_plan;
-  onebit_request_t request, no_request; /* of `busy`; finished */
+  onebit_request_t request, no_request; /* request is in flight on `busy`; no_request is finished */
   onebit_optimizer_t optimizer, open, no_optimizer;
   onebit_tensor_t tensor;
   void *foreign;
@@ -48,11 +49,11 @@ struct wrong_scene {
 };
 enum { WRONG_COUNT = 64 };
 
-/* Makes the scene of one rank; returns false if it cannot. */
+/* Creates these arguments on one rank. Returns false if this fails. */
 bool wrong_scene_make(struct wrong_scene *scene);
 void wrong_scene_end(struct wrong_scene *scene);
 
-/* All wrong calls on one rank, by header. */
+/* Make all wrong calls on one rank, with one function per header. */
 void wrong_communicators(const struct wrong_scene *scene);
 void wrong_plans(const struct wrong_scene *scene);
 void wrong_collectives(const struct wrong_scene *scene);

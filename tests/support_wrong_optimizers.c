@@ -1,4 +1,4 @@
-/* Wrong calls on optimizers and outer steps: creation, steps, functions that read them,
+/* Wrong calls on optimizers and outer steps: creation, steps, functions that return information,
  * checkpoints. */
 #include <math.h>
 #include <string.h>
@@ -40,14 +40,14 @@ static void wrong_tensors(const struct wrong_scene *scene) {
   SECOND("tensors[1].count is 18446744073709551615", p, g, SIZE_MAX, 0, 0, 0);
 }
 
-/* Wrong options are in the tables of test_arguments_optimizers.c. */
+/* The tables of test_arguments_optimizers.c have the wrong options. */
 void wrong_creations(const struct wrong_scene *scene) {
   onebit_optimizer_t made;
   void *plan = scene->plan;
 #define CREATIONS(create, options)                                                                 \
   WRONG(create, (NULL, &scene->tensor, 1, NULL, &made), ARGUMENT, "comm is NULL");                 \
   WRONG(create, (scene->no_comm, &scene->tensor, 1, NULL, &made), ARGUMENT,                        \
-        "which is no communicator");                                                               \
+        "not a communicator that exists");                                                         \
   WRONG(create, (plan, &scene->tensor, 1, NULL, &made), ARGUMENT, "which is a plan");              \
   WRONG(create, (scene->comm, &scene->tensor, 1, NULL, NULL), ARGUMENT, "optimizer is NULL");      \
   WRONG(create, (scene->comm, NULL, 1, NULL, &made), ARGUMENT, "tensors is NULL");                 \
@@ -67,7 +67,7 @@ void wrong_creations(const struct wrong_scene *scene) {
 
 /* ---- Steps ---- */
 
-/* Makes wrong steps. Calls on `open` are noted in its step, which fails for them. */
+/* Makes wrong steps. Errors in calls on `open` are recorded in its open step, which then fails. */
 void wrong_steps(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, gone = scene->no_optimizer, open = scene->open;
   void *plan = scene->plan, *foreign = scene->foreign;
@@ -88,9 +88,9 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_take_parameters, (handle), ARGUMENT, part);                               \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
-  STEPS(gone, "which is no optimizer (destroyed, or never made)");
+  STEPS(gone, "not an optimizer that exists (destroyed, or never created)");
   STEPS(plan, "which is a plan");
-  STEPS(foreign, "which is no optimizer");
+  STEPS(foreign, "not an optimizer that exists");
 #define RATES(call)                                                                                \
   WRONG(call, (optimizer, NAN), ARGUMENT, "learning_rate is nan");                                 \
   WRONG(call, (optimizer, -1), ARGUMENT, "learning_rate is -1");                                   \
@@ -126,12 +126,13 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_step, (open, 0.2F), ARGUMENT, "learning_rate is 0.2");
   onebit_optimizer_begin(open, 0.1F);
 #define DESTROY(handle) (onebit_optimizer_destroy(handle), true)
-  WRONG_VALUE(onebit_optimizer_destroy, (gone), DESTROY(gone), "which is no optimizer");
+  WRONG_VALUE(onebit_optimizer_destroy, (gone), DESTROY(gone), "not an optimizer that exists");
   WRONG_VALUE(onebit_optimizer_destroy, (plan), DESTROY(plan), "which is a plan");
-  WRONG_VALUE(onebit_optimizer_destroy, (foreign), DESTROY(foreign), "which is no optimizer");
+  WRONG_VALUE(onebit_optimizer_destroy, (foreign), DESTROY(foreign),
+              "not an optimizer that exists");
 }
 
-/* ---- Functions that read optimizers */
+/* ---- Functions that return information about optimizers */
 
 void wrong_queries(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, open = scene->open;
@@ -149,7 +150,7 @@ void wrong_queries(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_describe, (handle, ONEBIT_FORMAT_TEXT, line, 8, NULL), ARGUMENT, part);   \
   WRONG(onebit_optimizer_check, (handle, NULL), ARGUMENT, part)
   LOOKS(NULL, "optimizer is NULL");
-  LOOKS(scene->no_optimizer, "which is no optimizer (destroyed, or never made)");
+  LOOKS(scene->no_optimizer, "not an optimizer that exists (destroyed, or never created)");
   LOOKS(comm, "which is a communicator");
   WRONG(onebit_optimizer_get_info, (optimizer, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_optimizer_get_info, (optimizer, &(onebit_optimizer_info_t){.size = 3}), ARGUMENT,
@@ -180,7 +181,7 @@ static void wrong_directories(const struct wrong_scene *scene) {
   longest[0] = '/';
 #define DIRECTORIES(call)                                                                          \
   WRONG(call, (NULL, "/tmp"), ARGUMENT, "optimizer is NULL");                                      \
-  WRONG(call, (scene->no_optimizer, "/tmp"), ARGUMENT, "which is no optimizer");                   \
+  WRONG(call, (scene->no_optimizer, "/tmp"), ARGUMENT, "not an optimizer that exists");            \
   WRONG(call, (scene->optimizer, NULL), ARGUMENT, "directory is NULL");                            \
   WRONG(call, (scene->optimizer, ""), ARGUMENT, "directory is");                                   \
   WRONG(call, (scene->optimizer, longest), ARGUMENT, "directory is 5999 bytes long");              \
@@ -201,7 +202,7 @@ void wrong_checkpoints(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_save_whole, (handle, memory, sizeof memory, &bytes), status, part);       \
   WRONG(onebit_optimizer_load, (handle, parts, sizes, 1), status, part)
   SAVES(NULL, ARGUMENT, "optimizer is NULL");
-  SAVES(scene->no_optimizer, ARGUMENT, "which is no optimizer");
+  SAVES(scene->no_optimizer, ARGUMENT, "not an optimizer that exists");
   SAVES(plan, ARGUMENT, "which is a plan");
   SAVES(scene->open, BUSY, "a step is open");
   WRONG(onebit_optimizer_save, (optimizer, memory, 1, NULL), ARGUMENT, "bytes is NULL");
@@ -254,7 +255,7 @@ static void wrong_creations_of_outer(const struct wrong_scene *scene) {
 #define CREATE(comm, tensors, result, message)                                                     \
   WRONG(onebit_outer_create, (comm, tensors, 1, NULL, result), ARGUMENT, message)
   CREATE(NULL, &scene->tensor, &made, "comm is NULL");
-  CREATE(scene->no_comm, &scene->tensor, &made, "which is no communicator");
+  CREATE(scene->no_comm, &scene->tensor, &made, "not a communicator that exists");
   CREATE(scene->comm, &scene->tensor, NULL, "outer is NULL");
   CREATE(scene->comm, NULL, &made, "tensors is NULL");
   CREATE(scene->comm, &none, &made, "tensors[0].parameter is NULL");
@@ -302,7 +303,7 @@ static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
          &(onebit_sites_options_t){.size = sizeof(onebit_sites_options_t), __VA_ARGS__}, result),  \
         status, message)
   SITES(NULL, scene->comm, &made, ARGUMENT, "site is NULL", 0);
-  SITES(site, scene->no_comm, &made, ARGUMENT, "which is no communicator", 0);
+  SITES(site, scene->no_comm, &made, ARGUMENT, "not a communicator that exists", 0);
   SITES(site, scene->comm, NULL, ARGUMENT, "outer is NULL", 0);
   SITES(site, NULL, &made, ARGUMENT, "between is NULL on rank 0", 0);
   SITES(site, scene->comm, &made, ARGUMENT, "sites->patience is -1", .patience = -1);
@@ -317,8 +318,8 @@ static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
          &(onebit_outer_options_t){.size = sizeof(onebit_outer_options_t), __VA_ARGS__}, NULL,     \
          &made),                                                                                   \
         ONEBIT_ERROR_UNSUPPORTED, name)
-  REFUSED("ONEBIT_OUTER_SPARSE does not go with sites", .bits = ONEBIT_OUTER_SPARSE);
-  REFUSED("ONEBIT_BLOCK_BUFFER does not go with", .block_size = ONEBIT_BLOCK_BUFFER);
+  REFUSED("ONEBIT_OUTER_SPARSE is not supported with sites", .bits = ONEBIT_OUTER_SPARSE);
+  REFUSED("ONEBIT_BLOCK_BUFFER is not supported with", .block_size = ONEBIT_BLOCK_BUFFER);
   REFUSED("fragments is 100000000, more than", .fragments = 100000000, .local_steps = 100000000);
   WRONG(onebit_outer_get_sites, (NULL, &info), ARGUMENT, "outer is NULL");
   WRONG(onebit_outer_get_sites, (plain, NULL), ARGUMENT, "info is NULL");
@@ -351,5 +352,5 @@ void wrong_outers(const struct wrong_scene *scene) {
   WRONG_VALUE(onebit_outer_destroy, (plan), (onebit_outer_destroy(plan), true), "which is a plan");
   wrong_sites(scene, outer);
   onebit_outer_destroy(outer);
-  WRONG(onebit_outer_check, (outer), ARGUMENT, "which is no outer step");
+  WRONG(onebit_outer_check, (outer), ARGUMENT, "not an outer step that exists");
 }

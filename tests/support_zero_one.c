@@ -1,4 +1,4 @@
-/* Cases of 0/1 Adam against the oracle. */
+/* Runs cases of 0/1 Adam and compares them with the oracle. */
 #include "tests/support_zero_one.h"
 
 onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step) {
@@ -20,7 +20,7 @@ static bool is_poisoned(const struct zero_one_case *what, int rank, int call) {
   return what->poison != 0.0f && rank == what->poisoned_rank && call % 2 == 0;
 }
 
-/* Returns the number of the element that is poisoned in a call. */
+/* Returns the number of the element that is not finite in a call. */
 static size_t poisoned_element(size_t total, int call) { return (size_t)call * 977 % total; }
 
 static void capture_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
@@ -39,7 +39,7 @@ static void capture_norms(struct zero_one_moment *moment, const struct oracle_ze
 }
 
 /* True if ranks have made a local step since their last synchronisation. Without compressed tensors
- * a local step is the same on all ranks. */
+ * a local step is the same on all ranks, so it does not count. */
 static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_one *oracle,
                      int call) {
   const struct oracle_adam *state = oracle->state;

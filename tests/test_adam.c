@@ -1,7 +1,7 @@
 /*
- * 1-bit Adam and LAMB, besides the tests of all optimizers in test_optimizers.c: the step of the
- * freeze, the published formulas, which hold without compression, LAMB's numbers of a tensor, and
- * the bytes of a step.
+ * 1-bit Adam and LAMB, in addition to the tests of all optimizers in test_optimizers.c: the step of
+ * the freeze, the published formulas, which hold without compression, LAMB's numbers of a tensor,
+ * and the bytes of a step.
  */
 #include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_adam.h"
@@ -13,8 +13,8 @@ static struct adam_case make_case(const struct adam_tensors *tensors, size_t fre
   return what;
 }
 
-/* Runs the case, whose optimizer must equal the oracle, and returns the step after which it has
- * frozen, or 0. */
+/* Runs the case, whose optimizer must equal the oracle. Returns the step after which it has frozen,
+ * or 0. */
 static size_t run_to_freeze(const struct adam_case *what) {
   struct adam_run run = adam_prepare(what);
   const size_t freeze_step = run.moments[what->steps - 1].freeze_step;
@@ -31,8 +31,8 @@ static struct adam_case make_automatic_case(const struct adam_tensors *tensors, 
   return what;
 }
 
-/* The variance settles when gradients keep their size: with beta2 = 7/8 the first step that can
- * freeze is the ninth. The oracle computes the ratio from all variances. */
+/* The variance settles if gradients keep their size. With beta2 = 7/8 the ninth step is the first
+ * that can freeze. The oracle computes the ratio from all variances. */
 Test(adam, freezes_when_the_variance_has_settled) {
   struct adam_case what = make_automatic_case(&adam_tensors_odd, 0.875);
   what.steps = 40;
@@ -40,8 +40,8 @@ Test(adam, freezes_when_the_variance_has_settled) {
     cr_assert(run_to_freeze(&what) >= 9);
 }
 
-/* 1 / (1 - 0.9) is a little more than ten in double: the window is ten all the same, and the
- * eleventh step freezes. */
+/* In double, 1 / (1 - 0.9) is a little more than ten. The window must be ten nevertheless, so that
+ * the eleventh step freezes. */
 Test(adam, freeze_window_is_a_whole_number_of_steps) {
   struct adam_case what = make_automatic_case(&adam_tensors_one, 0.9);
   what.options.freeze_threshold = 0.1;
@@ -55,8 +55,8 @@ Test(adam, freezes_as_late_as_it_may_while_the_variance_grows) {
   cr_assert_eq(run_to_freeze(&what), ONEBIT_FREEZE_LATEST * 8);
 }
 
-/* Gradients grow tenfold at every step, and the momentum follows faster than the variance: a freeze
- * at a given step waits. */
+/* Gradients grow tenfold at every step, and the momentum follows them faster than the variance. A
+ * freeze at a given step must therefore wait. */
 Test(adam, freeze_waits_for_the_variance) {
   struct adam_case what = make_case(&adam_tensors_odd, 8);
   what.options.beta1 = 0.1;
@@ -79,8 +79,8 @@ Test(adam, freeze_threshold_is_heeded) {
             "frozen after %zu, %zu, %zu", steps[0] + 1, steps[1] + 1, steps[2] + 1);
 }
 
-/* --- The published formulas, in double, of the mean gradient: Adam as Kingma and Ba write it, with
- * AdamW's decay; LAMB with bias correction and no clamp at all. */
+/* --- The published formulas for the mean gradient, in double: Adam as Kingma and Ba write it, with
+ * AdamW's decay, and LAMB with bias correction and without a clamp. */
 
 struct textbook {
   double *parameter, *momentum, *variance, *update;
@@ -117,9 +117,9 @@ static void make_textbook_step(const struct adam_case *what, struct textbook *bo
   free(mean);
 }
 
-/* Runs a case and compares it with the textbook. A step has about the size of the rate: float32 may
- * lose the part `lost` of it where mean gradients cancel, and the part `rounded` of the
- * parameter. */
+/* Runs a case and compares it with the published formulas. A step is about as large as the rate.
+ * float32 may lose the part `lost` of the step if mean gradients cancel, and the part `rounded` of
+ * the parameter. */
 static void check_textbook(const struct adam_case *what, double lost, double rounded) {
   struct adam_run run = adam_prepare(what);
   const size_t total = run.total;
@@ -156,7 +156,7 @@ Test(adam, plain_lamb_is_the_published_one) {
   check_textbook(&what, 3e-5, 1e-6);
 }
 
-/* --- LAMB's numbers of a tensor at their ends */
+/* --- LAMB's numbers of a tensor at the limits */
 
 static const struct ob_lamb_limits limits = {.min_coefficient = 0.01,
                                              .max_coefficient = 10,
@@ -189,13 +189,13 @@ Test(adam, lambs_factors_at_their_ends) {
   } cases[] = {
       {1, 1, 1, 1.05, 1.05},
       {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
-      {1, 9, 4, 1.08, 1.08},             /* the share is 1 at most */
-      {1, 0, 0, 0.95, 0.95},             /* no element moves, so no share of them is known */
-      {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
+      {1, 9, 4, 1.08, 1.08},             /* the share of the update is at most 1 */
+      {1, 0, 0, 0.95, 0.95},             /* no element moves, so their share is unknown */
+      {1, 1, 1, 7, 1.0 * 1.1},           /* the largest change in one step */
       {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
       {3.9, 1, 1, 100, 4},               /* the largest factor has priority */
       {0.51, 1, 1, 0.1, 0.5},
-      {5, 1, 1, 100, 5 * 0.9}, /* the limit of the change has priority */
+      {5, 1, 1, 100, 5 * 0.9}, /* the limit of the change in one step has priority */
       {1, NAN, 1, NAN, 1.0 * 0.9},
   };
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -215,7 +215,7 @@ Test(adam, lambs_scalings_at_their_ends) {
         "a scaling beyond float32");
 }
 
-/* Elements that never had a gradient in warm-up stay where they are; the others move. */
+/* Elements that never had a gradient in the warm-up keep their values. The others move. */
 Test(adam, elements_without_variance_do_not_move) {
   struct adam_case what = make_case(&adam_tensors_many_words, 3);
   what.size = 2;
@@ -233,8 +233,8 @@ Test(adam, elements_without_variance_do_not_move) {
   adam_release(&run);
 }
 
-/* Checks the bytes of steps: a warm-up step sends as much as a dense allreduce, a compressed one at
- * most a thirtieth of it. */
+/* Checks the bytes of steps. A warm-up step sends as much as a dense allreduce, and a compressed
+ * step at most a thirtieth of that. */
 static void check_bytes(onebit_comm_t comm, void *context) {
   enum { COUNT = 1 << 18 };
   (void)context;

@@ -1,6 +1,6 @@
 /*
- * Options of every optimizer: each with a wrong value, and each with another value on one rank; and
- * steps without memory. support_wrong_optimizers.c has wrong handles.
+ * Options of every optimizer: each option with a wrong value, and each with another value on one
+ * rank. Also steps without memory. support_wrong_optimizers.c tests wrong handles.
  */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
@@ -9,8 +9,8 @@
 
 #define COUNT 700
 
-/* Creates an optimizer of two tensors and an empty one. The arrays are shared by all ranks, so only
- * a single rank may step. */
+/* Creates an optimizer of two tensors and an empty one. All ranks share the arrays, so only a job
+ * of a single rank may make steps. */
 static onebit_status_t create_optimizer(onebit_comm_t comm, const struct any_case *what,
                                         onebit_optimizer_t *optimizer) {
   static float parameter[COUNT], gradient[COUNT];
@@ -58,7 +58,8 @@ static const struct {
     {{ANY(adam, .common.gradient_factor = -1)}, "gradient_factor", "-1"},
     {{ANY(adam, .common.gradient_factor = INFINITY)}, "gradient_factor", "inf"},
     {{ANY(adam, .common.gradient_factor = NAN)}, "gradient_factor", "nan"},
-    {{ANY(adam, .common.gradient_factor = 1e60)}, "gradient_factor", "1e+60"}, /* as a float */
+    {{ANY(adam, .common.gradient_factor = 1e60)}, "gradient_factor", "1e+60"}, /* infinite as a
+                                                                                * float */
     {{ANY(adam, .common.gradient_factor = 1e-60)}, "gradient_factor", "1e-60"},
     {{ANY(adam, .common.clip_norm = -0.5)}, "clip_norm", "-0.5"},
     {{ANY(adam, .common.clip_norm = NAN)}, "clip_norm", "nan"},
@@ -204,7 +205,7 @@ static void check_refused_together(onebit_comm_t comm, void *context) {
   synchronize_ranks(comm);
 }
 
-/* The device is an option of each rank alone: the other ranks' options are valid. */
+/* The device is an option of each rank alone, so the other ranks' options are valid. */
 static void check_refused_on_last_rank(onebit_comm_t comm, void *context) {
   const struct any_case device = {ANY(adam, STEPS, .common.device = ONEBIT_DEVICE_CUDA)},
                         sound = {ANY(adam, STEPS)};
@@ -223,7 +224,7 @@ Test(arguments_optimizers, options_that_do_not_go_together) {
   }
 }
 
-/* Only optimizers that divide gradients have tables. */
+/* Only optimizers that divide gradients accept tensors that are tables. */
 Test(arguments_optimizers, tables) {
   onebit_comm_t comm = self_comm();
   float parameter[2] = {0};
@@ -242,7 +243,8 @@ Test(arguments_optimizers, tables) {
   checks_must_hold();
 }
 
-/* Methods with trust ratios have numbers of their own for each tensor. */
+/* Methods with trust ratios store further numbers for each tensor, which limits the number of
+ * tensors. */
 Test(arguments_optimizers, too_many_tensors) {
   onebit_comm_t comm = self_comm();
   onebit_optimizer_t optimizer;
@@ -255,7 +257,8 @@ Test(arguments_optimizers, too_many_tensors) {
   onebit_comm_destroy(comm);
 }
 
-/* --- One rank has another option, or another optimizer: all learn of it, with its name. */
+/* --- One rank has another option, or another optimizer: all ranks get an error with the option's
+ * name. */
 
 static void check_disagreement(onebit_comm_t comm, int culprit, const struct any_case *its,
                                const struct any_case *others, const char *name) {
@@ -264,13 +267,13 @@ static void check_disagreement(onebit_comm_t comm, int culprit, const struct any
                 name);
 }
 
-/* Makes ranks disagree on each option of a kind, by a value that is valid for it. */
+/* Makes ranks disagree on each option of a method, with values that are valid. */
 static void check_each_option(onebit_comm_t comm, int culprit, const struct ob_method *method) {
   for (size_t k = 0; k < method->option_count; k++) {
     const char *name = method->options[k].name;
     struct any_options here = any_options_of(method, NULL), there = here;
-    /* shards = 1 changes nothing with a single rank; a ratio is used by methods with trust
-     * ratios */
+    /* shards = 1 changes nothing with a single rank; only methods with
+     *  trust ratios use a ratio */
     bool ratio = strcmp(name, "min_ratio") == 0 || strcmp(name, "max_ratio") == 0;
     any_set(&here, "trust_ratio", ratio);
     any_set(&there, "trust_ratio", ratio);
@@ -304,7 +307,7 @@ Test(arguments_optimizers, other_options_on_one_rank) {
     on_ranks(3, check_all_methods, &rank);
 }
 
-/* --- Steps of all stages allocate nothing; test_memory.c has creations. */
+/* --- Steps of all stages allocate nothing; test_memory.c tests creations. */
 
 static void step_without_memory(onebit_comm_t comm, const struct any_case *what) {
   onebit_optimizer_t optimizer = NULL;

@@ -1,11 +1,12 @@
-/* Hashes, JSON and handles, which all modules use. */
+/* Tests of hashes, JSON and handles, which all modules use. */
 #include "base/call_scope.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "tests/support.h"
 
-/* The hash, against the published values of 64-bit FNV-1a: files and messages depend on it. */
+/* The hash is compared with the published values of 64-bit FNV-1a, because files and messages
+ * depend on it. */
 
 Test(hash, published_values) {
   cr_expect_eq(ob_hash(OB_HASH_START, "", 0), UINT64_C(0xcbf29ce484222325));
@@ -19,7 +20,7 @@ Test(hash, goes_on_where_it_ended) {
 }
 
 /*
- * JSON: numbers keep nine digits; values are separated by commas, and texts escaped.
+ * JSON: numbers have nine digits, values are separated by commas, and texts are escaped.
  */
 
 Test(json, numbers_keep_nine_digits_or_are_null) {
@@ -65,8 +66,8 @@ Test(json, values_are_divided_and_escaped) {
                    "\"largest\": 18446744073709551615}");
 }
 
-/* The table of handles: stale handles and handles of another kind are errors, and a communicator
- * ends with the last object that was created on it. */
+/* The table of handles. Handles of destroyed objects and handles of another kind are errors. A
+ * communicator exists until the last object that was created on it is destroyed. */
 
 static onebit_plan_t create_plan(onebit_comm_t comm) {
   onebit_plan_t plan = NULL;
@@ -74,8 +75,8 @@ static onebit_plan_t create_plan(onebit_comm_t comm) {
   return plan;
 }
 
-/* Multiples of STRIDE modulo MANY, both primes, visit the handles in another order than that of
- * their creation, so entries are removed from the middle of runs. */
+/* MANY and STRIDE are primes. Multiples of STRIDE modulo MANY visit the handles in another order
+ * than that of their creation, so that entries are removed from the middle of the table's runs. */
 enum { MANY = 1009, STRIDE = 389 };
 
 Test(handles, are_found_until_they_are_retired) {
@@ -90,7 +91,7 @@ Test(handles, are_found_until_they_are_retired) {
           "the byte after %zu is found", k);
     ob_handle_retire(made[k]);
     CHECK(!ob_handle_is(made[k], k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM), "%zu is still found", k);
-    for (size_t j = i + 1; j < MANY; j++) /* no other handle was removed with it */
+    for (size_t j = i + 1; j < MANY; j++) /* no other handle was removed at the same time */
       if (!ob_handle_is(made[j * STRIDE % MANY],
                         j * STRIDE % MANY % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM))
         CHECK(false, "%zu took %zu with it", k, j * STRIDE % MANY);
@@ -99,8 +100,8 @@ Test(handles, are_found_until_they_are_retired) {
     ob_handle_release(made[i]);
 }
 
-/* Fails each of three allocations of a plan: its own, and two of the table of handles, when that
- * grows. */
+/* Makes each of three allocations for a plan fail: the plan's own, and two of the table of handles
+ * when it grows. */
 Test(handles, failed_growth_fails_the_creation) {
   enum { FILLED = 300 };
   onebit_comm_t comm = self_comm();
@@ -108,7 +109,7 @@ Test(handles, failed_growth_fails_the_creation) {
   for (size_t i = 0; i < FILLED; i++) {
     for (long n = 1; n <= 3; n++) {
       onebit_plan_t plan = NULL;
-      ob_memory_fail_at(n + 1); /* onebit_plan_create allocates once before that */
+      ob_memory_fail_at(n + 1); /* onebit_plan_create makes one allocation before these */
       CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_MEMORY);
     }
     ob_memory_fail_at(0);
@@ -158,7 +159,7 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   CHECK(request == NULL, "a finished request is not NULL");
   CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("*request is 0x");
-  CHECK_WORDS("which is no request (finished, or never made)");
+  CHECK_WORDS("not a request that exists (finished, or never created)");
   for (int call = 1; call <= 62; call++) {
     CHECK_STATUS(onebit_iallreduce(&x, &y, plan, &request), ONEBIT_OK);
     CHECK_STATUS(onebit_test(&copy), ONEBIT_ERROR_ARGUMENT);
@@ -170,8 +171,8 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   onebit_comm_destroy(comm);
 }
 
-/* Uses a plan and an optimizer after their communicator's handle was destroyed: before the steps on
- * some ranks, after them on rank 1. */
+/* Uses a plan and an optimizer after their communicator's handle was destroyed. Rank 1 destroys the
+ * handle after the steps, other ranks before. */
 static void *use_after_destroy(void *argument) {
   onebit_comm_t comm = argument;
   int rank = onebit_comm_rank(comm);
@@ -194,7 +195,7 @@ static void *use_after_destroy(void *argument) {
   CHECK(onebit_comm_rank(comm) == -1, "a destroyed communicator has a rank");
   CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &none), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("comm is 0x");
-  CHECK_WORDS("which is no communicator (destroyed, or never made)");
+  CHECK_WORDS("not a communicator that exists (destroyed, or never created)");
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   onebit_optimizer_destroy(optimizer);
   return NULL;

@@ -1,4 +1,5 @@
-/* The benchmark program's command line, statistics, and the check of results that -c makes. */
+/* Tests of the benchmark program: its command line, its statistics, and the check of results that
+ * -c makes. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -9,12 +10,12 @@
 
 #define RANKS 3
 
-/* One more schedule than --compare takes. */
+/* One schedule more than --compare accepts. */
 #define THIRTEEN                                                                                   \
   "exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,"     \
   "exchange,exchange,exchange"
 
-/* Parses the arguments after the subcommand, which spaces separate. `error` may be NULL. */
+/* Parses the arguments after the subcommand, which are separated by spaces. `error` may be NULL. */
 static bool parse_arguments(const char *subcommand, const char *arguments,
                             struct bench_options *options, char *error) {
   char *argv[32], words[TOOL_ERROR] = "";
@@ -28,7 +29,7 @@ static bool parse_arguments(const char *subcommand, const char *arguments,
   return well;
 }
 
-/* Does the same with arguments that are right. */
+/* Does the same with arguments that are correct. */
 static struct bench_options read_arguments(const char *subcommand, const char *arguments) {
   struct bench_options options;
   cr_assert(parse_arguments(subcommand, arguments, &options, NULL), "%s", arguments);
@@ -76,7 +77,7 @@ Test(bench, an_end_of_the_sizes_alone_is_taken) {
             options.largest == bench_find_benchmark("codec")->largest);
 }
 
-/* osu_iallreduce --message-size 1K:2K ... */
+/* The options of osu_iallreduce --message-size 1K:2K ... are accepted. */
 Test(bench, osu_s_long_names_are_read) {
   struct bench_options options = read_arguments(
       "iallreduce", "--message-size 1K:2K --iterations 5 --warmup=3 --full --validation "
@@ -88,7 +89,7 @@ Test(bench, osu_s_long_names_are_read) {
   cr_expect(options.full && options.check && options.factor == 2);
 }
 
-/* all_reduce_perf -b 8 -e 128M ... */
+/* The options of all_reduce_perf -b 8 -e 128M ... are accepted. */
 Test(bench, nccl_tests_options_are_read) {
   struct bench_options options =
       read_arguments("allreduce", "-b 8 -e 128M -f 4 -n 5 -w 3 -c 1 -g 1");
@@ -214,7 +215,7 @@ Test(bench, comparisons_have_defaults) {
   cr_expect_eq(options.tests, 0);
 }
 
-/* The wrong arguments of each subcommand, between bars. */
+/* The wrong arguments of each subcommand, separated by bars. */
 Test(bench, wrong_command_lines_get_words) {
   static const char *const wrong[][2] = {
       {"allreduce",
@@ -262,14 +263,13 @@ Test(bench, statistics_of_few_samples) {
   cr_expect_eq(bench_ratio(a, b, 3, scratch).median, 1);
 }
 
-/* Returns the progress line of a measurement that began this many seconds ago, when a quarter is
- * done. */
+/* Returns the progress line of a measurement that began `seconds` ago and is a quarter done. */
 static const char *read_progress(double seconds, bool open) {
   static char text[1000];
   struct bench_progress progress = {
       .open = open, .what = "codec of 64 bytes", .start = ob_seconds() - seconds};
   cr_redirect_stderr();
-  for (int k = 0; k < 2; k++) /* the second one is too early */
+  for (int k = 0; k < 2; k++) /* the second call comes too early to print */
     bench_progress_show(&progress, "store", 0.25, 3);
   bench_progress_clear(&progress);
   fflush(stderr);
@@ -303,7 +303,7 @@ Test(bench, data_is_never_constant) {
 
 /* --- The checks of -c */
 
-/* A collective whose result is wrong in one element, by 5 %, on the ranks whose bit is set in
+/* A collective whose result is wrong by 5 % in one element, on the ranks whose bit is set in
  * wrong_on. */
 static unsigned wrong_on;
 static onebit_operation_t wrong_operation;
@@ -358,8 +358,8 @@ Test(bench, check_fails_what_is_wrong_on_one_rank) { check_collectives(1u << 1, 
 
 /* --- Ranks that are processes */
 
-/* Combines more numbers than fit into one exchange. The exit status says whether they were
- * right. */
+/* Combines more numbers than fit into one exchange. The exit status tells whether the results are
+ * correct. */
 static int combine_many(struct bench_team *team, const void *context) {
   static double values[10000];
   const size_t count = sizeof values / sizeof values[0];

@@ -1,6 +1,6 @@
-/* The benchmark program's rows, and the dense optimizers that it compares with. */
+/* Tests of the benchmark program's rows, and of the dense optimizers with which it compares. */
 #ifdef ONEBIT_HAVE_CUDA
-#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#include <cuda_runtime_api.h> /* tells whether the device is emulated */
 #endif
 
 #include "bench/bench_collective.h"
@@ -78,7 +78,7 @@ Test(bench_rows, json_has_an_object_a_line) {
   cr_expect(strstr(text, "\"dense_median_us\":null"));
 }
 
-/* At 8 Mbit/s a byte takes a microsecond, including the bytes of TCP's and Ethernet's headers. */
+/* At 8 Mbit/s a byte takes a microsecond. The bytes of TCP's and Ethernet's headers count, too. */
 Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
   static const char *const fields[] = {
       "\"wire_limit_us\":", "\"codec_limit_us\":", "\"of_limit\":", NULL};
@@ -115,7 +115,7 @@ Test(bench_rows, json_of_nonblocking_collectives) {
   }
 }
 
-/* The rows of a table have as many columns as its head. */
+/* The rows of a table have as many columns as the table's heading. */
 Test(bench_rows, tables_have_as_many_columns_as_heads) {
   char *text = (char *)(uintptr_t)program(0, "onebit-bench allreduce --ranks 2 -m4K:4K -i3 -f -c "
                                              "--compare=automatic,exchange 2>/dev/null");
@@ -123,7 +123,7 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
   for (char *rest, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
     bool is_head = strncmp(line, "# Size  ", 8) == 0;
     columns = 0;
-    for (char *c = line + 2; *c; c++) /* words that one space separates belong to one column */
+    for (char *c = line + 2; *c; c++) /* words separated by a single space are one column */
       columns += *c != ' ' && c[-1] == ' ' && (c == line + 2 || c[-2] == ' ');
     head = is_head ? columns : head;
     lines += line[0] != '#';
@@ -132,11 +132,12 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
   cr_expect_eq(lines, 2);
 }
 
-/* --- On a device: the emulated one, whose times are not tested either */
+/* --- On a device, which may be emulated; times are not tested */
 
 #ifndef ONEBIT_HAVE_CUDA
 
-/* The memory of 1-bit Adam: residuals of both sides, each twice, the frozen variance, messages. */
+/* The memory of 1-bit Adam has worker and server residuals, each twice, the frozen variance, and
+ * messages. */
 Test(bench_rows, optimizers_have_a_line_each) {
   static const char *const names[] = {"\nEfficient-Adam ",
                                       "\nLion ",
@@ -199,8 +200,8 @@ Test(bench_rows, text_says_that_the_device_is_emulated) {
   expect_output(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
 }
 
-/* Checks the rows of a subcommand on a device; `compared` rows are compared with the host's
- * results. */
+/* Checks the rows of a subcommand on a device. The results of `compared` rows are compared with the
+ * host's. */
 static void check_device(const char *subcommand, const char *ranks, size_t rows, size_t compared) {
   static const char *const fields[] = {
       "\"transport\":\"", "\"row\":\"", "\"median_us\":", "\"algbw_gbs\":", "\"right\":", NULL};
@@ -227,8 +228,8 @@ Test(bench_rows, results_on_a_device_are_the_host_s) {
 #endif
 
 /*
- * The dense optimizers that onebit-bench compares with give the bits of the library's warm-up on
- * the same numbers, except that LAMB's norms are added up in another order.
+ * The dense optimizers with which onebit-bench compares give the bits of the library's warm-up for
+ * the same numbers. Only LAMB's norms are added up in another order.
  */
 
 enum { COUNT = 5003, STEPS = 3 };
@@ -285,7 +286,7 @@ static void check_fused(void (*fused_step)(struct bench_fused *), enum ob_pass_k
   CHECK_BITS("momentum", plain.momentum, wanted.momentum, COUNT, ONEBIT_FLOAT32);
   CHECK_BITS("variance", plain.variance, wanted.variance, COUNT, ONEBIT_FLOAT32);
   CHECK_BITS("parameters", plain.parameter, wanted.parameter, COUNT, ONEBIT_FLOAT32);
-  if (kind == OB_PASS_LAMB) /* the library leaves the update where the gradient was */
+  if (kind == OB_PASS_LAMB) /* the library stores the update in the gradient's array */
     CHECK_BITS("update", plain.update, given, COUNT, ONEBIT_FLOAT32);
 }
 

@@ -1,6 +1,7 @@
 /*
- * Checkpoints in memory lose nothing: a run that is saved after any step, destroyed, created again
- * and loaded equals the uninterrupted run, to the bit; and it saves the bytes that were loaded.
+ * Checkpoints in memory lose nothing. A run that is saved after any step, destroyed, created again
+ * and loaded must equal the uninterrupted run to the bit. It must also save the same bytes that it
+ * has loaded.
  */
 #include "collectives/plan_private.h"
 #include "optimizers/optimizer.h"
@@ -9,12 +10,12 @@
 
 enum { MOST_STEPS = 32 };
 
-/* The state after each step of a run that is not interrupted. */
+/* The state after each step of an uninterrupted run. */
 struct history {
   const struct checkpoint_case *what;
   struct saved_parts parts[MOST_STEPS];
   unsigned char *parameters[MOST_STEPS]; /* of all ranks */
-  struct saved_parts whole;              /* at the end; rank 0's has all of its state */
+  struct saved_parts whole;              /* at the end; rank 0's part has all of its state */
   bool made;
 };
 
@@ -32,7 +33,7 @@ static void check_parameters(struct history *history, const struct trainee *trai
              TRAINEE_ELEMENTS, history->what->common.parameter_dtype);
 }
 
-/* Checks that the optimizer would now save this part. */
+/* Checks that the optimizer would save exactly this part now. */
 static void check_part(struct trainee *trainee, const struct saved_parts *parts) {
   size_t bytes = 0, wanted = parts->bytes[trainee->rank];
   void *memory = optimizer_part(trainee->optimizer, &bytes);
@@ -41,7 +42,8 @@ static void check_part(struct trainee *trainee, const struct saved_parts *parts)
   free(memory);
 }
 
-/* Loads the state after `step` steps, and compares it and a few further steps. */
+/* Loads the state after `step` steps. Compares this state, and the states after a few more
+ * steps. */
 static void check_resumed(struct trainee *trainee, struct history *history, int step) {
   int end = step + 4 < history->what->steps ? step + 4 : history->what->steps;
   check_case("%s, loaded at step %d", history->what->name, step);
@@ -62,8 +64,8 @@ static void keep_state(struct history *history, struct trainee *trainee, onebit_
          parameter_bytes(history->what));
 }
 
-/* Checks that a part in which rank 0 saved all of its state, and not only its share, loads the same
- * state. */
+/* Checks a part in which rank 0 has saved all of its state instead of only its share. Loading it
+ * must give the same state. */
 static void check_whole_part(struct trainee *trainee, struct history *history, onebit_comm_t comm) {
   struct saved_parts *whole = &history->whole;
   trainee_save(trainee, comm, whole);
@@ -83,8 +85,8 @@ static void check_whole_part(struct trainee *trainee, struct history *history, o
   trainee_destroy(&other);
 }
 
-/* Runs a case to the end; then loads each step's state in a new optimizer, and in the old one,
- * which goes back and forth. */
+/* Runs a case to the end. Then loads the state of each step into a new optimizer and into the old
+ * one, which thus goes back and forth. */
 static void check_every_step(onebit_comm_t comm, void *context) {
   struct history *history = context;
   const struct checkpoint_case *what = history->what;
@@ -141,7 +143,7 @@ Test(checkpoint, every_optimizer_goes_on_exactly) {
 
 /* --- Residuals after loading */
 
-/* A loaded residual is discarded without error feedback; and a large one is marked as large,
+/* Without error feedback a loaded residual is discarded. A large residual is marked as large,
  * because a server that adds to it may overflow. */
 Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
   static float residual[SUBJECT_TOTAL], loaded[SUBJECT_TOTAL];

@@ -1,11 +1,12 @@
 /*
- * Damaged and malicious parts: every flipped bit and every truncation is found. Parts with right
- * checksums and wrong numbers do no harm. After an error the optimizer is unchanged.
+ * Damaged and malicious parts. Every flipped bit and every truncation must be found. Parts with
+ * correct checksums and wrong numbers must do no harm. After an error the optimizer must be
+ * unchanged.
  */
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_checkpoint.h"
 
-/* --- A small optimizer of one rank, whose part is small too */
+/* --- A small optimizer of one rank, whose part is therefore small */
 
 enum { SMALL = 45 };
 
@@ -49,7 +50,7 @@ static onebit_status_t load_small(struct small *small, const void *part, size_t 
   return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
 }
 
-/* The state that an unchanged optimizer keeps: it saves the same part, and has the same
+/* The state of an optimizer that must stay unchanged: it saves the same part and has the same
  * parameters. */
 struct unchanged {
   struct small *small;
@@ -75,7 +76,7 @@ static bool check_unchanged(const struct unchanged *unchanged) {
                             SMALL, ONEBIT_FLOAT32);
 }
 
-/* Checksums are those of docs/checkpoints.md; otherwise existing checkpoints could not be
+/* Checksums must be those of docs/checkpoints.md; otherwise existing checkpoints could not be
  * loaded. */
 Test(checkpoint_damage, checksums_are_those_of_the_format) {
   uint64_t words[6];
@@ -86,7 +87,7 @@ Test(checkpoint_damage, checksums_are_those_of_the_format) {
   cr_expect_eq(ob_checksum_end(&sum), 0x8e96f72e3615cf06);
 }
 
-/* Each stage has sections of its own. */
+/* The part has other sections in each stage. */
 static const struct {
   int steps;
   size_t freeze_step;
@@ -120,8 +121,8 @@ Test(checkpoint_damage, every_bit_that_flips_is_found) {
     flip_every_bit(stages[k].steps, stages[k].freeze_step);
 }
 
-/* Loads the part cut off after every byte. The memory ends there, so no byte behind it may be
- * read. */
+/* Loads the part cut off after every byte. The memory ends at that byte, so that a read behind it
+ * is noticed. */
 static void cut_after_every_byte(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step);
   size_t bytes;
@@ -174,15 +175,15 @@ Test(checkpoint_damage, sections_beyond_what_there_is) {
   section->first = 1;
   part_sign(longer);
   CHECK_STATUS(load_small(saved, longer, bytes), ONEBIT_ERROR_CHECKPOINT);
-  CHECK_WORDS("from number 1 on");
+  CHECK_WORDS("elements from 1 on, beyond the");
   checks_must_hold();
   free(longer);
   free(part);
   free_small(saved);
 }
 
-/* --- Malicious parts: each number of the header becomes each of several harmful ones, with right
- * checksums. A part that loads without an error must be a state that can make a step. */
+/* --- Malicious parts. Each number of the header is replaced by several harmful ones, with correct
+ * checksums. A part that loads without an error must give a state that can make a step. */
 
 static void try_number(struct small *other, unsigned char *part, size_t bytes,
                        const unsigned char *good, size_t at, size_t width, uint64_t number) {

@@ -1,7 +1,7 @@
 /*
- * Checkpoints that other numbers of ranks load: state that all ranks shared is the same to the bit,
- * worker residuals become the mean of the saved ones, and server residuals stay with their
- * elements; this also holds if options have changed.
+ * Checkpoints that are loaded on another number of ranks. State that all ranks shared is the same
+ * to the bit. Worker residuals become the mean of the saved ones, and server residuals stay with
+ * their elements. This also holds if options have changed.
  */
 #include "compression/numerics.h"
 #include "tests/support_checkpoint.h"
@@ -20,7 +20,7 @@ static bool is_apart(const struct saved_parts *parts) {
   return apart;
 }
 
-/* Checks that the caller's parameters are the saved ones, rounded to their type. */
+/* Checks that the caller's parameters are the saved ones, rounded to their dtype. */
 static void check_rounded(const void *parameters, const double *wanted, onebit_dtype_t dtype) {
   void *rounded = allocate(TRAINEE_ELEMENTS, sizeof(float));
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
@@ -29,13 +29,13 @@ static void check_rounded(const void *parameters, const double *wanted, onebit_d
   free(rounded);
 }
 
-/* A load of saved parts by other ranks, which save their state again. */
+/* Parts that are loaded by other ranks, which then save their state again. */
 struct loading_run {
   const struct checkpoint_case *what;
   const struct saved_parts *from;
   struct saved_parts *to;
   int steps;                                            /* steps to make after the load */
-  unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* rank 0's parameters at that time */
+  unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* rank 0's parameters after these steps */
 };
 
 /* Checks that all ranks have the same parameters, unless they have made local steps. */
@@ -89,8 +89,8 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Checks a load with the same blocks: arrays that all ranks share are equal, and arrays of each
- * rank have the same mean. */
+/* Checks a load with the same blocks. Arrays that all ranks share must be equal, and arrays of each
+ * rank must have the same mean. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
   for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
     bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
@@ -101,7 +101,8 @@ static void check_remapped(const struct saved_parts *from, const struct saved_pa
   }
 }
 
-/* Loads a case on other ranks, and back, after 0, 3, 6, ... steps. */
+/* Loads a case on other ranks, and from there on the first ranks again, after 0, 3, 6, ...
+ * steps. */
 static void check_load_on_other_ranks(struct checkpoint_case what, int size, int hosts) {
   struct saved_parts from, to, back;
   what.skips = false;
@@ -170,11 +171,12 @@ Test(checkpoint_elastic, other_hosts) {
 
 /* --- Other options */
 
-/* A run that continues with its own options, and with other options that change no bit. */
+/* A run that continues with its own options, and again with other options that must change no
+ * bit. */
 struct options_run {
   const struct checkpoint_case *what, *other;
   const struct saved_parts *from;
-  int steps, alike; /* alike: the step up to which both have equal parameters */
+  int steps, alike; /* alike: the step up to which both runs have equal parameters */
 };
 
 static void compare_options(onebit_comm_t comm, void *context) {
@@ -221,8 +223,8 @@ Test(checkpoint_elastic, options_on_which_no_bit_depends) {
   use_codec("");
 }
 
-/* Returns the next compensated values: beta1 times the momentum, plus the residual. A load keeps
- * them even if messages cannot represent the momentum. */
+/* Returns the next compensated values: beta1 times the momentum, plus the residual. Loading
+ * preserves these values even if messages cannot represent the momentum. */
 static double *compensated_values(const struct saved_parts *parts) {
   float *momentum = parts_values(parts, SECTION_MOMENTUM);
   double *errors = parts_mean(parts, SECTION_WORKER);
@@ -284,8 +286,8 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   check_compensated(fused, other);
 }
 
-/* Divides by LAMB's scalings of the momentum in messages: the last of its three numbers of each
- * tensor. */
+/* Divides by LAMB's scalings of the momentum in messages. The scaling is the last of LAMB's three
+ * numbers of each tensor. */
 static void divide_by_scalings(const struct saved_parts *parts, double *values) {
   const char *part = parts->memory[0];
   size_t tensors = part_number(part, PART_TENSORS), i = 0;
@@ -299,8 +301,8 @@ static void divide_by_scalings(const struct saved_parts *parts, double *values) 
   }
 }
 
-/* Checks that in profile deepspeed, where a single rank does not compress, all residuals move into
- * its momentum, times beta1 and without scaling, and are taken out again later. */
+/* In profile deepspeed a single rank does not compress. Checks that all residuals are then added to
+ * its momentum, times beta1 and without scaling, and are subtracted again later. */
 static void check_single_rank(struct checkpoint_case many, const struct checkpoint_case *one) {
   struct saved_parts from, to, back;
   many.skips = false;
@@ -343,7 +345,8 @@ Test(checkpoint_elastic, one_rank_that_does_not_compress) {
   check_single_rank(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
 }
 
-/* The warm-up is the same with and without shards: each can continue as the other. */
+/* The warm-up is the same with and without shards, so a checkpoint of either can be continued as
+ * the other. */
 Test(checkpoint_elastic, shards_from_a_warm_up_without) {
   static const char *const names[] = {"adam, uncompressed tensors", "adam, shards of steps",
                                       "adam, shards of parameters"};

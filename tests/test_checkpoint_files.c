@@ -1,6 +1,6 @@
 /*
- * Checkpoints in files: whatever happens during a save, a later load gives all of the previous
- * checkpoint or all of the new one, and the next save removes files that are left.
+ * Checkpoints in files. Whatever happens during a save, a later load gives either the complete
+ * previous checkpoint or the complete new one. The next save removes files that are left over.
  */
 #define TEST_SECONDS 600
 #include <fcntl.h>
@@ -42,7 +42,8 @@ static bool parts_are_equal(const struct saved_parts *a, const struct saved_part
   return true;
 }
 
-/* Loads the checkpoint; returns 0 for the previous one, 1 for the new one, -1 for neither. */
+/* Loads the checkpoint. Returns 0 if it is the previous one, 1 if it is the new one, and -1 if it
+ * is neither. */
 static int find_checkpoint(void) {
   struct saved_parts parts = {0};
   struct files_run run = {.what = &three, .parts = &parts};
@@ -68,7 +69,7 @@ static void remove_checkpoints(void) {
   files_end();
 }
 
-/* Starts with a directory that holds only the first checkpoint. */
+/* Restores the directory to one that contains only the first checkpoint. */
 static struct names restore_first_checkpoint(void) {
   directory_empty(directories.saved);
   directory_empty(directories.shadow);
@@ -98,14 +99,14 @@ Test(checkpoint_files, saved_and_loaded) {
 
 /* --- Crashes: a child process ends in the middle of a save */
 
-/* Forks a child. A failed fork ends the test: kill(-1) would end every process. */
+/* Forks a child. A failed fork ends the test, because kill(-1) would end every process. */
 static pid_t make_child(void) {
   pid_t child = fork();
   cr_assert(child >= 0, "no process could be made");
   return child;
 }
 
-/* Returns the exit status of the child: 0, or 9 when the fault happened. */
+/* Saves in a child process. Returns the child's exit status: 0, or 9 if the fault happened. */
 static int save_in_child(enum disk_fault fault, long at) {
   pid_t child = make_child();
   if (child == 0) {
@@ -122,7 +123,8 @@ static void crash_everywhere(enum disk_fault fault) {
   int seen[2] = {0, 0}, status = 9;
   create_checkpoints();
   for (size_t k = 0; status == 9; k++) {
-    /* Each call is a case of its own, so a run tests all of them unless short lists are thinned. */
+    /* Each call is a case of its own. A run therefore tests all calls, unless short lists are
+     * thinned. */
     const long at = 1 + (long)(test_thins() ? sample_entry(k) : k);
     struct names first = restore_first_checkpoint();
     status = save_in_child(fault, at);
@@ -166,7 +168,7 @@ static void check_failure(const struct files_run *run, long at) {
   CHECK(failed, "call %ld: no rank knows why", at);
 }
 
-/* Every call fails once: the ranks get an error, or the failure has no effect. */
+/* Makes every call fail once. The ranks must get an error, or the failure must have no effect. */
 static void fail_everywhere(enum disk_fault fault, const char *reason) {
   int failures = 0;
   bool passed = false;
@@ -212,7 +214,7 @@ Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
   remove_checkpoints();
 }
 
-/* The kernel limits the size of files to less than that of a part. */
+/* The kernel limits the size of files to less than the size of a part. */
 Test(checkpoint_files, file_too_large, FORKS) {
   create_checkpoints();
   struct names first = restore_first_checkpoint();
@@ -254,7 +256,8 @@ Test(checkpoint_files, one_of_two_savers_is_told) {
 
 static struct ob_input_calls real_calls;
 static atomic_int turn;
-static const char *replaced_at; /* another checkpoint is saved before this file is first opened */
+static const char *replaced_at; /* another checkpoint is saved just before this file is first
+                                 * opened */
 
 static int open_after_save(int directory, const char *path, int flags) {
   if (strcmp(path, replaced_at) == 0 && atomic_fetch_add(&turn, 1) == 0) {
@@ -264,8 +267,8 @@ static int open_after_save(int directory, const char *path, int flags) {
   return real_calls.open(directory, path, flags);
 }
 
-/* Another process saves after one rank has read the manifest, or has opened some parts, and before
- * or after the other ranks have done so. */
+/* Another process saves after one rank has read the manifest, or has opened some parts. The other
+ * ranks do so before the save or after it. */
 Test(checkpoint_files, a_load_beside_a_save) {
   static const char *const files[] = {"part-1-0", "part-1-1", "part-1-2", "manifest"};
   create_checkpoints();

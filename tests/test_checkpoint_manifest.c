@@ -1,6 +1,6 @@
 /*
- * Directories with wrong contents: the message names the file, and nothing has changed. Checkpoints
- * in files also load on other numbers of ranks.
+ * Directories with wrong contents. The error message must name the file, and nothing may have
+ * changed. Also, checkpoints in files load on other numbers of ranks.
  */
 #include <sys/stat.h>
 
@@ -28,7 +28,7 @@ Test(checkpoint_manifest, other_numbers_of_ranks) {
     for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_VARIANCE; what++)
       check_same_values("loaded from files", what, &wanted, &parts);
     free_parts(&parts);
-    save_checkpoint(&other, 7); /* over files of another number of ranks */
+    save_checkpoint(&other, 7); /* replaces files of another number of ranks */
     CHECK(list_names(directories.saved).count == size + 1, "%d files",
           list_names(directories.saved).count);
     directory_empty(directories.saved);
@@ -71,7 +71,7 @@ Test(checkpoint_manifest, parts_that_are_others) {
   cr_assert(link(path, other) == 0);
   check_failed_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: ");
   directory_empty(directories.saved);
-  save_checkpoint(&two_ranks, 6); /* the file of another step has the same length */
+  save_checkpoint(&two_ranks, 6); /* the file of this other step has the same length */
   snprintf(path, sizeof path, "%s/kept", directories.shadow);
   cr_assert(rename(other, path) == 0);
   directory_empty(directories.saved);
@@ -135,7 +135,7 @@ Test(checkpoint_manifest, newer_manifest) {
   files_end();
 }
 
-/* Each rank has a directory of its own; only reading the directory shows it. */
+/* Each rank has a directory of its own. This is noticed only when the directory is read. */
 Test(checkpoint_manifest, directories_of_their_own) {
   char elsewhere[128];
   files_begin();
@@ -145,7 +145,7 @@ Test(checkpoint_manifest, directories_of_their_own) {
   struct files_run run = {.what = &two_ranks, .steps = 5, .path = {NULL, elsewhere}};
   run_files(&run);
   expect_rank(&run, 0, ONEBIT_ERROR_FILE, "part-2-1: No such file or directory");
-  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "rank 0 reports ONEBIT_ERROR_FILE");
+  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "rank 0 failed with ONEBIT_ERROR_FILE");
   struct names after = list_names(directories.saved);
   CHECK(memcmp(&before, &after, sizeof before) == 0, "%d files", after.count);
   run = load_files(&two_ranks);
@@ -162,7 +162,7 @@ Test(checkpoint_manifest, wrong_directories) {
   struct files_run run = {.what = &two_ranks, .steps = 5, .path = {under, under}};
   run_files(&run);
   expect_rank(&run, 0, ONEBIT_ERROR_FILE, "mkdir ");
-  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "rank 0 reports ONEBIT_ERROR_FILE");
+  expect_rank(&run, 1, ONEBIT_ERROR_PEER, "rank 0 failed with ONEBIT_ERROR_FILE");
   run.steps = 0;
   run_files(&run);
   expect_all(&run, ONEBIT_ERROR_FILE, "Not a directory");

@@ -1,8 +1,8 @@
 /*
- * Out of memory at any allocation of saving, loading and moving an optimizer or an outer step:
- * every allocation fails once, on either rank. Then all ranks get an error, the state is unchanged,
- * nothing leaks (under the address sanitizer and valgrind), the previous checkpoint is still there,
- * and the call can be made again.
+ * Out of memory at any allocation of saving, loading and moving an optimizer or an outer step.
+ * Every allocation fails once, on either rank. In that case all ranks must get an error, the state
+ * must be unchanged, and nothing may leak (under the address sanitizer and valgrind). The previous
+ * checkpoint must still be there, and the call can be made again.
  */
 #include "base/memory.h"
 #include "tests/support_disk.h"
@@ -10,14 +10,14 @@
 
 enum { RANKS = 2, MOST_FAILURES = 1000 };
 enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, CALLS };
-/* Outer steps have these as well. */
+/* Outer steps have these calls as well. */
 enum { SAVE_SITE = CALLS, LOAD_SITE, MOVE_SITE, OUTER_CALLS };
 
 struct memory_run {
   const struct checkpoint_case *what; /* the optimizer that is saved; or: */
-  int outer_call;                     /* the call of an outer step */
+  int outer_call;                     /* or the call of an outer step */
   struct directories directories;
-  onebit_comm_t next[RANKS]; /* to move to */
+  onebit_comm_t next[RANKS]; /* the communicators to which objects are moved */
   struct saved_parts parts;
   pthread_barrier_t everyone;
   onebit_status_t status[RANKS];
@@ -27,7 +27,8 @@ struct memory_run {
 /* Makes a call on a rank's optimizer or outer step. */
 typedef onebit_status_t call_maker(struct memory_run *run, int call, void *object);
 
-/* Rank 0 sets the failure between two barriers, so only allocations of the call are counted. */
+/* Rank 0 sets the failure between two barriers, so that only allocations of the call are
+ * counted. */
 static void repeat_until_success(struct memory_run *run, int rank, int call, call_maker *make_call,
                                  void *object, const float *parameters, size_t count) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
@@ -60,7 +61,7 @@ static void repeat_until_success(struct memory_run *run, int rank, int call, cal
   free(before);
 }
 
-/* Runs the body on both ranks, with communicators that they can move to. */
+/* Runs the body on both ranks, with communicators to which they can move. */
 static void run_on_ranks(struct memory_run *run, rank_body *body) {
   run->directories = directories_create();
   pthread_barrier_init(&run->everyone, NULL, RANKS);
@@ -97,7 +98,7 @@ static onebit_status_t call_optimizer(struct memory_run *run, int call, void *ob
     return onebit_optimizer_save_files(trainee->optimizer, run->directories.saved);
   case LOAD_FILES:
     return onebit_optimizer_load_files(trainee->optimizer, run->directories.saved);
-  default: /* to new plans; a call after a failure continues where that one ended */
+  default: /* moves to new plans; a call after a failure continues where the failed one ended */
     return onebit_optimizer_move(trainee->optimizer, run->next[trainee->rank]);
   }
 }

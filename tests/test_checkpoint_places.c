@@ -1,7 +1,7 @@
 /*
- * Other objects in the place of a checkpoint's files: links, FIFOs, devices and the like; files
- * that change while they are read; and reads that fail. No write follows a link, no call waits, and
- * all ranks get an error.
+ * Other objects at the paths of a checkpoint's files: links, FIFOs, devices and so on. Also files
+ * that change while they are read, and reads that fail. No write may follow a link, no call may
+ * block, and all ranks must get an error.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 
 enum { RANKS = 2, STEPS = 5 };
 
-/* --- Links in the place of files that are written */
+/* --- Links at the paths of files that are written */
 
 static void write_file(const char *path, const char *text) {
   FILE *file = fopen(path, "w");
@@ -49,8 +49,8 @@ static void check_link_as(const char *name) {
   }
 }
 
-/* Parts get a generation that no file has, so a link of that name could only come by a race: here
- * each call that opens a file to write finds one. */
+/* Parts get a generation number that no file has, so a link with that name could only appear by a
+ * race. In this test, every call that opens a file for writing finds such a link. */
 static struct ob_system real;
 static char planted[256];
 
@@ -83,12 +83,12 @@ Test(checkpoint_places, links_that_come_between_are_not_followed) {
   check_file(planted, "precious");
   run = load_files(&two_ranks);
   expect_all(&run, ONEBIT_OK, "");
-  save_checkpoint(&two_ranks, STEPS); /* which removes the links */
+  save_checkpoint(&two_ranks, STEPS); /* removes the links */
   CHECK(list_names(directories.saved).count == RANKS + 1, "something is left");
   files_end();
 }
 
-/* --- Objects in the place of files that are read */
+/* --- Other objects at the paths of files that are read */
 
 static void check_irregular_as(const char *name) {
   char path[256], aside[300];
@@ -116,7 +116,8 @@ Test(checkpoint_places, nothing_but_files_is_read) {
   files_end();
 }
 
-/* Creates an object that is no file in the place of a new file: it is an error, or is replaced. */
+/* Puts an object that is not a file at the path of a new file. The save fails or replaces the
+ * object. */
 Test(checkpoint_places, nothing_else_is_written_to) {
   char path[256];
   files_begin();
@@ -147,7 +148,7 @@ Test(checkpoint_places, large_files_are_not_read_whole) {
   file_path(path, "manifest");
   cr_assert(truncate(path, (off_t)1 << 40) == 0); /* sparse: it takes no disk space */
   struct files_run run = load_files(&two_ranks);
-  expect_all(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are not a manifest");
+  expect_all(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes, too large for a manifest");
   files_end();
 }
 
@@ -158,7 +159,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static long reads, at;
 static char shortened[256];
 
-/* The file becomes shorter before the read number `at`. */
+/* Shortens the file before the read number `at`. */
 static ssize_t shorten_and_read(int file, void *to, size_t bytes, off_t offset) {
   pthread_mutex_lock(&lock);
   if (++reads == at)
@@ -197,8 +198,8 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
   files_end();
 }
 
-/* Reads a header with another checksum, as if the directory were another one, of another machine,
- * with parts of equal length. */
+/* Reads a header with another checksum, as if a directory of another machine were read, with parts
+ * of equal length. */
 static ssize_t read_changed_header(int file, void *to, size_t bytes, off_t offset) {
   ssize_t got = real_input.read(file, to, bytes, offset);
   if (offset == 0 && got == (ssize_t)sizeof(struct ob_part_header))
@@ -212,12 +213,13 @@ Test(checkpoint_places, parts_that_no_rank_wrote_are_not_published) {
   ob_input_calls.read = read_changed_header;
   struct files_run run = save_files(&two_ranks, STEPS);
   ob_input_calls = real_input;
-  expect_rank(&run, 0, ONEBIT_ERROR_FILE, "/saved/part-1-0 is not what rank 0 wrote");
+  expect_rank(&run, 0, ONEBIT_ERROR_FILE,
+              "/saved/part-1-0, as rank 0 reads it, is not what rank 0 wrote");
   expect_rank(&run, 1, ONEBIT_ERROR_PEER, "");
   files_end();
 }
 
-/* Every call of loading fails once. */
+/* Makes every system call of a load fail once. */
 Test(checkpoint_places, calls_of_loading_that_fail) {
   int failures = 0;
   bool passed = false;
@@ -243,7 +245,7 @@ Test(checkpoint_places, calls_of_loading_that_fail) {
   files_end();
 }
 
-/* A part that was closed, because too many are open, is opened again to be read. */
+/* A part that was closed because too many files are open is opened again for reading. */
 Test(checkpoint_places, files_are_opened_again) {
   struct ob_directory directory;
   struct ob_stored stored;

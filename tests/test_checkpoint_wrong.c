@@ -1,6 +1,6 @@
 /*
- * Wrong parts: every rank gets an error whose message names the part and its fault, and nothing has
- * changed.
+ * Wrong parts. Every rank must get an error whose message names the part and its fault, and nothing
+ * may have changed.
  */
 #include "tests/support_checkpoint.h"
 
@@ -45,7 +45,7 @@ static void check_mistake(struct mistake_run *run, const struct checkpoint_case 
 #define MOMENTUM  .method = &ob_method_momentum
 static const struct {
   const char *words;
-  int steps; /* of the optimizer that saves; the other one loads */
+  int steps; /* steps of the optimizer that saves; the other one loads */
   struct checkpoint_case saved, loaded;
 } others[] = {
     {"saved by adam, loaded by momentum", 5, {ADAM, .freeze_step = 3}, {MOMENTUM}},
@@ -65,7 +65,7 @@ static const struct {
      5,
      {ADAM, .freeze_step = 3},
      {ADAM, .freeze_step = 3, .shards = ONEBIT_SHARDS_STEP}},
-    /* its warm-up compresses divided gradients */
+    /* Efficient-Adam's warm-up compresses divided gradients */
     {"tensor 1 was compressed",
      2,
      {EFFICIENT, .freeze_step = 6},
@@ -107,7 +107,8 @@ static void damage_section(void *part, uint32_t what) {
 }
 
 Test(checkpoint_wrong, words_for_parts) {
-  struct mistake_run run = save_mistake(&two_ranks, 5, "part 0: saved by one of 2 ranks");
+  struct mistake_run run =
+      save_mistake(&two_ranks, 5, "part 0: saved by 2 ranks; the number of parts given is 1");
   free(run.parts.memory[1]);
   run.parts.count = 1;
   check_mistake(&run, &two_ranks);
@@ -139,10 +140,10 @@ Test(checkpoint_wrong, words_for_parts) {
   check_mistake(&run, &two_ranks);
 }
 
-/* Changes a tensor's count in all parts, with right checksums. */
+/* Changes a tensor's count in all parts, with correct checksums. */
 Test(checkpoint_wrong, words_for_other_tensors) {
-  struct mistake_run run =
-      save_mistake(&two_ranks, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
+  struct mistake_run run = save_mistake(
+      &two_ranks, 5, "part 0: tensor 3 has 4097 elements here, and 12 in the checkpoint");
   for (int k = 0; k < 2; k++) {
     part_set(run.parts.memory[k], PART_ROWS + 3 * 16, 12);
     part_sign(run.parts.memory[k]);
@@ -150,7 +151,7 @@ Test(checkpoint_wrong, words_for_other_tensors) {
   check_mistake(&run, &two_ranks);
 }
 
-/* Elements that no part has are named. */
+/* The message names an element that no part has. */
 Test(checkpoint_wrong, words_for_missing_elements) {
   struct mistake_run run =
       save_mistake(&two_ranks, 5, "no part has element 0 of section 'variance'");
@@ -160,7 +161,7 @@ Test(checkpoint_wrong, words_for_missing_elements) {
   section.first++;
   section.count--;
   if (section.count % 2)
-    section.count--; /* so that it is 8 bytes shorter: the next section moves up */
+    section.count--; /* shortens the section by 8 bytes, so the next one moves up */
   part_set_section(part, number, &section);
   size_t bytes = run.parts.bytes[0] - 8, next = section.offset + (section.count * 4 + 7) / 8 * 8;
   memmove(part + next, part + next + 8, bytes - next);
@@ -195,15 +196,15 @@ Test(checkpoint_wrong, values_that_are_not_finite) {
   }
 }
 
-/* A rank checks only the sections that it needs, not another rank's residual. All ranks get an
- * error when one rank finds damage. */
+/* A rank checks only the sections that it needs, not another rank's residual. If one rank finds
+ * damage, all ranks get an error. */
 static void check_damaged_load(onebit_comm_t comm, void *context) {
   struct mistake_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 3);
   bool mine = trainee.rank == 1;
   CHECK_STATUS(trainee_load(&trainee, &run->parts),
                mine ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
-  CHECK_WORDS(mine ? "section 'worker residuals'" : "rank 1 reports ONEBIT_ERROR_CHECKPOINT");
+  CHECK_WORDS(mine ? "section 'worker residuals'" : "rank 1 failed with ONEBIT_ERROR_CHECKPOINT");
   trainee_step(&trainee, 0);
   trainee_destroy(&trainee);
 }
@@ -215,7 +216,7 @@ Test(checkpoint_wrong, one_rank_tells_the_others) {
   free_parts(&run.parts);
 }
 
-/* Ranks that are given different checkpoints. */
+/* Two checkpoints, which are given to different ranks. */
 struct mixed_run {
   struct saved_parts parts[2];
 };
@@ -224,7 +225,7 @@ static void check_mixed_load(onebit_comm_t comm, void *context) {
   const struct mixed_run *run = context;
   struct trainee trainee = trainee_create(comm, &two_ranks, 3);
   CHECK_STATUS(trainee_load(&trainee, &run->parts[trainee.rank]), ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("the checkpoint (its fingerprint) differs between ranks");
+  CHECK_WORDS("the checkpoint (shown as a hash) differs between ranks");
   trainee_step(&trainee, 0);
   trainee_destroy(&trainee);
 }
@@ -240,10 +241,11 @@ Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
 
 /* --- Arguments */
 
-/* A part that does not fit is not written in part; wrong arguments are in support_wrong_calls.h. */
+/* If the buffer is too small for a part, nothing is written. support_wrong_calls.h tests other
+ * wrong arguments. */
 Test(checkpoint_wrong, too_little_room) {
   onebit_comm_t comm = self_comm();
-  static unsigned char memory[9000]; /* the norms of the automatic freeze take most of it */
+  static unsigned char memory[9000]; /* most of it is for the norms of the automatic freeze */
   float parameter = 0, gradient = 1;
   onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
   onebit_optimizer_t optimizer;
@@ -264,7 +266,7 @@ Test(checkpoint_wrong, too_little_room) {
   onebit_comm_destroy(comm);
 }
 
-/* An optimizer of nothing is saved and loaded like any other. */
+/* An optimizer without tensors is saved and loaded like any other. */
 Test(checkpoint_wrong, no_tensor) {
   onebit_optimizer_t optimizer;
   unsigned char memory[2000];

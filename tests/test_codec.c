@@ -1,5 +1,5 @@
-/* Codecs: equal bits in every case, arithmetic, the choice of one, and the bits that are
- * recorded. */
+/* Tests of codecs: equal bits in every case, arithmetic, the choice of a codec, and the recorded
+ * bits. */
 #include <inttypes.h>
 
 #include "compression/codec.h"
@@ -9,8 +9,8 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
-/* Codecs: equal bits in every case of the table, correct arithmetic against plain formulas, and the
- * choice of one. */
+/* Codecs give equal bits in every case of the table, and agree with plain formulas. Also tests the
+ * choice of a codec. */
 
 static void compare_with_scalar(const struct ob_codec *codec, size_t index) {
   unsigned char *wanted, *got;
@@ -44,7 +44,7 @@ Test(codec, all_give_the_bits_of_scalar) {
     cr_skip_test("no codec but scalar is usable on this processor");
 }
 
-/* Compares with the definition: c = e + x, e = k - s * sign(k); a sum of lanes; bit 1 for a
+/* Compares with the definition: c = e + x, new e = c - s * sign(c); a sum in lanes; bit 1 for a
  * negative c. */
 Test(codec, compresses_as_defined) {
   enum { count = 40 };
@@ -81,8 +81,8 @@ Test(codec, compresses_as_defined) {
   }
 }
 
-/* Missing sums count as zeros, and further ones go to lanes in their order. The values differ so
- * much that any other order gives other bits. */
+/* Missing sums count as zeros, and further sums go to the lanes in their order. The values differ
+ * so much that any other order gives other bits. */
 Test(codec, adds_sums_as_defined) {
   static const size_t counts[] = {0, 1, 2, 3, 5, 512, 1023, 1024, 1025, 1536, 2047, 5000};
   static double sums[5000];
@@ -113,8 +113,8 @@ Test(codec, half_types_round_trip) {
   cr_expect(isnan(ob_from_float16(0x7e00)) && isnan(ob_from_bfloat16(ob_to_bfloat16(NAN))));
 }
 
-/* A value halfway between two neighbours becomes the even one; a value that is too large becomes
- * infinity. */
+/* A value halfway between two neighbours is rounded to the even one. A value that is too large
+ * becomes infinite. */
 Test(codec, half_types_round_to_even) {
   static const struct {
     float value;
@@ -153,7 +153,7 @@ Test(codec, is_chosen_by_name_and_unknown_names_are_errors) {
   cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK, "an empty variable is none");
 }
 
-/* Whole numbers that double represents have the same sum in any order. */
+/* Integers that double represents exactly have the same sum in any order. */
 Test(codec, sums_of_blocks_leave_none_out) {
   static const size_t counts[] = {0, 1, 2, 3, 31, 1023, 1024, 1025, 2047, 2048, 3001};
   static double sums[3001];
@@ -193,10 +193,11 @@ Test(codec, conversions_to_float16_are_bounded) {
   }
 }
 
-/* Messages, residuals and results are the recorded ones, to the bit, with every codec that can run
- * here. */
+/* Messages, residuals and results must be the recorded ones, to the bit, with every codec that this
+ * machine can run. */
 
-/* `codec_digest CODEC` prints these lines, with any codec. Recorded with wire format 3. */
+/* `codec_digest CODEC` prints these lines, with any codec. They were recorded with wire format
+ * 3. */
 /* clang-format off */
 static const struct golden golden_digests[] = {
     {"1 bit, rms, float32", 0xeb827d8469c8f48c, 0xde60ed6c4b596986, 0x80719bca9f01d63d},
@@ -252,8 +253,8 @@ Test(golden, every_width_rule_and_type_is_as_recorded) {
   }
 }
 
-/* Rows of different cases differ; otherwise they would not test the difference. In 8 bits neither
- * rule cuts values off. */
+/* Checks that the rows of different cases differ, since equal rows would not test the difference.
+ * With 8 bits neither scale rule clips values, so their rows may be equal. */
 Test(golden, rows_differ) {
   for (size_t i = 0; i < golden_count(); i++)
     for (size_t k = 0; k < i; k++) {

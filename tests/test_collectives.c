@@ -1,18 +1,18 @@
 /*
- * Every collective equals the oracle in every bit: results, and residuals afterwards, over
- * several steps, for the sizes, counts, types, scales and block sizes that the library promises, in
- * place and apart, blocking and not.
+ * Every collective equals the oracle in every bit: in its results over several steps, and in the
+ * residuals afterwards. Tested are the sizes, counts, types, scales and block sizes that the
+ * library promises, in place and with separate buffers, blocking and nonblocking.
  *
- * Covered: groups of 1 to 3 ranks walk the full product of operation, count up to 4097, dtype,
- * scale and block size; larger groups, and 100,003 elements, a part that has every block size with
- * every scale. Message sizes, threads, codecs, placement of the buffers and blocking or not are
- * spread over the cases.
+ * Groups of 1 to 3 ranks run the full product of operation, count up to 4097, dtype, scale and
+ * block size. Larger groups, and cases of 100,003 elements, run a part of it that has every block
+ * size with every scale. Message sizes, threads, codecs, placement of the buffers, and blocking or
+ * nonblocking calls are spread over the cases.
  */
 
 #define TEST_SECONDS 600
 #include "tests/support_collectives.h"
 
-/* Checks a case; the usable codecs take turns. */
+/* Checks a case. Successive cases use different codecs that can run here. */
 static void check_with_next_codec(struct collective_run *run, size_t number) {
   size_t k = 0;
   while (k < test_codecs_count && !use_codec(test_codecs[(number + k) % test_codecs_count]))
@@ -35,7 +35,7 @@ Test(collectives, seven_ranks) { check_group(7, COVERING); }
 Test(collectives, eight_ranks) { check_group(8, COVERING); }
 Test(collectives, sixteen_ranks) { check_group(16, COVERING); }
 
-/* Checks the same case with every codec, against the oracle. */
+/* Checks the same case with every codec against the oracle. */
 static void check_with_every_codec(struct collective_run *run, size_t number) {
   (void)number;
   for (size_t c = 0; c < test_codecs_count; c++)
@@ -55,7 +55,7 @@ Test(collectives, every_codec_and_any_number_of_threads) {
   collective_check_sample("codecs", 5, all, 3 * count, check_with_every_codec);
 }
 
-/* A self communicator is a group of one. */
+/* A communicator of onebit_comm_create_self is a group of one rank. */
 static void check_on_self(struct collective_run *run, size_t number) {
   (void)number;
   onebit_comm_t comm = self_comm();
@@ -70,7 +70,7 @@ Test(collectives, self_is_a_group_of_one) {
   collective_check_sample("self", 3, cases, count, check_on_self);
 }
 
-/* Checks the group's size, and that a plan's info is true. */
+/* Checks the size of the group, and that a plan's info is correct. */
 static void check_plan_info(onebit_comm_t comm, void *context) {
   const int *size = context;
   onebit_plan_t plan;
@@ -98,7 +98,7 @@ Test(collectives, plans_tell_what_they_decided) {
     on_ranks(size, check_plan_info, &size);
 }
 
-/* Checks the other schedules of an allreduce. */
+/* Checks the schedules of an allreduce other than the exchange. */
 static void check_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);

@@ -1,5 +1,6 @@
-/* ONEBIT_CONFIG: a value of its file applies unless the environment has one, and an error in the
- * file is reported with its line. A process reads one file, so each case is a test of its own. */
+/* ONEBIT_CONFIG. A value in its file applies unless the environment has one, and an error in the
+ * file is reported with its line. A process reads the file only once, so each case is a test of its
+ * own. */
 #include <sys/wait.h>
 
 #include "base/json.h"
@@ -70,7 +71,7 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
       {"{\"a\":\n0.123456789012345678901234567890123456789012345678901234567890e-1}",
        "f:2: 0.123456789012345678...: a number of more than 60 characters"},
       {"{\"a\":tru}", "expected a value, not 't'"},
-      {"{\"a\":\"x\n\"}", "expected \" at the end of a text, not such a character"},
+      {"{\"a\":\"x\n\"}", "expected \" at the end of a text, not an unprintable"},
       {"{\"a\":\"x", "expected \" at the end of a text, not the end of the file"},
       {"{\"a\":\"\\x\"}", "behind \\, not 'x'"},
       {"{\"a\":\"\\", "behind \\, not the end"},
@@ -78,7 +79,7 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
       {"{\"a\":\"\\u0000\"}", "four digits"},
       {"{\"a\":\"\\ud83d\\ude00\"}", "four digits"},
       {"{\"a\":1}\n\n}", "f:3: expected nothing behind the last '}', not '}'"},
-      {"{\"a\":1,\n\"a\":2}", "f:2: a: in line 1 already"},
+      {"{\"a\":1,\n\"a\":2}", "f:2: key a is in line 1 already"},
       {"{\"a\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}", "f:1: more than 16 values"},
   };
   struct ob_json_value values[16];
@@ -132,7 +133,7 @@ static onebit_status_t make_comm(void) {
   return first == again && !made ? first : ONEBIT_OK;
 }
 
-/* Runs each case in a process of its own, which sends its message to the parent. */
+/* Runs each case in a process of its own, which sends its error message to the parent. */
 static void check_wrong(const struct wrong *wrong, size_t count) {
   for (size_t k = 0; k < count; k++) {
     char message[512] = "";

@@ -1,7 +1,8 @@
 /*
- * Factors of the learning rate, weight decays and beta1 that change between steps: a tensor with a
- * factor makes the same steps, to the bit, as in an optimizer of its own with the rate times the
- * factor; and an optimizer whose beta1 changes makes those of an optimizer created with that beta1.
+ * Learning-rate factors, weight decays and beta1 that change between steps. A tensor with a factor
+ * makes the same steps, to the bit, as in an optimizer of its own with the rate times the factor.
+ * An optimizer whose beta1 changes makes the steps of an optimizer that was created with the new
+ * beta1.
  */
 #include "tests/oracle.h"
 #include "tests/support_checkpoint.h"
@@ -28,7 +29,7 @@ struct arrays {
   float parameter[COUNT], gradient[COUNT];
 };
 
-/* Two tensors of one optimizer, and a copy of the second one in an optimizer of its own. */
+/* Two tensors in one optimizer, and a copy of the second tensor in an optimizer of its own. */
 struct pair {
   struct arrays first, second, alone;
   onebit_optimizer_t both, one;
@@ -93,7 +94,7 @@ Test(constants, as_an_optimizer_of_its_own) {
     on_ranks(3, check_changing_factors, (void *)(uintptr_t)&optimizers[k]);
 }
 
-/* A factor that is set between two synchronisations of 0/1 Adam applies after the next
+/* If a factor is set between two synchronisations of 0/1 Adam, it applies after the next
  * synchronisation. */
 static void check_waiting_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
@@ -120,7 +121,7 @@ Test(constants, wait_for_a_synchronisation) {
   on_ranks(3, check_waiting_factor, (void *)(uintptr_t)&rarely);
 }
 
-/* A factor that differs between ranks fails the next step, which changes nothing. */
+/* If a factor differs between ranks, the next step fails and changes nothing. */
 static void check_differing_factor(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
   float before[COUNT];
@@ -142,7 +143,7 @@ Test(constants, that_differ_are_found) {
 
 /* --- beta1 -------------------------------------------------------------------------------------*/
 
-/* One tensor, and its optimizer with that beta1. */
+/* One tensor, with its optimizer. */
 struct one {
   struct arrays arrays;
   onebit_optimizer_t optimizer;
@@ -205,7 +206,7 @@ static void check_beta1_after(onebit_comm_t comm, const struct any_case *what, i
     step_one(second, rank, step);
     check_same("after", changed, second);
   }
-  if (steps < STEPS) { /* otherwise it has no effect */
+  if (steps < STEPS) { /* checks that beta1 has an effect */
     for (int step = steps; step < STEPS; step++)
       step_one(first, rank, step);
     CHECK(memcmp(first->arrays.parameter, changed->arrays.parameter, sizeof(float) * COUNT) != 0,
@@ -224,7 +225,8 @@ static void check_beta1_when_frozen(onebit_comm_t comm, void *context) {
   check_beta1_after(comm, context, 7);
 }
 
-/* A beta1 that is set right after the freeze, which is after step 4, applies one step later. */
+/* The freeze comes after step 4. If beta1 is set right after it, the new value applies one step
+ * later. */
 static void check_beta1_at_freeze(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *early = make_one(comm, context, 0.9), *late = make_one(comm, context, 0.9);
@@ -261,7 +263,7 @@ static void check_differing_beta1(onebit_comm_t comm, void *context) {
   step_one(one, rank, 0);
   CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, rank == 1 ? 0.8 : 0.7), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("beta1 or tag that was set");
+  CHECK_WORDS("beta1 or the tag (shown as a hash)");
   CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, 0.9), ONEBIT_OK);
   step_one(one, rank, 1);
   free_one(one);
@@ -279,7 +281,7 @@ static void check_differing_tag(onebit_comm_t comm, void *context) {
   step_one(one, rank, 0);
   CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, rank == 1 ? 9 : 8), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("tag that was set");
+  CHECK_WORDS("or the tag (shown as a hash)");
   CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, 9), ONEBIT_OK);
   step_one(one, rank, 1);
   free_one(one);

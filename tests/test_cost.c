@@ -1,4 +1,4 @@
-/* The cost model: properties that hold for any numbers. */
+/* Tests properties of the cost model that hold for any measured costs. */
 #include "base/process.h"
 #include "collectives/cost/model.h"
 #include "collectives/cost/tuning.h"
@@ -74,7 +74,7 @@ static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
   cr_assert(ob_cost_possible(&task, choice.schedule, choice.wire));
   cr_assert_eq(choice.seconds,
                ob_cost_seconds(costs, &task, choice.schedule, choice.wire, choice.chunk));
-  /* The choice may be 2 % slower: chunk sizes within 2 % count as equally good. */
+  /* The choice may be 2 % slower, because chunk sizes within 2 % count as equally good. */
   cr_assert_leq(0.98 * choice.seconds, ob_cost_seconds(costs, &task, schedule, wire, 65536),
                 "%s is better than what was chosen:\n%s", ob_cost_schedule_name(schedule),
                 choice.text);
@@ -143,8 +143,8 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
-/* With 8 bits the elements take 8 times the bytes, the scales as many as before, and a message has
- * an eighth of the elements. */
+/* With 8 bits the elements take 8 times the bytes, and the scales as many as before. A message of
+ * the same length has an eighth of the elements. */
 Test(cost, more_bits_are_longer_messages) {
   struct ob_costs costs = make_costs();
   struct ob_cost_task one = make_task(1 << 24, 4, 1), eight = one;
@@ -227,8 +227,8 @@ Test(cost, the_choice_follows_what_was_measured) {
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
 }
 
-/* Measured costs do not apply to other hosts, other ranks on them, uneven hosts, one scale and
- * another operation. */
+/* Measured costs do not apply to other hosts, another number of ranks per host, uneven hosts, a
+ * single scale or another operation. */
 Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
   struct ob_costs costs = make_corrected_costs();
   struct ob_cost_task others[] = {make_task(1 << 24, 2, 4), make_task(1 << 24, 4, 1),
@@ -262,7 +262,7 @@ Test(cost, messages_are_those_of_the_nearest_size) {
     ob_cost_choose(&costs, &task, &choice);
     cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.text);
   }
-  task.bits = 8; /* as many bytes hold fewer elements */
+  task.bits = 8; /* the same number of bytes holds fewer elements */
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.chunk, 4 * 65536 / 8, "%s", choice.text);
   task.chunk = 4096;
@@ -270,7 +270,7 @@ Test(cost, messages_are_those_of_the_nearest_size) {
   cr_expect_eq(choice.chunk, 4096, "what is asked for goes first");
 }
 
-/* Bits round values, so exact sums are chosen if they are at most 3 % slower. */
+/* Compression rounds values, so exact sums are chosen if they are at most 3 % slower. */
 Test(cost, exact_sums_are_worth_three_per_cent) {
   struct ob_costs costs = make_costs();
   struct ob_cost_task task = make_task((size_t)1 << 22, 2, 1);
@@ -293,7 +293,7 @@ Test(cost, exact_sums_are_worth_three_per_cent) {
   }
 }
 
-/* Without other costs each rank's elements are reduced once, in any schedule. */
+/* If all other costs are zero, each rank's elements are reduced once, in any schedule. */
 Test(cost, reducing_counts_every_rank) {
   struct ob_costs none = make_costs();
   none.between.bandwidth = none.inside.bandwidth = 1e30;
@@ -317,7 +317,7 @@ Test(cost, curves_ascend_and_are_bounded) {
   cr_expect(!ob_cost_add_point(&curve, 1e6, 1));
 }
 
-/* Rounds cost the latency of two messages instead of one, and the work of two messages instead of
+/* Rounds cost the latency of two messages instead of one, and the work for two messages instead of
  * three. */
 Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   struct ob_costs costs = make_costs();
@@ -334,8 +334,8 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
-/* A mean of all ranks' messages takes as long as writing it or as reading them, whichever is
- * longer. */
+/* A mean of all ranks' messages takes as long as writing the mean or as reading the messages,
+ * whichever is longer. */
 Test(cost, a_mean_costs_writing_or_reading) {
   struct ob_cost_task task = make_task(1 << 20, 4, 1);
   struct ob_costs costs = make_costs(), none = costs;
@@ -350,7 +350,7 @@ Test(cost, a_mean_costs_writing_or_reading) {
   }
 }
 
-/* On one host a wait costs as much as a few messages, and as more messages if ranks share cores. */
+/* On one host a wait costs as much as a few messages, and as more of them if ranks share cores. */
 Test(cost, on_one_host_a_few_ranks_send_at_once) {
   static const struct {
     int hosts, ranks;
@@ -375,7 +375,7 @@ Test(cost, hosts_of_one_machine_share_its_cores) {
   ob_costs_of_one_machine(&costs);
   cr_expect_eq(costs.cores_shared, ob_machine_processors());
   cr_expect(strstr(costs.source, "; all hosts share "), "%s", costs.source);
-  costs.cores_shared = 1; /* whatever the cores of this machine are */
+  costs.cores_shared = 1; /* independent of the number of cores of this machine */
   cr_expect_gt(
       ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536),
       4 * ob_cost_seconds(&measured, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536));
@@ -398,8 +398,8 @@ Test(cost, defaults_are_for_every_codec) {
   cr_expect_lt(b.compress, a.compress);
 }
 
-/* Over gigabit Ethernet a quarter of the bytes takes less than half the time, and one bit even
- * less. */
+/* Over gigabit Ethernet, a call with a quarter of the bytes takes less than half the time, and one
+ * with one bit even less. */
 Test(cost, a_part_of_the_time_is_what_compressing_takes) {
   double eight = ob_cost_part(4, 4, 1 << 20, sizeof(float), 8);
   double one = ob_cost_part(4, 4, 1 << 20, sizeof(float), 1);

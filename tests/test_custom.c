@@ -1,7 +1,7 @@
 /*
- * Communicators over the caller's callbacks: results are those over loopback, to the bit; and
- * whatever the callbacks do, each rank gets a status, none hangs, and each operation is completed
- * or cancelled.
+ * Communicators over the caller's callbacks. Results equal those over loopback to the bit. Whatever
+ * the callbacks do, each rank gets a status, no rank hangs, and each operation is completed or
+ * cancelled.
  */
 #include "base/memory.h"
 #include "base/process.h"
@@ -9,7 +9,7 @@
 #include "tests/support_requests.h"
 #include "tests/support_transports.h"
 
-/* Thousands of messages at once are too many for a mailbox that is a list. */
+/* The limit on elements. A mailbox that is a list would be slow with thousands of messages. */
 #define MOST_ELEMENTS 5000
 
 Test(custom, collectives_equal_the_oracle) { collectives_over("custom", on_custom, MOST_ELEMENTS); }
@@ -55,7 +55,7 @@ Test(custom, says_who_is_there) {
 
 /* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
-/* Makes a mistake on one rank: that rank gets a message, and the others an error. */
+/* Makes a mistake on one rank. That rank gets a message, and the others an error. */
 static void make_mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                                 void *context) {
   onebit_comm_t comm = NULL;
@@ -79,7 +79,7 @@ Test(custom, a_mistake_on_one_rank) {
   try_on_custom(3, 1, (struct custom_fault){0}, make_mistake_on_one, timeout);
 }
 
-/* A rank whose callbacks do not work cannot tell the others: they wait until their timeout. */
+/* A rank whose callbacks do not work cannot notify the others, which wait until their timeout. */
 static void break_callbacks_on_one(const onebit_transport_callbacks_t *callbacks, int rank,
                                    int size, void *context) {
   onebit_comm_t comm = NULL;
@@ -107,8 +107,8 @@ struct outcome {
   char words[256];
 };
 
-/* Records a rank's first failure and its error message: messages of later failures depend on what
- * other ranks sent, and so on the order of threads. */
+/* Records a rank's first failure and its error message. Messages of later failures depend on the
+ * messages that other ranks sent, and so on the order of threads. */
 static void note_outcome(struct outcome *outcome, onebit_status_t status) {
   if (outcome->status != ONEBIT_OK || status == ONEBIT_OK)
     return;
@@ -116,7 +116,7 @@ static void note_outcome(struct outcome *outcome, onebit_status_t status) {
   strncpy(outcome->words, onebit_last_error(), sizeof outcome->words - 1);
 }
 
-/* Creates two plans, and makes two calls on each, at the same time. */
+/* Creates two plans, and makes two calls on each of them at the same time. */
 static void use_plans(onebit_comm_t comm, struct outcome *outcome) {
   static const float input[COUNT] = {1.0f, -2.0f};
   onebit_plan_options_t options = {
@@ -146,7 +146,7 @@ static void create_and_use(const onebit_transport_callbacks_t *callbacks, int ra
   CHECK(outcome->made == (outcome->status == ONEBIT_OK), "status and handle do not agree");
   if (comm)
     use_plans(comm, outcome);
-  /* A communicator that has failed once refuses all calls. */
+  /* A communicator that has failed once must refuse all calls. */
   if (comm && outcome->status != ONEBIT_OK) {
     onebit_plan_t plan;
     CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
@@ -165,12 +165,12 @@ static long run_with_fault(struct custom_fault fault) {
     onebit_status_t status = outcomes[rank].status;
     if (!struck)
       CHECK(status == ONEBIT_OK, "rank %d: %s", rank, outcomes[rank].words);
-    else /* in the last call the other ranks may have succeeded */
+    else /* the other ranks may have completed the last call */
       CHECK(status == ONEBIT_ERROR_TRANSPORT || (status == ONEBIT_OK && rank != fault.rank),
             "rank %d: %s: %s", rank, onebit_status_string(status), outcomes[rank].words);
   }
   if (struck)
-    CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut") ||
+    CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "returned -77" : "the wire was cut") ||
               strstr(outcomes[fault.rank].words, "the other end has gone"),
           "the message is \"%s\"", outcomes[fault.rank].words);
   return calls;
@@ -189,17 +189,18 @@ static void fail_at_every_call(enum custom_call call, long limit) {
 
 Test(custom, any_send_fails) { fail_at_every_call(CUSTOM_SEND, 1000); }
 Test(custom, any_receive_fails) { fail_at_every_call(CUSTOM_RECEIVE, 1000); }
-/* The number of tests depends on the speed of other ranks, but always reaches 40. */
+/* The number of calls of the callback `test` depends on the speed of other ranks, but always
+ * reaches 40. */
 Test(custom, any_test_fails) { fail_at_every_call(CUSTOM_TEST, 40); }
 
-/* Checks that a failure of the first call of a callback reaches all ranks. */
+/* Checks that a failure of the first call of a callback gives an error on all ranks. */
 static void check_all_fail(struct custom_fault fault) {
   struct outcome outcomes[3] = {{0}};
   try_on_custom(3, 1, fault, create_and_use, outcomes);
   for (int rank = 0; rank < 3; rank++)
     CHECK(outcomes[rank].status == ONEBIT_ERROR_TRANSPORT, "rank %d: %s", rank,
           onebit_status_string(outcomes[rank].status));
-  CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut"),
+  CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "returned -77" : "the wire was cut"),
         "the message is \"%s\"", outcomes[fault.rank].words);
 }
 
@@ -230,7 +231,7 @@ static int receive_nothing(void *context, void *data, size_t bytes, int peer, in
   return 0;
 }
 
-/* A callback reports success without an operation, as if the message were there. */
+/* A callback reports success without an operation, as if the message had already arrived. */
 static void receive_without_operation(const onebit_transport_callbacks_t *callbacks, int rank,
                                       int size, void *context) {
   onebit_comm_t comm = NULL;
@@ -240,7 +241,7 @@ static void receive_without_operation(const onebit_transport_callbacks_t *callba
     mine.receive = receive_nothing;
   CHECK_STATUS(onebit_comm_create_custom(&mine, rank, size, &comm), ONEBIT_ERROR_TRANSPORT);
   if (rank == 1)
-    CHECK_WORDS("receive from rank 0 gave no operation");
+    CHECK_WORDS("receive callback for rank 0 has set no operation");
 }
 
 Test(custom, a_receive_without_an_operation) {

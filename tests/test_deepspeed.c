@@ -1,7 +1,7 @@
 /*
- * Profile deepspeed against printed numbers: two small runs whose values were computed with
- * DeepSpeed's own code (its compressed allreduce and OnebitAdam, two ranks, twenty elements),
- * copied here as data.
+ * Compares profile deepspeed with printed numbers. The numbers are from two small runs with
+ * DeepSpeed's own code (its compressed allreduce and OnebitAdam, two ranks, twenty elements), and
+ * are copied here as data.
  */
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
@@ -32,12 +32,12 @@ static const struct call {
      {0x3b63, 0x6fff}},
 };
 
-/* The norms of the residuals after the first call, and the residual of the padding on rank 0 after
- * each call. */
+/* The norms of the residuals after the first call, and rank 0's residual of the padding after each
+ * call. */
 static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
 static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
 
-/* The numbers are printed with seven digits after the point. */
+/* The accuracy of these numbers, which have seven digits after the decimal point. */
 #define PRINTED 1e-6
 
 static bool is_near(double a, double b) { return fabs(a - b) <= PRINTED; }
@@ -54,12 +54,13 @@ static void fill_values(float *input, int rank) {
     input[i] = rank == 0 ? (float)(7 * i % 11 - 5) / 8.0f : (float)(5 * i % 13 - 6) / 16.0f;
 }
 
-/* Returns the sign of element i in DeepSpeed's packed bytes, `bytes` of them in one number. */
+/* Returns the sign of element i. `bits` has DeepSpeed's packed bytes, `bytes` of them in one
+ * number. */
 static float unpack_sign(unsigned bits, int bytes, int i) {
   return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
 }
 
-/* Checks the values that a rank sent, by its residuals: before + input = sent + after. */
+/* Checks the values that a rank sent, from its residuals: before + input = sent + after. */
 static void check_worker(const struct call *call, int rank, const float *input, const float *before,
                          const float *after) {
   for (int i = 0; i < PADDED; i++) {
@@ -109,8 +110,8 @@ static void make_three_calls(onebit_comm_t comm, void *context) {
 
 Test(deepspeed, allreduce_gives_the_printed_numbers) { on_ranks(2, make_three_calls, NULL); }
 
-/* OnebitAdam with rate 0.01, decay 0.01 and freeze_step 4, so three steps of warm-up: its first
- * four parameters and momenta. */
+/* The first four parameters and momenta of OnebitAdam with rate 0.01, decay 0.01 and freeze_step 4,
+ * which gives three steps of warm-up. */
 static const struct moment {
   int step;
   double parameter[4], momentum[4];
@@ -137,8 +138,8 @@ static void fill_gradient(float *gradient, int step, int rank) {
     gradient[i] = (float)((7 * i + 3 * step + 5 * rank) % 11 - 5) / 8.0f;
 }
 
-/* Checks the momentum of the compressed stage by the movement of the parameter: before - after =
- * rate (m / sqrt(v) + decay before). The printed variance has three to four digits. */
+/* Checks the momentum of the compressed stage from the movement of the parameter: before - after =
+ * rate (m / sqrt(v) + decay before). The printed variance has only three to four digits. */
 static void check_momentum(const struct moment *moment, const float *before, const float *after) {
   for (int i = 0; i < 4; i++) {
     double moved = (double)before[i] - (double)after[i];
@@ -187,7 +188,7 @@ static void make_eight_steps(onebit_comm_t comm, void *context) {
 
 Test(deepspeed, adam_gives_the_printed_numbers) { on_ranks(2, make_eight_steps, NULL); }
 
-/* DeepSpeed counts a first call that makes no step. */
+/* DeepSpeed also counts its first call, which makes no step. */
 Test(deepspeed, freezes_a_step_earlier) {
   static const size_t wanted[][2] = {{1, 1}, {2, 1}, {3, 2}, {4, 3}, {100, 99}};
   for (size_t k = 0; k < sizeof wanted / sizeof wanted[0]; k++) {
@@ -207,9 +208,9 @@ Test(deepspeed, freezes_a_step_earlier) {
 }
 
 /*
- * Profile deepspeed of 1-bit LAMB against printed numbers: a small run whose values were computed
- * with DeepSpeed's own OnebitLamb, two ranks and two tensors, copied here as data. A share ends
- * inside the second tensor, and padding follows.
+ * Compares profile deepspeed of 1-bit LAMB with printed numbers. The numbers are from a small run
+ * with DeepSpeed's own OnebitLamb, two ranks and two tensors, and are copied here as data. A share
+ * ends inside the second tensor, and padding follows this tensor.
  */
 
 #define ROWS       3
@@ -221,7 +222,7 @@ Test(deepspeed, freezes_a_step_earlier) {
 #define LAMB_RATE  0.01f
 #define LAMB_DECAY 0.01f
 
-/* The first four parameters of both tensors; the ratios that multiply their rates; LAMB's
+/* The first four parameters of both tensors, the ratios that multiply their rates, and LAMB's
  * factors. */
 static const struct lamb_moment {
   int step;
@@ -251,7 +252,7 @@ static const struct lamb_moment {
 static const double coefficient[2] = {0.0780002, 0.0850913}, scaling[2] = {0.7447777, 1.5213347};
 static const double last_padding = -0.0069073;
 
-/* The numbers are printed with seven digits after the point. */
+/* Compares with a number that is printed with seven digits after the decimal point. */
 static void check_near(const char *what, int step, int i, double got, double wanted) {
   CHECK(fabs(got - wanted) <= 1e-6, "step %d: %s %d is %.7f, not %.7f", step, what, i, got, wanted);
 }
@@ -297,8 +298,7 @@ static void check_lamb_moment(onebit_optimizer_t optimizer, int step, const floa
   }
 }
 
-/* Returns the momentum in the last message that belongs to padding: all padding is in the last
- * share. */
+/* Returns the momentum of padding in the last message. All padding is in the last share. */
 static double padding_momentum(const struct ob_bucket *bucket) {
   struct ob_message_shape shape = ob_plan_message(bucket->bits, 1, 0);
   struct ob_view view = ob_message_view(ob_plan_result(bucket->bits, false, 1, 0), &shape);

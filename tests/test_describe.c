@@ -1,12 +1,12 @@
-/* An optimizer describes itself: its line, and its warning. */
+/* Tests the line with which an optimizer describes itself, and its warning. */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_statistics.h"
 
 /*
- * Statistics without memory, and the line that describes an optimizer: whole, cut where the buffer
- * ends, and JSON. Wrong arguments are in support_wrong_optimizers.c.
+ * Tests statistics without memory, and the line that describes an optimizer: the complete line, a
+ * line cut at the end of the buffer, and JSON. support_wrong_optimizers.c tests wrong arguments.
  */
 
 Test(describe, without_memory) {
@@ -24,8 +24,8 @@ Test(describe, without_memory) {
 
 /* --- Lines */
 
-/* Checks buffers of any size: each gets as much of the text as fits, and a zero; nothing is written
- * after it. */
+/* Checks buffers of any size. Each gets as much of the text as fits, and a zero byte. Nothing is
+ * written after the zero byte. */
 static void check_cut_lines(onebit_optimizer_t optimizer, onebit_format_t format) {
   enum { MOST = 2000 };
   char whole[MOST], cut[MOST];
@@ -118,13 +118,12 @@ Test(describe, text_tells_what_there_is) {
 }
 
 /*
- * The warning: a tensor whose residual has outgrown its signal is named, at the limit that the
- * header tells, and healthy runs are not warned of.
+ * The warning must name a tensor whose residual has outgrown its signal, at the limit that the
+ * header states. There must be no warning for healthy runs.
  */
 
-/* Returns the plan of the compressed tensors: all but number 1. */
-/* Gives tensor `tensor` a residual of `ratio` times its momentum, and the others one of equal
- * size. */
+/* Gives tensor `tensor` a residual of `ratio` times its momentum, and gives the other tensors a
+ * residual as large as their momentum. */
 static void set_residuals(struct subject_alone *alone, size_t tensor, double ratio) {
   onebit_plan_t plan = alone_plan(alone);
   float *error = allocate((SUBJECT_TENSORS - 1) * SUBJECT_LENGTH, sizeof *error);
@@ -174,7 +173,7 @@ Test(check, the_limit_is_where_the_header_says) {
   alone_destroy(alone);
 }
 
-/* A residual without a signal: momentum and gradient are zero. */
+/* A residual without a signal, since momentum and gradient are zero. */
 Test(check, error_without_a_signal) {
   struct subject_alone *alone = alone_create(0);
   size_t named = 77;

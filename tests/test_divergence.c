@@ -1,21 +1,21 @@
 /*
- * No optimizer runs away where its dense form converges: on tasks whose variance, once it is
- * frozen, is far too small for some elements. Where one bit an element is too little (gradients of
- * six orders of magnitude under one scale) parameters stay about where they were.
+ * No optimizer may diverge where its dense form converges. The tasks are such that a frozen
+ * variance is far too small for some elements. If one bit per element is too little (gradients of
+ * six orders of magnitude under one scale), parameters must stay about where they were.
  *
- * Each task is a sum of squares whose rows are drawn or scaled so that a frozen variance,
- * or one scale for a block, is wrong for some elements. Dense Adam comes close to the optimum in
- * all of them. They are the same on every machine.
+ * Each task is a sum of squares. Its rows are drawn or scaled so that a frozen variance, or one
+ * scale for a block, is wrong for some elements. Dense Adam comes close to the optimum in all
+ * tasks. The tasks are the same on every machine.
  */
 #include "tests/support.h"
 #include "tests/support_optimizers.h"
 
 enum task_kind {
-  TASK_EMBEDDING,   /* rows of a table are drawn, by Zipf's law: most have a gradient rarely */
+  TASK_EMBEDDING,   /* rows of a table are drawn by Zipf's law: most rows seldom have a gradient */
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
   TASK_QUIET,       /* 2 % of the elements have almost no gradient in the first quarter */
   TASK_ZEROS_FIRST, /* no rank has a gradient in the first half of the steps */
-  TASK_ZEROS_LATER, /* no rank has a gradient in half of the steps, from a quarter on */
+  TASK_ZEROS_LATER, /* after a quarter of the steps, no rank has a gradient for half of them */
   TASK_IDLE,        /* one rank never has a gradient */
   TASK_KINDS
 };
@@ -32,11 +32,11 @@ struct task {
 
 /* The results of a run. */
 struct task_end {
-  double distance;        /* the largest distance of a rank */
-  double largest;         /* the largest distance over all steps */
-  int skipped;            /* steps */
-  int warned;             /* the step after which onebit_optimizer_check warned first; -1: never */
-  double distance_warned; /* the distance then */
+  double distance;        /* the largest distance from the optimum of any rank */
+  double largest;         /* the largest such distance over all steps */
+  int skipped;            /* number of skipped steps */
+  int warned;             /* the step after which onebit_optimizer_check first warned; -1: never */
+  double distance_warned; /* the distance at that step */
 };
 
 enum { WIDTH = 16, DRAWS = 8, CHECK_EVERY = 10 };
@@ -54,7 +54,7 @@ static struct task make_task(enum task_kind kind) {
   return tasks[kind];
 }
 
-/* Returns a number for element i of a rank in a step, with mean 0 and variance 1. */
+/* Returns a random number for element i of a rank in a step, with mean 0 and variance 1. */
 static float noise_value(size_t i, int rank, int step) {
   uint64_t place = 3 * (i + ((uint64_t)step * TASK_RANKS + (uint64_t)rank) * 1000003);
   return uniform_value(place) + uniform_value(place + 1) + uniform_value(place + 2);
@@ -64,15 +64,15 @@ static float target_value(const struct task *task, size_t i) {
   return task->kind == TASK_EMBEDDING ? 0.5f * uniform_value(77000000 + i) : 0.5f;
 }
 
-/* Writes the parameters to start from. */
+/* Writes the initial parameters. */
 static void task_start(const struct task *task, float *parameters) {
   float size = task->kind == TASK_EMBEDDING ? 0.1f : 1.0f;
   for (size_t i = 0; i < task->count; i++)
     parameters[i] = size * noise_value(i, 0, 1000000);
 }
 
-/* Returns the learning rate of a step, the first being 0: it rises for a twentieth of the steps,
- * then falls linearly to a tenth. */
+/* Returns the learning rate of a step; the first step is 0. The rate rises for a twentieth of the
+ * steps, and then falls linearly to a tenth. */
 static float task_rate(const struct task *task, int step) {
   float done = (float)(step + 1) / (float)task->steps;
   return task->rate * fminf(1.0f, 20.0f * done) * (1.0f - 0.9f * done);
@@ -95,7 +95,7 @@ static float gradient_scale(const struct task *task, size_t i, int step) {
   }
 }
 
-/* A row may be drawn twice. */
+/* Adds the gradients of drawn rows. A row may be drawn twice. */
 static void add_gradients_of_drawn_rows(const struct task *task, const float *parameters, int rank,
                                         int step, float *gradient) {
   size_t rows = task->count / WIDTH;
@@ -109,8 +109,8 @@ static void add_gradients_of_drawn_rows(const struct task *task, const float *pa
   }
 }
 
-/* Writes the gradient of a rank in a step at these parameters. Returns false, and zeros, if the
- * rank has none (NULL, for the optimizer). */
+/* Writes the gradient of a rank in a step at these parameters. If the rank has no gradient, writes
+ * zeros and returns false, and the optimizer gets NULL. */
 static bool task_gradient(const struct task *task, const float *parameters, int rank, int step,
                           float *gradient) {
   memset(gradient, 0, task->count * sizeof *gradient);
@@ -126,8 +126,8 @@ static bool task_gradient(const struct task *task, const float *parameters, int 
   return true;
 }
 
-/* Returns the root mean square of the distance from the optimum; not a number if a parameter is
- * not. */
+/* Returns the root mean square of the distance from the optimum. It is NaN if a parameter is
+ * NaN. */
 static double task_distance(const struct task *task, const float *parameters) {
   double sum = 0.0;
   for (size_t i = 0; i < task->count; i++) {
@@ -137,7 +137,7 @@ static double task_distance(const struct task *task, const float *parameters) {
   return sqrt(sum / (double)task->count);
 }
 
-/* Returns the distance of the parameters at the start. */
+/* Returns the distance of the initial parameters from the optimum. */
 static double task_start_distance(const struct task *task) {
   float *parameters = allocate(task->count, sizeof *parameters);
   task_start(task, parameters);
@@ -197,7 +197,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
       bool any = task_gradient(task, parameters, rank, step, gradient);
       CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, any ? gradient : NULL), ONEBIT_OK);
       onebit_status_t status = onebit_optimizer_step(optimizer, task_rate(task, step));
-      if (status == ONEBIT_SKIPPED) /* a gradient has grown beyond all numbers */
+      if (status == ONEBIT_SKIPPED) /* a gradient has become infinite */
         end->skipped++;
       else
         CHECK_STATUS(status, ONEBIT_OK);
@@ -210,7 +210,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
   free(gradient);
 }
 
-/* Runs the task on TASK_RANKS ranks, threads of this process. */
+/* Runs the task on TASK_RANKS ranks, which are threads of this process. */
 static struct task_end task_run(const struct task *task, struct any_case what, enum form form) {
   struct run run = {.task = task, .what = what, .form = form};
   on_ranks(TASK_RANKS, run_rank, &run);
@@ -236,13 +236,13 @@ static const struct any_case efficient_adam = {ANY(efficient_adam, .gain = 0)},
                              zero_one_adam = {ANY(zero_one_adam, .local_step_clipper = 4)},
                              lion = {ANY(lion, .beta2 = 0)};
 
-/* The largest distance from the optimum at which a run may end, relative to its start, less than 1
- * for a run that moves at all; 0: is not tried. */
+/* The largest distance from the optimum at which a run may end, relative to its initial distance.
+ * It is less than 1 for a run that moves at all. With 0 the task is not run. */
 typedef double limits[TASK_KINDS];
 
-/* The limit of a run that never moves: its variance was frozen before the first gradient, and one
+/* The limit for a run that never moves. Its variance was frozen before the first gradient, and one
  * bit cannot represent zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards delays the
- * freeze. */
+ * freeze instead. */
 #define STAYS 1
 
 static void check_limits(struct any_case what, const limits most) {
@@ -273,7 +273,8 @@ Test(divergence, dense_forms_converge) {
     }
 }
 
-/* Checks that one optimizer stays within its limits, one for each task in order. */
+/* Checks that one optimizer stays within its limits. The limits are listed in the order of the
+ * tasks. */
 #define HOLDS(name, what, ...)                                                                     \
   Test(divergence, name) { check_limits(what, (const limits){__VA_ARGS__}); }
 
@@ -286,11 +287,12 @@ HOLDS(shards_stay, adam_shards, 0.55, 0.7, 0.35, STAYS, 0.3, 0.35)
 HOLDS(one_bit_lamb_stays, lamb, 0.6, 0.65, 0.25, 0.5, 0.2, 0.25)
 HOLDS(zero_one_adam_stays, zero_one_adam, 0.8, 0.95, 0.4, STAYS, 0.3, 0.4)
 
-/* Lion moves on when gradients have ended, since it follows the sign of the remaining momentum,
- * also without compression. */
+/* Lion continues to move after the last gradient, since it follows the sign of the remaining
+ * momentum. It does so without compression, too. */
 HOLDS(lion_converges, lion, 0.55, 0.3, 0.3, 0.3, 0, 0.4)
 
-/* A run that ends far from the dense form's end is warned of soon after the freeze. */
+/* If a run ends far from the result of the dense form, there must be a warning soon after the
+ * freeze. */
 Test(divergence, is_warned_of) {
   const struct {
     enum task_kind kind;
@@ -304,7 +306,8 @@ Test(divergence, is_warned_of) {
   }
 }
 
-/* The freeze is due at 400 and waits for gradients that begin at 1,000: 1 / (1 - beta2) later. */
+/* The freeze is due at step 400. It waits for gradients, which begin at step 1,000, and comes 1 /
+ * (1 - beta2) steps after them. */
 Test(divergence, a_freeze_that_waits_is_warned_of) {
   struct task task = make_task(TASK_ZEROS_FIRST);
   struct task_end end = task_run(&task, late_adam, COMPRESSED);

@@ -1,4 +1,5 @@
-/* The findings of onebit-tune --doctor from measured figures: no MPI, no network, no clock. */
+/* Tests the findings of onebit-tune --doctor for given measurements, without MPI, a network or a
+ * clock. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,14 +7,15 @@
 #include "tools/doctor/doctor.h"
 #include "tools/tune/tune.h"
 
-/* --- A cluster to find fault with --------------------------------------------------------------*/
+/* --- A cluster to be diagnosed
+ * ----------------------------------------------------------------- */
 
 enum { HOSTS = 4, MIB = 1 << 20 };
-#define ETH0(host) (0x0a4d0001u + (uint32_t)(host)) /* 10.77.0.1 and on */
-#define ETH1(host) (0x0a580001u + (uint32_t)(host)) /* 10.88.0.1 and on */
+#define ETH0(host) (0x0a4d0001u + (uint32_t)(host)) /* 10.77.0.1 and following */
+#define ETH1(host) (0x0a580001u + (uint32_t)(host)) /* 10.88.0.1 and following */
 #define MASK       0xffffff00u
 
-/* Returns a factor that differs by a few per cent, the same in every run. */
+/* Returns a factor that differs by a few per cent from 1 and is the same in every run. */
 static double small_deviation(int a, int b) { return 1 + 0.05 * ((a * 7 + b * 3) % 5 - 2); }
 
 static struct doctor_facts make_cluster(int hosts) {
@@ -67,7 +69,8 @@ static const struct doctor_finding *only_finding(const struct doctor_facts *fact
 
 static struct doctor_diagnosis diagnosis;
 
-/* --- Pure parts --------------------------------------------------------------------------------*/
+/* --- Parts that only compute
+ * ------------------------------------------------------------------- */
 
 Test(doctor, low_rates_are_far_and_beyond_noise) {
   const double slow[] = {0.94, 0.93, 0.19, 0.95}, noisy[] = {0.94, 0.6, 0.9, 0.3, 0.5, 0.99};
@@ -146,7 +149,7 @@ Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
     facts.hosts[h].interfaces[0].sent = facts.hosts[h].interfaces[1].sent = 2 * MIB;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "two that are equally fast: %s", diagnosis.findings[0].seen);
-  facts.hosts[1].interfaces[1].sent += 1000; /* no host is odd because of it */
+  facts.hosts[1].interfaces[1].sent += 1000; /* no host differs because of this traffic */
   facts.subnets[1].tcp = 0.1;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_WRONG_INTERFACE);
   cr_expect(strstr(diagnosis.findings[0].seen, "50 % of MPI's traffic takes eth1"));
@@ -168,7 +171,7 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   struct doctor_facts facts = make_cluster(2);
   facts.yields = 0;
   facts.hosts[1].local_hop = 5000;
-  facts.bandwidth[1] = 0.01; /* measurements among such ranks are ignored */
+  facts.bandwidth[1] = 0.01; /* measurements between such ranks are ignored */
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_SPINNING);
   cr_expect(strstr(finding->seen, "5000 us a hop") && strstr(finding->seen, "idle is off"), "%s",
@@ -189,7 +192,8 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
             "busy processors do not hide it: %s", diagnosis.findings[0].seen);
 }
 
-/* --- Misconfigured clusters: the culprit comes first, and nobody is named where there is none. */
+/* --- Misconfigured clusters: the culprit is named first, and no host is named if none is at
+ * fault. */
 
 static void make_host_slow(struct doctor_facts *facts) {
   for (int other = 0; other < HOSTS; other++)
@@ -210,7 +214,7 @@ static void make_sending_slow(struct doctor_facts *facts) {
     facts->bandwidth[3 * HOSTS + other] = 0.3;
 }
 
-/* One host's link runs at 100 Mbit/s, so all that it sends and receives is slow. */
+/* One host's link runs at 100 Mbit/s, so everything that the host sends and receives is slow. */
 static void negotiate_slow_link(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++) {
     facts->hosts[h].interfaces[0].physical = true;
@@ -228,7 +232,7 @@ static void make_link_half_duplex(struct doctor_facts *facts) {
   facts->hosts[1].tcp[0] *= 0.2;
 }
 
-/* The cable of the fast network is out on one host, so that all take the slow one. */
+/* The cable of the fast network is unplugged at one host, so all traffic uses the slow network. */
 static void take_link_down(struct doctor_facts *facts) {
   facts->hosts[3].interfaces[1].up = false;
   doctor_find_subnets(facts);
@@ -282,7 +286,7 @@ static void use_slow_interface(struct doctor_facts *facts) {
 
 static void make_ranks_spin(struct doctor_facts *facts) {
   facts->hosts[1].local_hop = 5000;
-  make_sending_slow(facts); /* the slow sending must then give no finding */
+  make_sending_slow(facts); /* in that case slow sending must give no finding */
 }
 
 static void steal_processor_time(struct doctor_facts *facts) {
@@ -295,7 +299,7 @@ static void throttle_host(struct doctor_facts *facts) {
   make_sending_slow(facts);
 }
 
-/* Other programs run on one host: its own times are bad, but no host is named because of times. */
+/* Other programs run on one host. Its times are bad, but no host may be named because of times. */
 static void make_host_busy(struct doctor_facts *facts) {
   facts->hosts[0].others = 1.8;
   make_sending_slow(facts);
@@ -340,7 +344,7 @@ Test(doctor, the_culprit_is_named_first) {
        "         else, where eth1 is its name: HYDRA_IFACE=eth1 FI_TCP_IFACE=eth1 (MPICH),\n"
        "         UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm, NCCL_SOCKET_IFNAME==eth1 "
        "NCCL_IB_DISABLE=1\n"},
-      {use_odd_interface, DOCTOR_ODD_INTERFACE, 2, 1, "h3: 0 % of what it sends takes eth0",
+      {use_odd_interface, DOCTOR_ODD_INTERFACE, 2, 1, "h3: only 0 % of what it sends takes eth0",
        "btl_tcp_if_include 10.77.0.0/24 "},
       {bind_to_one_core, DOCTOR_SAME_CPU, 1, 1, "h2: 2 ranks are bound to the same 1 of 2 CPUs",
        "mpirun --bind-to none"},
@@ -405,7 +409,7 @@ Test(doctor, loads_are_read_from_the_kernel) {
   cr_expect(load.busy > 0 && load.seconds > 0 && load.stolen >= 0 && load.lost_periods >= 0);
 }
 
-/* The receiver's rate is computed from the bytes received; if no rank listens, none waits. */
+/* The receiver's rate is computed from the bytes received. If no rank listens, no rank waits. */
 Test(doctor, plain_tcp_is_measured) {
   const uint32_t here = 0x7f000001;
   uint16_t port;

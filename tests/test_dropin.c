@@ -1,10 +1,10 @@
-/* The drop-ins' rules, and their arithmetic on the element types. */
+/* Tests the drop-ins' rules, and their arithmetic on the element types. */
 #include "dropin/elements.h"
 #include "dropin/rules.h"
 #include "tests/support.h"
 #include "tests/support_disk.h"
 
-/* Rules for unmodified programs: their decision on a call, and that no text does harm. */
+/* Rules for unmodified programs: the decision for a call. No text of rules may do harm. */
 
 static struct ob_rules parse_rules(const char *text) {
   struct ob_rules rules;
@@ -62,7 +62,7 @@ Test(rules, the_first_that_fits_decides) {
 Test(rules, every_sign_means_itself) {
   static const struct {
     const char *text;
-    bool below, at, above; /* of 1000 */
+    bool below, at, above; /* for counts below, at and above 1000 */
   } cases[] = {
       {"compress allreduce count=1000; pass all", false, true, false},
       {"compress allreduce count!=1000; pass all", true, false, true},
@@ -98,8 +98,8 @@ Test(rules, bytes_are_what_a_rank_gives) {
   cr_assert(is_compressed(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
 }
 
-/* Calls below the least count are ignored: it must not exceed the count of any call that is
- * compressed. */
+/* Calls below the least count are ignored, so the least count must not exceed the count of any call
+ * that is compressed. */
 Test(rules, nothing_below_the_least_count_is_compressed) {
   static const char *const texts[] = {
       "",
@@ -186,18 +186,18 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"warmup 20\ncompres allreduce", "f:2: 'compres': a line begins with"},
       {"compress\n", "f:1: 'compress': names no operation"},
       {"pass float", "f:1: 'pass': names no operation"},
-      {"\n\n pass allreduce,allgahter", "f:3: 'allreduce,allgahter': neither an operation"},
-      {"pass allreduce,", "f:1: 'allreduce,': neither"},
-      {"pass all quad", "f:1: 'quad': neither an operation, a type"},
-      {"pass all bites>=1M", "f:1: 'bites>=1M': neither"},
-      {"pass all bytes", "f:1: 'bytes': neither"},
+      {"\n\n pass allreduce,allgahter", "f:3: 'allreduce,allgahter': expected an operation"},
+      {"pass allreduce,", "f:1: 'allreduce,': expected an operation"},
+      {"pass all quad", "f:1: 'quad': expected an operation, a type"},
+      {"pass all bites>=1M", "f:1: 'bites>=1M': expected an operation"},
+      {"pass all bytes", "f:1: 'bytes': expected an operation"},
       {"pass all bytes>=", "f:1: 'bytes>=': a sign"},
       {"pass all bytes>=1T", "f:1: 'bytes>=1T': a sign"},
       {"pass all bytes>=1MB", "f:1: 'bytes>=1MB': a sign"},
       {"pass all bytes=>1", "f:1: 'bytes=>1': a sign"},
       {"pass all count>=-1", "f:1: 'count>=-1': a sign"},
       {"pass all count=99999999999999999999", "a sign"},
-      {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can leave out one"},
+      {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can have one != for each key"},
       {"warmup", "f:1: 'warmup': needs a number"},
       {"warmup 1", "f:1: '1': expected an integer from 2 to 1000000"},
       {"warmup 20 30", "f:1: '30': takes one number"},
@@ -206,7 +206,7 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"bits 3", "f:1: '3': bits are 1, 2, 4 or 8, a range as 1..8, or auto"},
       {"bits 16", "f:1: '16': bits are 1, 2, 4 or 8"},
       {"compress all bits=3", "f:1: 'bits=3': bits are"},
-      {"compress all bits=", "f:1: 'bits=': neither"},
+      {"compress all bits=", "f:1: 'bits=': expected an operation"},
       {"pass all bits=1", "f:1: 'bits=1': a rule that passes calls"},
       {"\x01\xff", "f:1: '\?\?': a line"},
   };
@@ -296,7 +296,7 @@ Test(rules, a_file_is_a_regular_one) {
 
 enum { ALL = 0x10000 };
 
-/* Returns the value of the bits: exponent bits, then fraction bits. */
+/* Returns the value of the bits, which are a sign, exponent bits and fraction bits. */
 static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   const int exponent = bits >> width & most, fraction = bits & ((1 << width) - 1);
@@ -307,7 +307,7 @@ static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   return bits & 0x8000 ? -value : value;
 }
 
-/* Rounds to the nearest value of the type at that magnitude, ties to even. */
+/* Rounds to the nearest value of the dtype, ties to even. */
 static double rounded_element(double value, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   int exponent;
@@ -388,7 +388,7 @@ Test(elements, doubles_travel_as_floats_where_those_hold_them) {
   cr_expect(wide[0] == 4.5 && wide[1] == -0.75 && wide[2] == 0 && wide[3] == 0);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     cr_expect(!ob_elements_narrow(narrow, bad[i], 2), "%zu", i);
-  cr_expect(!ob_elements_narrow(narrow, good + 3, 1)); /* a float cannot hold this value */
+  cr_expect(!ob_elements_narrow(narrow, good + 3, 1)); /* a float cannot represent this value */
   cr_expect(ob_elements_narrow(narrow, good + 2, 1) && ob_elements_narrow(narrow, good, 0));
   cr_expect_eq(ob_elements_size(OB_DOUBLE), sizeof(double));
   ob_elements_read(OB_DOUBLE, narrow, good, 2);

@@ -1,11 +1,11 @@
-/* The residual is exported, imported and reset: a plan that imports another's residual gives the
- * same bits as the other would. */
+/* The residual can be exported, imported and reset. A plan that imports the residual of another
+ * plan gives the same bits as the other plan would. */
 #include "tests/support_collectives.h"
 
 #define MOVE_AT 3 /* the step before which the residual moves to a new plan */
 
-/* Makes the first steps with one plan, and the rest with another that was used for something else
- * before. */
+/* Makes the first steps with one plan, and the rest with another plan that was used for something
+ * else before. */
 static void move_error(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -15,7 +15,7 @@ static void move_error(onebit_comm_t comm, void *context) {
              (ptrdiff_t)what->options.block_size);
   rank_plan_create(&first, comm, run);
   rank_plan_create(&second, comm, run);
-  rank_plan_call(&second, 0); /* leaves some other error there */
+  rank_plan_call(&second, 0); /* leaves another residual in the second plan */
   for (int step = 0; step < MOVE_AT; step++)
     rank_plan_call(&first, step);
   struct kept_errors errors = export_errors(first.plan);
@@ -49,8 +49,8 @@ static void reset_residual(onebit_comm_t comm, void *context) {
   rank_plan_free(&rank_plan);
 }
 
-/* Imports only some parts; values that are not finite are refused wherever they are, and change
- * nothing. */
+/* Imports only some parts of the residual. Values that are not finite are refused in any part, and
+ * change nothing. */
 static void import_parts(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -103,7 +103,8 @@ static void run_cases(rank_body *body) {
   }
 }
 
-/* Checks which parts ranks keep in the other schedules; of 33 elements some ranks keep none. */
+/* Checks which parts of the residual ranks have in the other schedules. Of 33 elements, some ranks
+ * have none. */
 static void run_schedules(rank_body *body) {
   static const size_t counts[] = {33, 5000};
   static const int splits[][2] = {{4, 2}, {6, 3}, {3, 1}};

@@ -1,8 +1,9 @@
 /*
  * Results have the same bits in any floating-point environment of a rank's program, with every
- * codec, width and type, and of every optimizer; and the program finds its own environment again,
- * with its flags. Numbers have a point in its environment variables and in JSON, whatever its
- * locale. Every other suite has the environments by turns, and the locale, too: support_floats.h.
+ * codec, width and type, and for every optimizer. After a call the program has its own environment
+ * again, including its flags. Numbers in environment variables and in JSON have a decimal point,
+ * whatever the locale is. Every other suite runs in these environments alternately, and in the
+ * locale: support_floats.h.
  */
 
 #ifdef _OPENMP
@@ -16,13 +17,13 @@
 enum { RANKS = 2, COUNT = 3 * 2048 + 777, STEPS = 4 };
 
 struct modes {
-  unsigned mode; /* of rank 1 */
+  unsigned mode; /* the environment of rank 1 */
   onebit_plan_options_t plan;
   const struct any_case *optimizer;
   void *result[RANKS];
 };
 
-/* Returns normal numbers, and some that are subnormal, or become so when they are scaled. */
+/* Returns normal numbers, and some that are subnormal or become subnormal when they are scaled. */
 static float input_or_subnormal(size_t i, int rank, int step) {
   static const float magnitudes[] = {1, 1e-37f, 1e-39f, 1e-5f};
   return magnitudes[i / 2048 % 4] * input_value(i, rank, step);
@@ -35,7 +36,8 @@ static void fill_values(void *buffer, onebit_dtype_t dtype, int rank, int step) 
     ((float *)buffer)[i] = input_or_subnormal(i, rank, step);
 }
 
-/* Sets rank 1's environment for a call; leave checks that it is there afterwards. */
+/* Sets rank 1's environment for a call. leave_environment checks that it is unchanged
+ * afterwards. */
 static struct ob_float_environment enter_environment(const struct modes *modes, int rank) {
   const struct ob_float_environment own = float_environment();
   if (rank == 1)

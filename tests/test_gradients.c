@@ -1,10 +1,10 @@
-/* Gradients: their factors, and clipping. */
+/* Tests the factors of gradients, and clipping. */
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
 
 /*
- * Mixed precision and accumulated gradients, in addition to test_optimizers.c: sums over
- * micro-batches count as their mean, and master values keep what types of 16 bits would lose.
+ * Mixed precision and accumulated gradients, in addition to test_optimizers.c. A sum over
+ * micro-batches counts as their mean. Master values keep what 16-bit types would lose.
  */
 
 static void step_pair(struct adam_pair *pair) {
@@ -13,8 +13,8 @@ static void step_pair(struct adam_pair *pair) {
   CHECK_BITS("parameters", pair->parameter[0], pair->parameter[1], PAIR_COUNT, ONEBIT_FLOAT32);
 }
 
-/* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that
- * float32 adds exactly, the results are equal to the bit. */
+/* A sum over k micro-batches counts as their mean. If k is a power of two, and float32 adds the
+ * numbers exactly, the results are equal to the bit. */
 static void accumulated_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   const struct adam_case *what = context;
@@ -51,7 +51,8 @@ Test(mixed, micro_batches_add_up) {
 
 /* --- Master values */
 
-/* Steps that bfloat16 would round away add up in the master values, and creation writes nothing. */
+/* Steps that bfloat16 would round away add up in the master values. Creating an optimizer writes no
+ * parameter. */
 Test(mixed, small_steps_add_up) {
   enum { STEPS = 300 };
   uint16_t parameter[64], before[64];
@@ -75,7 +76,7 @@ Test(mixed, small_steps_add_up) {
     float now = oracle_load(parameter, i, ONEBIT_BFLOAT16);
     CHECK(fabsf(now - 1.3f) < 0.005f, "parameter %zu is %g", i, (double)now);
   }
-  oracle_store(parameter, 5, ONEBIT_BFLOAT16, 3.0f); /* by the caller */
+  oracle_store(parameter, 5, ONEBIT_BFLOAT16, 3.0f); /* a change by the caller */
   for (int step = 0; step < 10; step++) { /* each step is too small to change a rounded value */
     CHECK_STATUS(onebit_optimizer_take_parameters(optimizer), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
@@ -88,7 +89,7 @@ Test(mixed, small_steps_add_up) {
   onebit_comm_destroy(comm);
 }
 
-/* Master values are 4 bytes a parameter, and nothing else grows. */
+/* Master values take 4 bytes per parameter, and no other memory grows. */
 Test(mixed, memory_of_master_values) {
   enum { COUNT_OF_MEMORY = 1 << 16 };
   float *parameter = allocate(COUNT_OF_MEMORY, sizeof(float));
@@ -114,9 +115,9 @@ Test(mixed, memory_of_master_values) {
 }
 
 /*
- * Clipping by the norm of all ranks' gradients, in addition to test_optimizers.c: the norm is what
- * the header says; norms that are not finite skip the step on all ranks; it costs one small
- * message to each.
+ * Clipping by the norm of all ranks' gradients, in addition to test_optimizers.c. The norm is the
+ * one that the header defines. If a norm is not finite, all ranks skip the step. Clipping costs one
+ * small message to each rank.
  */
 
 static struct adam_case clipping_case(double clip_norm) {
@@ -144,7 +145,7 @@ Test(clipping, clips_some_steps_of_a_run) {
   adam_release(&run);
 }
 
-/* The norm equals the public header's formula, computed in double. */
+/* The norm equals the formula of the public header, computed in double. */
 Test(clipping, the_norm_is_what_it_says) {
   struct adam_case what = clipping_case(1.0);
   what.size = 3;
@@ -164,7 +165,7 @@ Test(clipping, the_norm_is_what_it_says) {
   adam_release(&run);
 }
 
-/* A norm that is never reached changes no bit. */
+/* If the norm never reaches the limit, no bit changes. */
 Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
   for (int size = 1; size <= 4; size++) {
     struct adam_case plain = clipping_case(0.0), clipped = clipping_case(1e6);
@@ -181,8 +182,8 @@ Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
 
 /* --- Steps that are skipped */
 
-/* The square of -1e22 is not finite; of 1e11 the square of the square is not, and norms from 2^32
- * on are treated like that. */
+/* The square of -1e22 is not finite. For 1e11 the square is finite and its own square is not; norms
+ * of 2^32 and more are treated in the same way. */
 static const float poisons[] = {NAN, INFINITY, -1e22f, 1e11f};
 
 Test(clipping, skips_what_has_no_norm) {
@@ -197,13 +198,13 @@ Test(clipping, skips_what_has_no_norm) {
         what.form = (enum adam_form)((k + profile) % ADAM_FORMS);
         what.options.common.bucket_size = !profile && k % 2 ? 1000 : 0;
         what.options.common.profile = (onebit_profile_t)profile;
-        what.options.common.initial_loss_scale = 2; /* which falls to 1 and rises again */
+        what.options.common.initial_loss_scale = 2; /* the loss scale falls to 1 and rises again */
         what.options.common.loss_scale_interval = 1;
         adam_check(&what);
       }
 }
 
-/* A finite norm below 2^32 is only clipped, where without clipping squares overflow later. */
+/* A finite norm below 2^32 is only clipped. Without clipping, squares overflow later. */
 struct large {
   int rank;
   float value;
@@ -251,7 +252,7 @@ Test(clipping, norms_up_to_a_limit) {
       }
 }
 
-/* --- The cost of a call; test_statistics.c has the bytes that leave. */
+/* --- The cost of a call; test_statistics.c tests the bytes that are sent. */
 
 static void bytes_on_rank(onebit_comm_t comm, void *context) {
   float parameter[100] = {0}, gradient[100] = {1.0f};

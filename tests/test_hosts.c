@@ -1,4 +1,4 @@
-/* Hosts, and the memory that their ranks share. */
+/* Tests of hosts, and of the memory that ranks of a host share. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -10,25 +10,27 @@
 #include "collectives/hosts.h"
 #include "tests/support.h"
 
-/* Hosts and their ranks: how hosts are numbered, wherever a launcher has put the ranks, and how
- * ranks that are threads are spread over emulated hosts. */
+/* Hosts and their ranks: the numbering of hosts for any placement of ranks by the launcher, and the
+ * distribution of ranks that are threads over emulated hosts. */
 
 enum { RANKS = 6 };
 
-/* The launcher's numbers of the ranks' hosts; how many hosts there are, and ranks on each, on the
- * one with fewest and on that with most; and a digit for each rank. */
+/* A placement: the launcher's number of each rank's host; the number of hosts; the ranks on each
+ * host, on the host with the fewest and on the one with the most; and strings with a digit for each
+ * rank. */
 struct placement {
   int host_of[RANKS];
   int count, each, fewest, most;
-  const char *host, *place, *here; /* digits per rank: its host, its local rank, the ranks there */
-  const char *ranks;               /* with `each`: all ranks, host by host */
+  const char *host, *place, *here; /* digits per rank: its host, its local rank, the ranks on its
+                                    * host */
+  const char *ranks;               /* if `each` is not 0: all ranks, host by host */
 };
 
 /* Hosts are numbered in the order of their first rank, whatever the launcher's numbers are. */
 static const struct placement placements[] = {
     {{5, 5, 5, 5, 5, 5}, 1, 6, 6, 6, "000000", "012345", "666666", "012345"},
     {{0, 0, 0, 1, 1, 1}, 2, 3, 3, 3, "000111", "012012", "333333", "012345"},
-    /* taking turns */
+    /* ranks alternate between hosts */
     {{9, 4, 9, 4, 9, 4}, 2, 3, 3, 3, "010101", "001122", "333333", "024135"},
     {{2, 0, 1, 1, 0, 2}, 3, 2, 2, 2, "012210", "000111", "222222", "051423"},
     {{-3, 7, 0, 100, 2, 1}, 6, 1, 1, 1, "012345", "000000", "111111", "012345"},
@@ -37,7 +39,7 @@ static const struct placement placements[] = {
     {{3, 2, 1, 3, 2, 3}, 3, 0, 1, 3, "012010", "000112", "321323", NULL},
 };
 
-/* Returns the number that a rank's digit stands for. */
+/* Returns the number that is a rank's digit. */
 static int digit_at(const char *digits, int rank) { return digits[rank] - '0'; }
 
 static void check_rank_placement(const struct placement *wanted, const struct ob_hosts *hosts,
@@ -95,8 +97,8 @@ Test(hosts, any_split_can_be_had) {
   onebit_comm_destroy(self);
 }
 
-/* Hosts have consecutive ranks, and no host has two ranks more than another: a hierarchy, which
- * needs equal hosts, is refused. */
+/* Hosts have consecutive ranks, and their numbers of ranks differ by at most one. A hierarchical
+ * plan needs equal hosts, and is refused for others. */
 static void create_hierarchical_plan(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   int size = onebit_comm_size(comm);
@@ -122,7 +124,8 @@ Test(hosts, ranks_are_spread_evenly) {
       on_hosts(size, hosts, create_hierarchical_plan, &hosts);
 }
 
-/* Shared memory by a name: blocks that a killed process leaves, and names of other objects. */
+/* Shared memory with a name: blocks that a killed process leaves behind, and names that belong to
+ * other objects. */
 
 enum { BYTES = 8192 };
 
@@ -136,8 +139,8 @@ static bool shared_block_exists(uint64_t name) {
   return access(shared_block_path(name), F_OK) == 0;
 }
 
-/* Runs a process that is killed while its block has a name. Afterwards any process of this
- * user may remove the block, also one of another test. */
+/* Runs a process that is killed while its block has a name. Afterwards any process of this user may
+ * remove the block, even one of another test. */
 static uint64_t leave_killed_process_block(void) {
   uint64_t name = 0;
   int ends[2];

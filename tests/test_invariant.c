@@ -1,22 +1,24 @@
 /*
  * The invariant of error feedback, element by element, in every call:
  *
- *   result = mean over ranks (input) + mean over ranks (worker residual before - after) + server
- *   residual
- * before - after
+ *   result = mean over ranks (input) + mean over ranks (worker residual before - after)
+ *            + server residual before - after
  *
- * without the server's part for a reduce-scatter, and for an allgather input + error before - after
- * of the one rank. Held over 100 steps, for counts that nothing divides, by the oracle, whose
- * results and residuals are the library's in every bit (test_collectives.c).
+ * without the server's part for a reduce-scatter. For an allgather it is input + error before -
+ * after of the single rank. The oracle satisfies the invariant over 100 steps, for counts that
+ * nothing divides; its results and residuals equal the library's in every bit (test_collectives.c).
  *
- * To rounding means this. With u = 2^-24, each float32 operation is off by at most u times its
- * result: c = e + x, e' = c - q       moves q by at most   u (|e + x| + |e'|)           <=  u (|e|
- * + |x| + |e'|) q / P, in two roundings     by                   2 u |q| / P P terms added, then d
- * by                   P u sum |q| / P, at most d' = t - y, y stored        by                   u
- * |d'| + r |y|, r the rounding of the result's type and |q| <= |e| + |x| + |e'| + (its own error).
- * So with M = mean over ranks (|e| + |x| + |e'|) and D = |d| + |d'| the difference is at most  u (1
- * + 2 + P) M + u D + r |y|;  1 % on top covers the products of roundings and the double arithmetic
- * of this test.
+ * The equation holds up to rounding. With u = 2^-24, each float32 operation is off by at most u
+ * times its result:
+ *
+ *   c = e + x, e' = c - q           moves q by at most u (|e + x| + |e'|) <= u (|e| + |x| + |e'|)
+ *   q / P, in two roundings         by 2 u |q| / P
+ *   P terms added, then d           by P u sum |q| / P
+ *   d' = t - y, y stored            by u |d'| + r |y|, where r is the rounding of the result's type
+ *
+ * Here |q| <= |e| + |x| + |e'| + (its own error). With M = mean over ranks (|e| + |x| + |e'|) and D
+ * = |d| + |d'| the difference is therefore at most u (1 + 2 + P) M + u D + r |y|. Another 1 %
+ * covers the products of roundings and the double arithmetic of this test.
  */
 
 #define TEST_SECONDS 600
@@ -25,8 +27,8 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* Returns the rounding error that is lost: zero where a result is a message's scale, which is
- * rounded before it is sent. */
+/* Returns the rounding error that is lost. It is zero if a result is a message's scale, because the
+ * scale is rounded before it is sent. */
 static double result_rounding(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
   if (options->operation != ONEBIT_REDUCE_SCATTER && options->profile == ONEBIT_PROFILE_DEFAULT)
@@ -34,8 +36,8 @@ static double result_rounding(const onebit_plan_options_t *options) {
   return dtype == ONEBIT_FLOAT32 ? 0.0 : dtype == ONEBIT_BFLOAT16 ? 0x1p-8 : 0x1p-11;
 }
 
-/* Returns half of float16's smallest step: results below its normal range are rounded by at most
- * that. */
+/* Returns half of float16's smallest step. Results below the normal range of float16 are rounded by
+ * at most that. */
 static double smallest_rounding(const onebit_plan_options_t *options) {
   return options->dtype == ONEBIT_FLOAT16 && result_rounding(options) > 0.0 ? 0x1p-25 : 0.0;
 }
@@ -46,7 +48,7 @@ struct exchange {
   struct oracle *oracle;
   const void **inputs; /* [size] */
   void *result;
-  float *worker, *server; /* the residuals before it */
+  float *worker, *server; /* the residuals before the call */
 };
 
 static struct exchange exchange_create(int size, size_t count,
@@ -78,7 +80,8 @@ static void exchange_call(struct exchange *exchange, int step) {
   CHECK(oracle_call(oracle, exchange->inputs, exchange->result), "step %d was skipped", step);
 }
 
-/* Checks element i of the buffers of `ranks` ranks from `first` on, whose result is at `at`. */
+/* Checks element i of the buffers of `ranks` ranks, starting with rank `first`. The result is
+ * element `at`. */
 static bool element_holds(const struct exchange *exchange, int step, int first, int ranks, size_t i,
                           size_t at) {
   const struct oracle *oracle = exchange->oracle;
@@ -127,7 +130,7 @@ static void check_counts(const onebit_plan_options_t *options, size_t largest) {
         check_invariant(test_sizes[p], odd_counts[c], options);
 }
 
-/* HELD(name, largest count, options). */
+/* HELD(name, largest count, options) defines a test. */
 #define HELD(name, largest, ...)                                                                   \
   Test(invariant, name) {                                                                          \
     const onebit_plan_options_t options = {.size = sizeof options, __VA_ARGS__};                   \
@@ -141,7 +144,7 @@ HELD(allreduce_deepspeed, SIZE_MAX, .profile = ONEBIT_PROFILE_DEEPSPEED)
 HELD(allgather, 1003, .operation = ONEBIT_ALLGATHER)
 HELD(reduce_scatter, 1003, .operation = ONEBIT_REDUCE_SCATTER)
 
-/* Profile deepspeed has no other operation. */
+/* Profile deepspeed has no other operation than the allreduce. */
 Test(invariant, bfloat16_and_float16) {
   for (int dtype = ONEBIT_BFLOAT16; dtype <= ONEBIT_FLOAT16; dtype++)
     for (int k = 0; k < 4; k++) {

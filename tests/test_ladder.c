@@ -1,6 +1,6 @@
-/* Plans of several widths: a bucket that one bit is too little for climbs by itself and comes down
- * again, another stays; all ranks move alike, in every schedule, and nothing of the residual is
- * lost. */
+/* Plans of several widths. A bucket for which one bit is not enough raises its bits by itself and
+ * lowers them again; another bucket keeps its bits. All ranks change their bits in the same call,
+ * in every schedule, and nothing of the residual is lost. */
 
 #include "collectives/ladder.h"
 #include "collectives/plan_private.h"
@@ -35,7 +35,7 @@ Test(ladder, climbs_and_descends) {
 
 /* --- Decisions of the ladder -------------------------------------------------------------------*/
 
-/* Runs this many windows, at whose ends all ranks must have sent the same flags. */
+/* Runs `count` windows. At the end of each, all ranks must have sent the same flags. */
 static void end_windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
   for (int k = 0; k < count; k++) {
     plan->state->ladder.state.voting = true;
@@ -54,7 +54,7 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
   if (!plan)
     return;
   end_windows(plan, 1, OB_FLAG_CLIMB, 2);
-  end_windows(plan, 2, OB_FLAG_CLIMB, 2); /* the values held back in the residual are sent */
+  end_windows(plan, 2, OB_FLAG_CLIMB, 2); /* the values that the residual has held back are sent */
   end_windows(plan, 1, OB_FLAG_CLIMB, 4);
   end_windows(plan, 2 + 3, 0, 4);
   end_windows(plan, 5, OB_FLAG_STAY, 4);
@@ -71,8 +71,8 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
 
 Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
 
-/* The wish of a rank at the end of a window in which half as many bits leave that part of a
- * value. */
+/* Returns the flags with which a rank asks for other bits at the end of a window. `part` is the
+ * part of a value that half as many bits would leave unsent. */
 static unsigned window_wish(onebit_plan_t plan, double residual, double part) {
   plan->state->ladder.state.calls = OB_LADDER_WINDOW - 1;
   plan->state->ladder.state.worker = (struct ob_norms){
@@ -101,7 +101,8 @@ static void wishes_on_rank(onebit_comm_t comm, void *context) {
 
 Test(ladder, wishes_as_documented) { on_ranks(1, wishes_on_rank, NULL); }
 
-/* --- Nothing is lost ---------------------------------------------------------------------------*/
+/* --- The residual loses nothing
+ * ---------------------------------------------------------------- */
 
 static double residual_change(const float *before, const float *after, size_t i) {
   return (double)before[i] - (double)after[i];
@@ -142,7 +143,7 @@ Test(ladder, residual_survives_every_change) { on_ranks(1, invariant_on_rank, NU
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
-/* Saves a plan after a climb, and continues with another that loads it. */
+/* Saves a plan after its bits were raised. Another plan loads this state and continues. */
 static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -151,7 +152,7 @@ static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = ladder_plan(comm, climb, 1), other = ladder_plan(comm, climb, 1);
   int call = LADDER_ORDINARY;
   for (; call < LADDER_ORDINARY + 5 * WINDOW + 3;
-       call++) { /* so it does not move in the next three */
+       call++) { /* so its bits do not change in the next three calls */
     ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   }
@@ -178,10 +179,11 @@ Test(ladder, goes_on_from_a_checkpoint) {
   on_ranks(2, checkpoint_on_rank, &climb);
 }
 
-/* --- Calls that do not end well ----------------------------------------------------------------*/
+/* --- Calls that do not succeed
+ * ----------------------------------------------------------------- */
 
-/* A skipped call adds no measurement and does not change the number of bits, on any rank; also one
- * in which the ranks exchange the number that they want. */
+/* A skipped call adds no measurement and does not change the number of bits, on any rank. This also
+ * holds for a call in which the ranks exchange the number of bits that they ask for. */
 static void skips_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -208,8 +210,8 @@ Test(ladder, skipped_calls_count_for_nothing) {
   on_ranks(2, skips_on_rank, &climb);
 }
 
-/* A rank at another width gets an error, no rank hangs, and onebit_plan_reset makes the widths
- * equal. */
+/* One rank has another width. It gets an error, no rank hangs, and onebit_plan_reset makes the
+ * widths equal. */
 static void set_widths_apart_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -241,7 +243,8 @@ Test(ladder, ranks_at_different_widths_are_told) {
 
 enum { PLANS = 4 };
 
-/* Calls plans of one size, with inputs of which each is twice as large as the one before. */
+/* Calls plans of the same size. The inputs of each plan are twice as large as those of the plan
+ * before. */
 static void call_all_plans(onebit_comm_t comm, const onebit_plan_t *plans) {
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
   for (int call = 0; call <= WINDOW; call++)
@@ -255,8 +258,8 @@ static void call_all_plans(onebit_comm_t comm, const onebit_plan_t *plans) {
   free(result);
 }
 
-/* Checks that larger plans have at least as many bits, and that the rest of the budget is too small
- * for one more plan, unless all have 8. */
+/* Checks that plans with larger values have at least as many bits. Unless all have 8 bits, the rest
+ * of the budget must be too small to raise another plan. */
 static void check_budget(const onebit_plan_t *plans, double budget) {
   double part = 0;
   int smallest = 8;

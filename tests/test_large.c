@@ -1,12 +1,12 @@
 /*
- * Values so large that what a server adds up may overflow though all inputs are finite: then every
- * rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, though results are
- * usually applied while other messages are still in flight; and large values that do not overflow
- * give the oracle's results.
+ * Values so large that the sum at a server may overflow although all inputs are finite. If it does,
+ * every rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, although results are
+ * usually applied while other messages are still in flight. Large values that do not overflow give
+ * the oracle's results.
  */
 #include "tests/support_collectives.h"
 
-/* Dense messages are cut as if blocks were of the default size. */
+/* Dense messages are cut as if blocks had the default size. */
 enum { BLOCK = 32, CHUNK = 2048, COUNT = 24 * CHUNK, STEPS = 6 };
 
 struct large {
@@ -17,10 +17,10 @@ struct large {
   bool done[STEPS]; /* false: skipped */
 };
 
-/* Fills the input of a worker's ranks. Only the last block, in the last chunk of the last
- * server, has large values. Step 0 leaves a residual of a third of the value or more there,
- * positive in the first half, negative in the second; the input of step 1 has these signs too.
- * Workers find their own values valid: only the server finds the overflow. */
+/* Fills the input of a worker's ranks. Only the last block, in the last chunk of the last server,
+ * has large values. Step 0 leaves a residual of at least a third of the value in this block,
+ * positive in the first half and negative in the second. The input of step 1 has the same signs.
+ * Workers find their own values valid, so only the server notices the overflow. */
 static void fill_large_values(const struct large *large, float *values, int rank, int step) {
   const struct collective_case *what = &large->what;
   bool hosts = what->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -97,15 +97,16 @@ static struct collective_case make_case(size_t split, onebit_schedule_t schedule
   return what;
 }
 
-/* True for cases whose result the oracle predicts. It does not know that the mean over a host's
- * ranks is checked by its squares, whatever the scale. */
+/* True for cases whose result the oracle predicts. It does not model that the mean over a host's
+ * ranks is checked by its squares, whatever the scale rule is. */
 static bool is_predicted(const struct collective_case *what, bool overflows) {
   if (what->options.schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
     return true;
   return what->hosts > 1 && (what->options.scale == ONEBIT_SCALE_RMS || !overflows);
 }
 
-/* `overflows`: whether the oracle's step 1 overflows, if any rank serves elements. */
+/* `overflows` tells if the oracle's step 1 overflows, provided that ranks reduce elements as
+ * servers. */
 static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, bool overflows) {
   for (size_t k = 0; k < SPLITS; k++)
     for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -129,8 +130,8 @@ static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, b
     }
 }
 
-/* The sum of a worker's block is 32 * 1e37 and finite; the server's is at least 4/3 of it, and
- * overflows. */
+/* The sum of a worker's block is 32 * 1e37, which is finite. The server's sum is at least 4/3 of
+ * it, and overflows. */
 Test(large, sums_that_overflow_at_a_server) {
   check_value(1e37f, ONEBIT_SCALE_MEAN_ABSOLUTE, ONEBIT_WIRE_BITS, true);
 }
@@ -141,7 +142,7 @@ Test(large, dense_sums_that_overflow_at_a_server) {
   check_value(3e38f, ONEBIT_SCALE_RMS, ONEBIT_WIRE_DENSE, true);
 }
 
-/* The values are near the scale from which on results are not applied early. */
+/* The values are close to the scale above which results are not applied early. */
 Test(large, values_that_do_not_overflow) {
   static const float values[] = {0x1.fffffep31f, 0x1p32f, 0x1.000002p32f, 0x1p60f};
   for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
@@ -150,13 +151,13 @@ Test(large, values_that_do_not_overflow) {
   }
 }
 
-/* One rank imports a server residual that is too large. */
+/* A case in which one rank imports a server residual that is too large. */
 struct imported {
   struct collective_run run;
   int rank;
 };
 
-/* Changes the last block of the server's residual, which is in its last chunk. */
+/* Changes the last block of the server's residual, which is in the server's last chunk. */
 static void import_large_residual(onebit_plan_t plan, const struct kept_errors *errors) {
   float *server = allocate(errors->server_count, sizeof *server);
   memcpy(server, errors->server, errors->server_count * sizeof *server);

@@ -1,4 +1,4 @@
-/* The log, the metrics and the counters of a process. */
+/* Tests the log, the metrics and the counters of a process. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #ifdef _OPENMP
@@ -14,7 +14,7 @@
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
 
-/* ONEBIT_DEBUG: the lines of each level, their file, and the values that are refused. */
+/* ONEBIT_DEBUG: the lines of each level, the file of the lines, and values that are refused. */
 
 enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 
@@ -34,7 +34,7 @@ static void train_efficient_adam(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* Returns the lines that two ranks print at a level, "" for none. */
+/* Returns the lines that two ranks print at a level, or "" if they print none. */
 static const char *log_of_body(rank_body *body, void *context, const char *level) {
   static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
                              named[160];
@@ -48,7 +48,7 @@ static const char *log_of_body(rank_body *body, void *context, const char *level
   setenv("ONEBIT_DEBUG_FILE", pattern, 1);
   on_ranks(RANKS, body, context);
   FILE *file = fopen(named, "r");
-  if (!file) { /* another rank was the first */
+  if (!file) { /* the other rank was the first to print */
     named[strlen(named) - 3] = '1';
     file = fopen(named, "r");
   }
@@ -99,7 +99,7 @@ Test(log, threads_without_processors_are_warned_of_once) {
 }
 #endif
 
-/* Makes an optimizer of each case; the list ends with a case without a method. */
+/* Creates an optimizer for each case. A case without a method ends the list. */
 static void create_all(onebit_comm_t comm, void *context) {
   float parameter[8] = {0}, gradient[8] = {0};
   const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
@@ -126,12 +126,13 @@ Test(log, what_is_not_recommended_is_said_once) {
   const char *text = log_of_body(create_all, mixed, "WARN");
   expect_count(text, "\n", 4);
   expect_count(text, "lion is not recommended where most parameters are tables of words", 1);
-  expect_count(text, "Take Efficient-Adam without trust_ratio", 1);
+  expect_count(text, "Use Efficient-Adam without trust_ratio", 1);
   expect_count(text, "rank 0: adam is not recommended", 1);
-  expect_count(text, "Take Efficient-Adam (onebit_efficient_adam_create)", 3);
+  expect_count(text, "Use Efficient-Adam (onebit_efficient_adam_create)", 3);
 }
 
-/* The advice is printed once a process: each of these tests has a process of its own. */
+/* The advice is printed only once per process, so each of these tests needs a process of its
+ * own. */
 Test(log, a_dense_form_is_not_advised_against) {
   struct any_case dense[] = {{ANY(adam, .freeze_step = ONEBIT_FREEZE_NEVER)},
                              {ANY(lion, .common.dense_below = SIZE_MAX)},
@@ -144,7 +145,7 @@ Test(log, no_warmup_is_no_dense_form) {
   struct any_case at_once[] = {
       {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = ONEBIT_WARMUP_NONE)}, {NULL, NULL}};
   const char *text = log_of_body(create_all, at_once, "WARN");
-  expect_count(text, "Take Efficient-Adam without trust_ratio", 1);
+  expect_count(text, "Use Efficient-Adam without trust_ratio", 1);
 }
 
 Test(log, info_says_what_is_decided) {
@@ -204,7 +205,7 @@ Test(log, paths_are_expanded_or_too_long) {
   cr_expect_not(ob_expand_path("12345%r", 123, path, sizeof path));
 }
 
-/* A FIFO whose reader is too slow to read its lines must not block the writer. */
+/* A FIFO whose reader does not keep up must not block the writer. */
 Test(log, a_fifo_with_a_reader_does_not_block) {
   char directory[] = "/tmp/onebit-log-XXXXXX", path[64];
   FILE *file;
@@ -224,7 +225,7 @@ Test(log, a_fifo_with_a_reader_does_not_block) {
   rmdir(directory);
 }
 
-/* ONEBIT_METRICS: rows of a training as CSV, and what is refused. */
+/* ONEBIT_METRICS: the rows of a training as CSV, and values that are refused. */
 
 enum { ROWED_STEPS = 7, COLUMNS = 17 };
 
@@ -316,7 +317,7 @@ static void check_csv(const char *name) {
 
 Test(metrics, rank_0_writes_rows_as_csv) {
   train_with_metrics("run.csv");
-  on_ranks(RANKS, train_adam, NULL); /* a second training does not take the first one's file */
+  on_ranks(RANKS, train_adam, NULL); /* a second training does not overwrite the first one's file */
   check_csv("run.csv");
   check_csv("run-2.csv");
   cr_expect(rmdir(directory) == 0, "more files than these");
@@ -329,7 +330,7 @@ Test(metrics, each_rank_writes_a_file_of_its_own) {
   cr_expect(rmdir(directory) == 0, "more files than these");
 }
 
-/* A failed step counts in no row, and its error message stays. */
+/* A failed step is counted in no row, and its error message is kept. */
 static void fail_between_steps(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   static const float rates[] = {0.5f, NAN, NAN, 0.5f};
@@ -384,8 +385,8 @@ Test(metrics, what_cannot_be_written_fails_on_all_ranks) {
 }
 
 /*
- * The counters of onebit/counters.h in a program that is not preloaded: nothing has been counted.
- * tests/scripts/check-preload tests the counters of programs that are preloaded.
+ * The counters of onebit/counters.h in a program that is not preloaded are zero.
+ * tests/scripts/check-preload tests them in preloaded programs.
  */
 
 Test(counters, are_zero_where_nothing_is_preloaded) {
@@ -406,7 +407,7 @@ Test(counters, reasons_have_words_and_other_places_none) {
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
 }
 
-/* Differences are squares over the latest samples, for each tensor separately. */
+/* Differences are the squares over the latest samples, for each tensor separately. */
 Test(counters, differences_from_exact_sums_are_of_the_latest) {
   static struct ob_record record;
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)

@@ -1,11 +1,12 @@
 /*
- * Optimizer steps with faults between them: wrong calls, gradients that are not finite, calls while
- * busy, late ranks, optimizers that are saved and made again, memory that is out. Every result, and
- * what is left at the end, has the bits of the run without faults, and memory does not grow.
- * ONEBIT_TEST_CALLS says how many steps; `make check-long` makes more than `make check`.
+ * Optimizer steps with faults between them: wrong calls, gradients that are not finite, calls on a
+ * busy optimizer, late ranks, optimizers that are saved and created again, and failed allocations.
+ * Every result, and the state at the end, has the bits of the run without faults, and memory does
+ * not grow. ONEBIT_TEST_CALLS is the number of steps; `make check-long` makes more than `make
+ * check`.
  *
- * A seeded generator draws the faults, the same on all ranks, so that each knows what the others
- * are about to do.
+ * A seeded generator draws the faults. It is the same on all ranks, so each rank knows which fault
+ * the other ranks will make.
  */
 #include <malloc.h>
 
@@ -21,28 +22,29 @@ static uint64_t steps_wanted(void) {
 }
 
 enum long_fault {
-  LONG_WRONG_ARGUMENT, /* one rank's: all ranks get an error */
-  LONG_WRONG_HANDLE,   /* by one rank, which alone gets the error */
-  LONG_MISMATCH,       /* the ranks give different numbers */
-  LONG_NOT_FINITE,     /* input of one rank: skipped on all */
+  LONG_WRONG_ARGUMENT, /* on one rank; all ranks get an error */
+  LONG_WRONG_HANDLE,   /* on one rank, and only this rank gets an error */
+  LONG_MISMATCH,       /* the ranks pass different numbers */
+  LONG_NOT_FINITE,     /* in the input of one rank; all ranks skip the step */
   LONG_BUSY,           /* calls refused because of a request in flight or an open step */
   LONG_LATE,           /* one rank sleeps for some milliseconds */
-  LONG_MADE_AGAIN,     /* objects are destroyed and made again from exported or saved state */
-  LONG_NO_MEMORY,      /* making another object fails: one rank has no memory for it */
+  LONG_MADE_AGAIN,     /* objects are destroyed and created again from exported or saved state */
+  LONG_NO_MEMORY,      /* creating another object fails: one rank has no memory for it */
   LONG_FAULTS
 };
 
 enum { LONG_RANKS = 4, LONG_VALUES = 4096, LONG_ITEMS = 16 };
 
 struct long_run {
-  uint64_t calls, every; /* calls per rank; about one in `every` meets a fault, 0: none */
+  uint64_t calls, every; /* calls per rank; about one in `every` has a fault; 0: none */
   pthread_barrier_t barrier;
   float values[LONG_RANKS][LONG_VALUES]; /* inputs are parts of these */
   /* `hash` covers all results of calls; `state` covers the state at the end. */
   uint64_t hash[LONG_RANKS][LONG_ITEMS], state[LONG_RANKS][LONG_ITEMS];
-  uint64_t faults[LONG_FAULTS];   /* counted by rank 0: the same on all */
-  size_t bytes_early, bytes_late; /* allocated, after a tenth of the calls and after all */
-  unsigned char *alone;           /* by call: true if it sends nothing; a run without faults fills
+  uint64_t faults[LONG_FAULTS];   /* counted by rank 0, and the same on all ranks */
+  size_t bytes_early, bytes_late; /* allocated bytes after a tenth of the calls and after all
+                                   * calls */
+  unsigned char *alone;           /* by call: true if it sends nothing; the run without faults fills
                                    * it in */
   const void *parts[LONG_RANKS];
   size_t part_bytes[LONG_RANKS];
@@ -56,8 +58,8 @@ struct long_rank {
   uint64_t drawn, next_fault;
 };
 
-/* The memory that malloc keeps for threads counts as in use: some 60 kB here, however long a run
- * is. */
+/* Memory that malloc caches for threads counts as in use. Here it is about 60 kB, however long a
+ * run is. */
 #define CACHED ((size_t)128 << 10)
 
 /* Mixes the bits of a number as splitmix64 does. */
@@ -86,7 +88,7 @@ static void long_destroy(struct long_run *run) {
   free(run);
 }
 
-/* Draws a number below `limit`, the same on all ranks. */
+/* Draws a number below `limit`, which is the same on all ranks. */
 static uint64_t long_draw(struct long_rank *self, uint64_t limit) {
   return mix_bits(self->drawn++) % limit;
 }
@@ -97,8 +99,8 @@ static struct long_rank long_begin(struct long_run *run, onebit_comm_t comm) {
   return self;
 }
 
-/* Returns true if a fault is due before this call, and sets which fault and whether it is this
- * rank's. */
+/* Returns true if a fault is due before this call. Sets which fault it is, and whether this rank
+ * makes it. */
 static bool long_is_due(struct long_rank *self, uint64_t call, enum long_fault *fault, bool *mine) {
   if (call != self->next_fault)
     return false;
@@ -118,7 +120,7 @@ static const float *long_input(const struct long_rank *self, uint64_t call, size
 
 static void long_wait(struct long_rank *self) { pthread_barrier_wait(&self->run->barrier); }
 
-/* Notes the memory in use after a tenth of the calls and after all. */
+/* Stores the memory in use after a tenth of the calls and after all calls. */
 static void long_note_memory(struct long_rank *self, uint64_t call) {
   bool early = call == self->run->calls / 10, late = call + 1 == self->run->calls;
   if (!early && !late)
@@ -129,7 +131,7 @@ static void long_note_memory(struct long_rank *self, uint64_t call) {
   long_wait(self);
 }
 
-/* Calls `create` on all ranks while an allocation fails on the rank with `mine`; checks that it
+/* Calls `create` on all ranks while an allocation fails on the rank with `mine`. Checks that it
  * succeeds on all ranks or fails on all. */
 static void long_without_memory(struct long_rank *self, bool mine,
                                 bool (*create)(onebit_comm_t comm)) {
@@ -182,7 +184,7 @@ static void long_compare(const struct long_run *plain, const struct long_run *fa
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* Each optimizer has two or three stages: warm-ups end early. */
+/* Every optimizer goes through its two or three stages, because its warm-up ends early. */
 static const struct any_case trained[] = {
     {ANY(efficient_adam, .gain = 1)},
     {ANY(adam, .freeze_step = 20)},
@@ -198,7 +200,7 @@ struct learner {
   onebit_optimizer_t optimizer;
   onebit_tensor_t tensors[TENSORS];
   float parameters[ELEMENTS];
-  uint64_t local; /* steps that sent nothing, so far */
+  uint64_t local; /* number of steps so far that sent nothing */
 };
 
 struct trainer {
@@ -239,7 +241,7 @@ static void set_gradients(struct trainer *trainer, struct learner *learner, uint
 
 static const float rate = 0.001F;
 
-/* The step fails on all ranks, and changes nothing. */
+/* Checks that the step fails on all ranks and changes nothing. */
 static void check_step_refused(struct learner *learner, float given, onebit_status_t wanted) {
   float before[ELEMENTS];
   memcpy(before, learner->parameters, sizeof before);
@@ -254,7 +256,7 @@ static void step_not_finite(struct learner *learner, bool mine) {
   check_step_refused(learner, rate, ONEBIT_SKIPPED);
 }
 
-/* Makes the step in parts; calls that are not allowed before its end are refused. */
+/* Makes the step in parts. Calls that are not allowed before the end of the step are refused. */
 static void step_busy(struct learner *learner) {
   onebit_optimizer_t optimizer = learner->optimizer;
   char part[8];
@@ -267,7 +269,8 @@ static void step_busy(struct learner *learner) {
   CHECK_STATUS(onebit_optimizer_step(optimizer, rate), ONEBIT_OK);
 }
 
-/* Saves the optimizer to memory, destroys it, makes it again with other parameters, and loads. */
+/* Saves the optimizer to memory, destroys it, creates another one with other parameters, and loads
+ * the saved state. */
 static void load_again(struct trainer *trainer, size_t k) {
   struct learner *learner = &trainer->learner[k];
   struct long_run *run = trainer->self.run;
@@ -288,7 +291,8 @@ static void load_again(struct trainer *trainer, size_t k) {
   free(part);
 }
 
-/* A step that sends nothing concerns one rank: the other ranks do not learn of an error in it. */
+/* A step that sends nothing concerns only one rank. The other ranks are not told of an error in
+ * it. */
 static bool is_sent_to_all(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
@@ -326,7 +330,7 @@ static bool step_with_fault(struct trainer *trainer, size_t k, enum long_fault f
   return false;
 }
 
-/* True if the latest step of the run without faults sent nothing. */
+/* True if the same step of the run without faults sent nothing. */
 static bool was_alone(struct learner *learner) {
   const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   bool alone = info.exchanges[2] > learner->local;
@@ -357,7 +361,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   long_note_memory(self, call);
 }
 
-/* Hashes norms of the state, which differ if any part of the state differs. */
+/* Hashes norms of the state. They differ if any part of the state differs. */
 static uint64_t hash_state(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {
@@ -387,7 +391,7 @@ static void step_all(onebit_comm_t comm, void *context) {
   free(trainer);
 }
 
-/* Runs of any length have the expected number of faults: one in 100 steps from 10^4 steps on. */
+/* The number of faults must be the expected one: one in 100 steps, from 10^4 steps on. */
 Test(long_faults, steps_end_as_without) {
   const uint64_t steps = steps_wanted();
   struct long_run *plain = long_create(steps, 0),

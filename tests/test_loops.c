@@ -1,6 +1,6 @@
 /*
- * Loops of calls, on one rank that agrees with itself. tests/scripts/check-preload tries them with
- * several ranks.
+ * Tests the recognition of loops of calls, on a single rank. tests/scripts/check-preload tests it
+ * with several ranks.
  */
 #include "base/memory.h"
 #include "dropin/loops.h"
@@ -26,9 +26,9 @@ static struct ob_loops *make_loops(void) {
 static char memory[1000];
 static size_t fresh; /* the next unused buffer */
 
-/* Makes the calls of a text: a small letter is a sum that is too small to be examined, a capital
- * letter a call in buffers of its own, a digit a call in new buffers. Returns the last call's
- * position. */
+/* Makes the calls of a text. A lower-case letter is a sum that is too small to be examined, an
+ * upper-case letter a call with buffers of its own, and a digit a call with new buffers. Returns
+ * the position of the last call. */
 static int make_calls(struct ob_loops *loops, const char *text) {
   int position = OB_NO_POSITION;
   for (; *text; text++) {
@@ -63,7 +63,7 @@ Test(loops, places_are_found_by_position_in_new_buffers) {
   cr_expect_eq(*ob_loops_tensor(loops, two), 0);
   uint64_t signature = (uint64_t)'2';
   cr_expect_eq(ob_loops_find(loops, signature, OB_NO_POSITION), two);
-  cr_expect_eq(ob_loops_find(loops, signature, two), two); /* once around */
+  cr_expect_eq(ob_loops_find(loops, signature, two), two); /* one round later */
   cr_expect_eq(ob_loops_find(loops, 99, OB_NO_POSITION), OB_NO_POSITION);
   ob_loops_destroy(loops);
 }
@@ -101,8 +101,8 @@ Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
   ob_loops_destroy(loops);
 }
 
-/* After "k" the first call of "ab1e" is taken for that of "kab1cd": the next call shows the
- * error. */
+/* After "k" the first call of "ab1e" is mistaken for the first call of "kab1cd". The next call
+ * reveals the mistake. */
 Test(loops, a_loop_that_is_left_is_told) {
   struct ob_loops *loops = make_loops();
   int first, count;
@@ -129,7 +129,7 @@ Test(loops, what_is_not_certain_has_no_place) {
   repeat_calls(loops, "12", 16 * REPEATS);
   int one = make_calls(loops, "1");
   make_calls(loops, "2");
-  cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION); /* other small sums before it */
+  cr_expect_eq(make_calls(loops, "x1"), OB_NO_POSITION); /* the small sums before it are others */
   cr_expect_eq(make_calls(loops, "2"), OB_NO_POSITION);
   cr_expect_eq(make_calls(loops, "12"), OB_NO_POSITION + 1 + make_calls(loops, "12"));
   cr_expect_eq(make_calls(loops, "1"), one);
@@ -166,13 +166,13 @@ Test(loops, ranks_that_do_not_answer_and_no_memory) {
   CHECK_STATUS(ob_loops_create(1, agree_on_largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
 }
 
-/* With fixed buffers the third round is followed, whatever calls came before the loop. */
+/* With fixed buffers the third round is followed, whatever calls were made before the loop. */
 Test(loops, two_rounds_show_a_loop) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, agree_on_largest, NULL, &loops), ONEBIT_OK);
   make_calls(loops, "xAaB");
   cr_expect_eq(make_calls(loops, "bA"), OB_NO_POSITION);
-  ob_loops_set_last_tensor(loops, 9); /* what ranks have agreed on meanwhile */
+  ob_loops_set_last_tensor(loops, 9); /* the number that ranks have agreed on in the meantime */
   cr_expect_eq(make_calls(loops, "aB"), OB_NO_POSITION);
   int one = make_calls(loops, "bA"), two = make_calls(loops, "aB");
   cr_expect(one >= 0 && two >= 0 && one != two, "%d %d", one, two);
@@ -180,7 +180,7 @@ Test(loops, two_rounds_show_a_loop) {
   ob_loops_destroy(loops);
 }
 
-/* Equal calls in one pair of buffers may belong to several tensors in turn, unless they are
+/* Equal calls with one pair of buffers may belong to several tensors alternately, unless they are
  * repeated often. */
 Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   struct ob_loops *loops;

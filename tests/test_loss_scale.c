@@ -1,8 +1,8 @@
 /*
- * Loss scaling: a scale that is a power of two changes no bit of float32; it falls to a half with
- * each skipped step and doubles after so many good ones, on all ranks alike, between its bounds;
- * gradients of float16 that overflow bring it down to where they do not; and no scale makes a step
- * be skipped that would not be without it.
+ * Loss scaling. A scale that is a power of two changes no bit of float32. It is halved with each
+ * skipped step and doubled after `interval` good steps, on all ranks alike, within its bounds. If
+ * float16 gradients overflow, the scale falls until they do not. No scale causes a skip that would
+ * not happen without the scale.
  */
 #include "tests/support_adam.h"
 
@@ -45,7 +45,7 @@ static double scale_of(const struct learner *learner) {
   return scale;
 }
 
-/* The gradients of a loss that is multiplied by the scale. */
+/* Computes the gradients of a loss that is multiplied by the scale. */
 static void compute_gradient(struct learner *learner, int rank, int step) {
   float scale = (float)scale_of(learner);
   for (size_t i = 0; i < COUNT; i++)
@@ -61,7 +61,7 @@ static void spoil_gradient(struct learner *learner, int step) {
                step % 2 ? NAN : INFINITY);
 }
 
-/* --- Against a run without a scale */
+/* --- Comparison with a run without a scale */
 
 static void compare_with_unscaled_on_rank(onebit_comm_t comm, void *context) {
   const onebit_adam_options_t *options = context;
@@ -89,7 +89,7 @@ static void compare_with_unscaled_on_rank(onebit_comm_t comm, void *context) {
   free_learner(plain);
 }
 
-/* 2^64: the squares of what the arrays then hold are infinite. */
+/* With a scale of 2^64 the squares of the scaled gradients are infinite. */
 static void check_same(onebit_profile_t profile, double clip_norm, int hosts) {
   static const double scales[] = {1, 1024, 0x1p64};
   for (size_t p = 0; p < SIZES; p++)
@@ -116,7 +116,7 @@ Test(loss_scale, changes_no_bit_in_profile_deepspeed) {
 Test(loss_scale, changes_no_bit_with_clipping) { check_same(ONEBIT_PROFILE_DEFAULT, 190, 0); }
 Test(loss_scale, changes_no_bit_on_several_hosts) { check_same(ONEBIT_PROFILE_DEFAULT, 0, 2); }
 
-/* --- Up and down */
+/* --- Increase and decrease of the scale */
 
 /* A scale and its bounds, steps ('+' a good one, '-' a bad one), and the scale after them. */
 struct story {
@@ -128,13 +128,13 @@ struct story {
 
 static const struct story stories[] = {
     {64, 0, 3, "+++", 128},
-    {64, 0, 3, "++-++", 32},      /* the row of good steps begins anew */
-    {64, 0, 3, "++-+++", 64},     /* and is long enough */
-    {64, 0, 3, "+++++++++", 512}, /* one doubling follows the other */
+    {64, 0, 3, "++-++", 32},      /* the count of good steps begins again */
+    {64, 0, 3, "++-+++", 64},     /* there are now enough good steps */
+    {64, 0, 3, "+++++++++", 512}, /* several doublings in a row */
     {64, 0, 3, "--------", 1},    /* the default bound */
-    {64, 16, 3, "---", 16},       /* another one */
+    {64, 16, 3, "---", 16},       /* another bound */
     {64, 0.25, 1, "-----------", 0.25},
-    {64, 24, 2, "--++-++", 48},      /* a bound that no power of two is */
+    {64, 24, 2, "--++-++", 48},      /* a bound that is not a power of two */
     {0x1p62, 0, 1, "+++++", 0x1p64}, /* the highest */
     {1, 1, 1, "+-+-+-+-", 1},
     {64, 0, 0, "+++++++++++-", 32}, /* the default interval is longer than this */
@@ -188,7 +188,7 @@ static float largest_input(int ranks, int step) {
   return largest;
 }
 
-/* Repeats the same gradients until a step is made with them. */
+/* Repeats the same gradients until a step with them succeeds. */
 static void float16_on_rank(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm), skipped = 0;
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -206,7 +206,7 @@ static void float16_on_rank(onebit_comm_t comm, void *context) {
     }
     CHECK_STATUS(status, ONEBIT_OK);
     options.common.initial_loss_scale = scale_of(learner);
-    if (step == 0) /* one that begins with the scale that was found */
+    if (step == 0) /* an optimizer that begins with the scale that was found */
       knowing = make_learner(comm, &options);
     compute_gradient(knowing, rank, 0);
     CHECK_STATUS(make_step(knowing), ONEBIT_OK);
@@ -225,7 +225,7 @@ Test(loss_scale, comes_down_to_where_float16_does_not_overflow) {
       on_ranks(sizes[p], float16_on_rank, NULL);
 }
 
-/* --- A scale of each rank's own */
+/* --- A scale that differs by rank */
 
 static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, double clip_norm) {
   struct learner *learner = allocate(1, sizeof *learner);
@@ -243,8 +243,8 @@ static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, doub
   return learner;
 }
 
-/* In a step that sends nothing only rank 0 sees that its gradient is not finite, and only its scale
- * falls: the values exchanged later do not depend on the scales. */
+/* In a step that sends nothing, only rank 0 notices that its gradient is not finite, and only its
+ * scale falls. The values that are exchanged later do not depend on the scales. */
 static void own_scale_on_rank(onebit_comm_t comm, void *context) {
   const double *clip_norm = context;
   int rank = onebit_comm_rank(comm), fallen = 0;
@@ -281,7 +281,7 @@ Test(loss_scale, is_a_ranks_own_where_a_step_sends_nothing) {
       on_ranks(size, own_scale_on_rank, &(double){clips * 100.0});
 }
 
-/* --- In parts: a scale that is asked for while a step is open is that of this step. */
+/* --- In parts: while a step is open, the scale that is returned is the scale of this step. */
 
 static void open_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;

@@ -1,9 +1,9 @@
 /*
- * Out of memory at any allocation: for every n, the n-th allocation of a creation fails, or the
- * n-th call that makes shared memory, gives it its bytes, maps it, or starts a thread. All ranks
- * get ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind),
- * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
- * Shared memory of a host's ranks has no name afterwards.
+ * Out of memory at any allocation. For every n, the n-th allocation of a creation fails, or the
+ * n-th call that creates, sizes or maps shared memory, or starts a thread. All ranks get
+ * ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind), and
+ * the communicator works as before. Calls on existing plans and optimizers allocate nothing, so
+ * they cannot fail in this way. Afterwards no shared memory of a host's ranks has a name.
  */
 #include <dirent.h>
 
@@ -33,14 +33,15 @@ static void create_comms(int size, long fewest) {
 Test(memory, comm_create_self) { create_comms(1, 1); }
 Test(memory, comm_create_loopback) { create_comms(3, 4); }
 
-/* Creation fails also for the memory of a thread, or for the thread itself. */
+/* The memory of a thread, or the thread itself, may also fail to be created. */
 Test(memory, comm_create_with_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
   create_comms(1, 2);
   create_comms(3, 5);
 }
 
-/* Blocks of shared memory whose name begins with this process's number (collectives/hosts.c). */
+/* Counts the blocks of shared memory whose name begins with this process's number
+ * (collectives/hosts.c). */
 static int count_shared_blocks(void) {
   char mine[32];
   int count = 0;
@@ -53,7 +54,7 @@ static int count_shared_blocks(void) {
   return count;
 }
 
-/* An object that is created until no allocation fails any more. */
+/* An object whose creation is repeated until no allocation fails. */
 struct creation {
   onebit_status_t (*create)(onebit_comm_t comm, const struct creation *creation);
   onebit_plan_options_t plan;
@@ -70,7 +71,7 @@ static onebit_status_t create_plan(onebit_comm_t comm, const struct creation *cr
   return status;
 }
 
-static float parameters[5000], gradients[5000]; /* no step is made: threads share them unwritten */
+static float parameters[5000], gradients[5000]; /* no step is made, so threads can share them */
 
 /* Creates an optimizer of two compressed tensors, an uncompressed one and an empty one. */
 static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creation *creation) {
@@ -86,7 +87,8 @@ static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creatio
   return status;
 }
 
-/* Rank 0 sets the failure between two barriers, so only allocations of the creation are counted. */
+/* Rank 0 sets the failure between two barriers, so that only allocations of the creation are
+ * counted. */
 static void create_until_it_works(onebit_comm_t comm, void *context) {
   struct creation *creation = context;
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
@@ -219,20 +221,20 @@ Test(memory, adam_create_on_several_hosts) {
   }
 }
 
-/* The schedule and the shards with which calls are made without memory. */
+/* The schedule and the shards with which calls are made while any allocation would fail. */
 struct calls {
   pthread_barrier_t everyone;
-  onebit_schedule_t schedule; /* of the allreduce; the optimizer takes it if it is no allgather */
+  onebit_schedule_t schedule; /* of the allreduce, and of the optimizer unless it is allgather */
   onebit_shards_t shards;
 };
 
-/* Makes calls in which any allocation would fail: two calls of each kind, since the second one must
+/* Makes calls while any allocation would fail. Each call is made twice, because the second one must
  * not allocate either. */
 static void call_without_memory(onebit_comm_t comm, void *context) {
   struct calls *calls = context;
   pthread_barrier_t *everyone = &calls->everyone;
   bool first = onebit_comm_rank(comm) == 0;
-  float send[1200] = {1.0f}, receive[1200] = {0}; /* of four ranks at most */
+  float send[1200] = {1.0f}, receive[1200] = {0}; /* large enough for four ranks */
   onebit_tensor_t tensor = {receive, send, 300, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_plan_t plans[3];
@@ -269,7 +271,7 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
     }
   pthread_barrier_wait(everyone);
-  if (first) { /* no allocation has used up the failure: it still happens */
+  if (first) { /* no allocation has used up the failure, so it happens now */
     onebit_comm_t comm_that_fails;
     CHECK_STATUS(onebit_comm_create_self(&comm_that_fails), ONEBIT_ERROR_MEMORY);
     ob_memory_fail_at(0);

@@ -1,4 +1,5 @@
-/* Messages and layouts: the parts of a message, what the check refuses, and where blocks lie. */
+/* Tests messages and layouts: the parts of a message, messages that the check refuses, and the
+ * positions of blocks. */
 #include "compression/codec.h"
 #include "compression/message.h"
 #include "tests/support.h"
@@ -39,7 +40,7 @@ static onebit_status_t check_message(const unsigned char *memory, size_t bytes) 
   return ob_message_check(memory, bytes, &shape, &expected, &ob_codec_scalar);
 }
 
-/* Checks that a message with a right checksum is refused. */
+/* Checks that a message is refused although its checksum is correct. */
 static void check_refused(unsigned char *memory, size_t bytes, const char *words) {
   ob_message_seal(memory, &shape, &ob_codec_scalar);
   cr_expect_eq(check_message(memory, bytes), ONEBIT_ERROR_MESSAGE, "%s", words);
@@ -70,7 +71,7 @@ Test(message, is_refused_when_any_field_is_wrong) {
   view.header->sequence = 8;
   check_refused(memory, bytes, "call 8, expected 7");
   view = make_message(memory);
-  view.header->sequence = 6; /* and no earlier one */
+  view.header->sequence = 6; /* nor an earlier call */
   check_refused(memory, bytes, "call 6, expected 7");
   view = make_message(memory);
   view.header->elements = 5;
@@ -80,7 +81,7 @@ Test(message, is_refused_when_any_field_is_wrong) {
   check_refused(memory, bytes, "block 4");
 }
 
-/* The payload has values of another width, or bits instead of values. */
+/* The payload has values of another width, or signs instead of values. */
 Test(message, is_refused_when_its_payload_is_another) {
   static const unsigned flags[] = {0, OB_FLAG_DENSE, OB_FLAG_DENSE | OB_FLAG_HALF};
   _Alignas(8) unsigned char memory[512] = {0};
@@ -143,7 +144,7 @@ Test(message, is_refused_with_any_bit_flipped) {
   cr_expect_eq(check_message(memory, bytes), ONEBIT_OK, "%s", onebit_last_error());
 }
 
-/* Computes the checksum as documented, one lane after the other. */
+/* Computes the checksum as documented, one lane after another. */
 static uint32_t checksum_by_lanes(const uint32_t *words, size_t count) {
   uint32_t sum = 0;
   for (size_t run = 0; run * OB_CHECK_RUN < count; run++)
@@ -169,7 +170,7 @@ Test(message, has_one_checksum_by_every_codec) {
     for (size_t row = 0; ob_codec_row(row); row++) {
       const struct ob_codec *codec = ob_codec_row(row);
       if (ob_codec_usable(codec))
-        for (size_t at = 0; at < 2; at++) /* not aligned to vectors either */
+        for (size_t at = 0; at < 2; at++) /* includes addresses that are not aligned to vectors */
           cr_expect_eq(codec->checksum(words + at, counts[i]),
                        checksum_by_lanes(words + at, counts[i]), "%s, %zu words", codec->name,
                        counts[i]);
@@ -177,8 +178,8 @@ Test(message, has_one_checksum_by_every_codec) {
   free(words);
 }
 
-/* A long payload is damaged as a link or a memory does it: bits, bursts, words and runs that are
- * zeroed, moved or taken from a neighbour. */
+/* Damages a long payload as a link or memory may damage it: flipped bits, bursts, and words or runs
+ * that are zeroed, moved, or replaced by their neighbours. */
 Test(message, shows_damage_of_a_long_payload) {
   enum { COUNT = 20000 };
   uint32_t *words = random_words(COUNT, 3), *damaged = malloc(COUNT * sizeof *damaged);
@@ -195,7 +196,7 @@ Test(message, shows_damage_of_a_long_payload) {
     else if (k % 4 == 2)
       memmove(damaged + from, words + from + 1, (1 + k % 4095) * sizeof *words);
     else
-      for (size_t two = 0; two < 2; two++) /* the highest bits of two words */
+      for (size_t two = 0; two < 2; two++) /* flips the highest bits of two words */
         damaged[two ? from : to + 2048] ^= 0x80000000u;
     cr_expect(codec->checksum(damaged, COUNT) != whole ||
                   memcmp(damaged, words, COUNT * sizeof *words) == 0,
@@ -205,7 +206,8 @@ Test(message, shows_damage_of_a_long_payload) {
   free(damaged);
 }
 
-/* Pieces of every awkward size: each element lies in exactly one block, at one place. */
+/* Pieces of all awkward sizes. Each element must be in exactly one block, at exactly one
+ * position. */
 Test(layout, holds_every_element_once) {
   static const size_t sizes[] = {0, 1, 31, 0, 0, 32, 33, 256, 257, 4096, 0, 5000, 0};
   struct ob_layout layout;
@@ -249,7 +251,7 @@ Test(layout, knows_what_is_padding) {
   ob_layout_destroy(&layout);
 }
 
-/* docs/wire-format.md: a receiver finds the width in the flags. */
+/* docs/wire-format.md: the flags tell a receiver the width. */
 Test(message, flags_say_the_width) {
   for (unsigned width = 1; width <= 8; width *= 2)
     cr_expect_eq(ob_flags_width(ob_payload_flags(false, false, width)), width, "%u bits: flags %u",

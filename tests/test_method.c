@@ -1,12 +1,12 @@
-/* The choice of a method: by exchanges whose times are a model's, on ranks that agree. */
+/* Tests the choice of a method with exchange times that a model gives, on ranks that must agree. */
 #include "tests/support.h"
 
 enum { ELEMENTS = 1 << 20 };
 static const double bits[] = {32, 8, 1};
 
-/* A link, and by how much this rank's exchanges take longer. */
+/* The model of a link. `extra` is the additional time of this rank's exchanges. */
 struct link {
-  double rate, latency, extra; /* bytes a second, seconds */
+  double rate, latency, extra; /* bytes per second; seconds */
   size_t calls, elements;      /* of all calls together */
 };
 
@@ -45,7 +45,7 @@ static const struct row rows[] = {
     {1e3, 1e-4, 1, 1 << ONEBIT_METHOD_LOCAL_STEPS | 1, ONEBIT_METHOD_LOCAL_STEPS, 300},
 };
 
-/* Checks that each method is chosen where it is the fastest, with its options. */
+/* Checks that each method is chosen, with its options, where it is the fastest. */
 static void check_choices(onebit_comm_t comm, void *context) {
   (void)context;
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
@@ -65,17 +65,18 @@ static void check_choices(onebit_comm_t comm, void *context) {
           choice.dense_below);
     CHECK((choice.warmup_steps > 0) == (row->wanted == ONEBIT_METHOD_EIGHT_BITS), "%zu",
           choice.warmup_steps);
-    CHECK(strstr(choice.text, "takes ") == choice.text && strstr(choice.text, "computation 1 s"),
+    CHECK(strstr(choice.text, "chooses ") == choice.text && strstr(choice.text, "computation 1 s"),
           "%s", choice.text);
-    CHECK(!strstr(choice.text, "; no other step is 5 % faster") ==
+    CHECK(!strstr(choice.text, "; no other method is 5 % faster") ==
               (choice.method != ONEBIT_METHOD_DENSE),
           "%s", choice.text);
   }
 }
 Test(method, choices) { on_ranks(3, check_choices, NULL); }
 
-/* Checks that a training stays dense if steps took longer than a short exchange explains, as beside
- * other programs, and that the text says how much; and that a long exchange is compressed then. */
+/* Checks a training whose steps took longer than a short exchange explains, for example because of
+ * other programs. It must stay dense, and the text must give the unexplained time. A long exchange
+ * must be compressed nevertheless. */
 static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
   (void)context;
   for (int is_long = 0; is_long < 2; is_long++) {
@@ -88,14 +89,14 @@ static void check_unexplained_seconds(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
     CHECK(choice.method == (is_long ? ONEBIT_METHOD_EIGHT_BITS : ONEBIT_METHOD_DENSE), "%s",
           choice.text);
-    CHECK(strstr(choice.text, is_long ? "instead of 1.3 s (0.284 s of it unexplained) dense: "
-                                      : "a step of 1.3 s (0.298 s of it unexplained): "),
+    CHECK(strstr(choice.text, is_long ? "instead of 1.3 s (0.284 s more than by the model) dense: "
+                                      : "a step of 1.3 s (0.298 s more than by the model): "),
           "%s", choice.text);
   }
 }
 Test(method, unexplained_seconds) { on_ranks(2, check_unexplained_seconds, NULL); }
 
-/* Checks that an exchange that nothing hides adds all of its seconds to a step. */
+/* Checks that an exchange that overlaps with nothing adds all of its time to a step. */
 static void check_blocking(onebit_comm_t comm, void *context) {
   (void)context;
   for (int blocking = 0; blocking < 2; blocking++) {
@@ -111,9 +112,9 @@ static void check_blocking(onebit_comm_t comm, void *context) {
 }
 Test(method, blocking) { on_ranks(2, check_blocking, NULL); }
 
-/* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
- * timed on a slow link, but for two exchanges in one bit; and that a latency of 40 ms does not
- * count as a slow link. */
+/* Checks that the slowest rank determines the choice, by its exchanges and by its computation. On a
+ * slow link only few elements are timed, except in two exchanges of one bit. A latency of 40 ms
+ * does not count as a slow link. */
 static void check_slowest_decides(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
@@ -132,7 +133,7 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
   CHECK(link.calls <= 8, "%zu calls of 0.1 s", link.calls);
   const double wire = 4e-9 * ELEMENTS;
   CHECK(fabs(choice.exchange[0] - 0.1 - wire) < 0.2 * (0.1 + wire), "%g s", choice.exchange[0]);
-  /* Steps that were seen count, and a method in use stays where no other is worth a change. */
+  /* Measured step times count, and a method in use stays unless another one is worth the change. */
   choice = make_choice(ELEMENTS, 1);
   choice.exchange[0] = 1, choice.exchange[1] = 0.25, choice.exchange[2] = 0.03;
   choice.current = ONEBIT_METHOD_EIGHT_BITS;
@@ -146,7 +147,8 @@ static void check_slowest_decides(onebit_comm_t comm, void *context) {
 }
 Test(method, agreed) { on_ranks(3, check_slowest_decides, NULL); }
 
-/* A training with local steps is compared as such, and keeps them near the boundaries. */
+/* A training with local steps is compared with its current number of local steps, and keeps it
+ * close to the boundaries. */
 static void check_local_steps(onebit_comm_t comm, void *context) {
   static const struct {
     double exchange; /* of one bit; the computation is 1 s */
@@ -177,11 +179,12 @@ static void check_local_steps(onebit_comm_t comm, void *context) {
 }
 Test(method, local) { on_ranks(2, check_local_steps, NULL); }
 
-/* Only methods within a limit of bytes are chosen; the library times its own exchanges. */
+/* Only methods within a limit on bytes are chosen. In this test the library times its own
+ * exchanges. */
 static void check_byte_limit(onebit_comm_t comm, void *context) {
   (void)context;
   onebit_method_choice_t choice = make_choice(ELEMENTS, 1);
-  /* The bytes that each of two ranks sends in a day of steps of a second, without scales. */
+  /* The bytes per day that each of two ranks sends, at one step per second, without scales. */
   const double one_bit = 86400.0 * ELEMENTS / 8;
   choice.bytes_a_day = 2 * one_bit;
   CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
@@ -203,7 +206,7 @@ static onebit_status_t fail_exchange(void *context, onebit_method_t method, size
   return *seconds > 0 ? ONEBIT_ERROR_DEVICE : ONEBIT_OK;
 }
 
-/* Each argument is wrong on one rank: all ranks get an error, and none waits. */
+/* Makes each argument wrong on one rank. All ranks must get an error, and none may wait. */
 static void check_wrong_arguments(onebit_comm_t comm, void *context) {
   (void)context;
   const bool wrong = onebit_comm_rank(comm) == 1;
@@ -220,7 +223,7 @@ static void check_wrong_arguments(onebit_comm_t comm, void *context) {
     check_case("%s", words[k]);
     CHECK_STATUS(onebit_method_choose(comm, wrong ? &many[k] : &choice),
                  wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
-    CHECK_WORDS(wrong ? words[k] : "rank 1 reports");
+    CHECK_WORDS(wrong ? words[k] : "rank 1 failed with");
   }
   CHECK_STATUS(onebit_method_choose(comm, wrong ? NULL : &choice),
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);

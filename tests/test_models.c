@@ -1,12 +1,14 @@
 /*
- * The models of the trainings of examples/: gradients against finite differences, what the backward
- * pass reports, initial values, and which inputs a prediction depends on; and the matrix product.
+ * The models of the trainings in examples/: their gradients compared with finite differences, the
+ * reports of the backward pass, initial values, and the inputs on which a prediction depends. Also
+ * the matrix product.
  */
 #include "examples/model.h"
 #include "examples/numbers.h"
 #include "tests/support.h"
 
-/* --- The models, of sizes that no tile divides -------------------------------------------------*/
+/* --- The models, in sizes that are no multiples of tiles
+ * --------------------------------------- */
 
 static const transformer_shape_t text = {
     .vocabulary = 11, .context = 7, .width = 20, .heads = 2, .layers = 2, .sequences = 3};
@@ -35,7 +37,7 @@ static model_t *make_network(uint64_t seed) {
   network_t *own = network_create(&shape);
   cr_assert_not_null(own);
   network_initialise(own, seed);
-  for (size_t t = 1; t < NETWORK_TENSORS; t += 2) /* biases that matter */
+  for (size_t t = 1; t < NETWORK_TENSORS; t += 2) /* makes the biases large enough to matter */
     for (size_t i = 0; i < own->model.tensors[t].count; i++)
       own->model.tensors[t].value[i] = 0.3f * (random_uniform(&random) - 0.3f);
   for (size_t i = 0; i < IMAGES * ROWS * COLUMNS; i++)
@@ -53,20 +55,21 @@ static model_t *make_log_bilinear(uint64_t seed) {
   log_bilinear_t *own = log_bilinear_create(&words);
   cr_assert_not_null(own);
   log_bilinear_initialise(own, seed);
-  for (size_t i = 0; i < words.samples * (words.context + 1); i++) /* 9 and 10 are met nowhere */
+  for (size_t i = 0; i < words.samples * (words.context + 1); i++) /* the words 9 and 10 never
+                                                                    * occur */
     own->words[i] = (uint32_t)(random_bits(&random) % 9);
   return &own->model;
 }
 
-/* A network's loss has kinks, so its finite differences use the smallest step that float32 allows.
- * The other losses are smooth, and a larger step has less rounding noise. */
+/* The loss of a network is not smooth everywhere, so its finite differences use the smallest step
+ * that float32 allows. The other losses are smooth, and a larger step has less rounding noise. */
 static const struct subject {
   const char *name;
   model_t *(*make)(uint64_t seed);
   size_t samples;
   float distance;
-  double noise; /* of a slope */
-  float rate;   /* with which 300 steps learn the batch */
+  double noise; /* the noise of a slope */
+  float rate;   /* the rate with which 300 steps fit the batch */
 } subjects[] = {{"transformer", make_transformer, 3, 0.02f, 1e-5, 0.1f},
                 {"network", make_network, IMAGES, 1e-3f, 2e-4, 0.03f},
                 {"log-bilinear", make_log_bilinear, 5, 0.1f, 2e-5, 0.3f}};
@@ -98,7 +101,7 @@ static double dot_product(const float *a, const float *b, size_t count) {
 
 /* --- Gradients ---------------------------------------------------------------------------------*/
 
-/* Measures the slope of the loss along a direction, by differences at four places. */
+/* Measures the slope of the loss along a direction, by differences at four points. */
 static double measure_slope(const struct subject *of, model_t *model, const tensor_t *tensor,
                             const float *direction) {
   static const float places[] = {-2, -1, 1, 2};
@@ -115,8 +118,8 @@ static double measure_slope(const struct subject *of, model_t *model, const tens
   return sum / (double)of->distance;
 }
 
-/* Draws a random direction whose part along the gradient is as long as the rest: with a slope that
- * is lost in noise the test would prove nothing. */
+/* Draws a random direction whose part along the gradient is as long as the rest. Otherwise the
+ * slope could be lost in noise, and the test would prove nothing. */
 static void draw_direction(float *direction, const tensor_t *tensor, uint64_t *random) {
   const double norm = sqrt(dot_product(tensor->gradient, tensor->gradient, tensor->count));
   const double length = 1.7 / sqrt((double)tensor->count);
@@ -163,13 +166,14 @@ Test(models, steps_along_the_gradient_learn_the_batch) {
                     -of->rate);
     }
     cr_expect_lt(compute_loss(of, model), 0.2 * start, "%s: %g", of->name, compute_loss(of, model));
-    if (of->make != make_log_bilinear) /* the batch of log-bilinear may have a context twice */
+    if (of->make != make_log_bilinear) /* the log-bilinear batch may have a context twice */
       cr_expect_eq(model_correct(model, of->samples), of->samples * model->rows);
     model_destroy(model);
   }
 }
 
-/* The backward pass reports each tensor once, and does not change its gradient afterwards. */
+/* The backward pass reports each tensor once, and must not change the tensor's gradient
+ * afterwards. */
 enum { MOST_TENSORS = 16 };
 static float last_sums[MOST_TENSORS];
 static int told[MOST_TENSORS];
@@ -216,7 +220,8 @@ Test(models, same_seed_same_model) {
   }
 }
 
-/* The second and fourth matrix of a block begin with 0.02 / sqrt(2 layers). */
+/* The second and fourth matrix of a block are initialised with a deviation of 0.02 / sqrt(2
+ * layers). */
 Test(models, a_transformer_begins_as_gpt2_does) {
   model_t *model = make_transformer(9);
   transformer_initialise((transformer_t *)(void *)model, 9);
@@ -246,7 +251,7 @@ Test(models, positions_do_not_see_what_comes_after) {
   model_destroy(model);
 }
 
-/* The gradient of a batch of five is the mean over its images, whatever their order. */
+/* The gradient of a batch of five images is the mean over the images, whatever their order. */
 Test(models, an_image_counts_the_same_wherever_it_stands) {
   model_t *model = make_network(7);
   float *pixels = ((network_t *)(void *)model)->pixels;
@@ -276,7 +281,8 @@ Test(models, what_is_not_a_number_is_not_right) {
 
 /* --- The matrix product ------------------------------------------------------------------------*/
 
-/* Returns whole numbers so small that every sum is exact: the check is for equality. */
+/* Returns integers that are so small that every sum is exact, so that the check can be for
+ * equality. */
 static float *whole_numbers(size_t count, uint64_t *random) {
   float *x = malloc(count * sizeof(float));
   for (size_t i = 0; i < count; i++)

@@ -1,6 +1,7 @@
 /*
- * Optimizers go on, on other communicators. With the same ranks that is exact: a run that moves
- * after every step is to the bit the one that does not. A rank that joins gets the same replica.
+ * Optimizers continue on other communicators. With the same ranks this is exact: a run that moves
+ * after every step equals, to the bit, the run that does not move. A rank that joins gets the same
+ * replica.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,7 +20,7 @@ static bool is_synchronized(const struct trainee *trainee) {
 
 struct same_run {
   struct checkpoint_case what;
-  onebit_comm_t comms[MAX_MOVES][MAX_RANKS]; /* to move to after each step */
+  onebit_comm_t comms[MAX_MOVES][MAX_RANKS]; /* communicators to move to after each step */
 };
 
 static void move_after_every_step(onebit_comm_t comm, void *context) {
@@ -32,7 +33,8 @@ static void move_after_every_step(onebit_comm_t comm, void *context) {
     trainee_step(&other, step);
     CHECK_BITS("parameters", moved.parameters, other.parameters, TRAINEE_ELEMENTS,
                what->common.parameter_dtype);
-    if (is_synchronized(&moved)) /* otherwise it takes means, which the other optimizer does not */
+    if (is_synchronized(&moved)) /* a move between synchronisations takes means, which the other run
+                                  * does not */
       CHECK_STATUS(onebit_optimizer_move(moved.optimizer, run->comms[step][moved.rank]), ONEBIT_OK);
   }
   trainee_destroy(&moved);
@@ -55,10 +57,11 @@ Test(move, the_same_ranks_go_on_exactly) {
     check_same(&checkpoint_cases[k]);
 }
 
-/* --- Ranks leave, and come ---------------------------------------------------------------------*/
+/* --- Ranks that leave and ranks that join
+ * ------------------------------------------------------- */
 
-/* The last rank leaves after `steps` steps. The others go on, and after `more` another one joins
- * them, as their rank `place`. */
+/* The last rank leaves after `steps` steps. The other ranks continue. After `more` further steps
+ * another rank joins them, as rank `place`. */
 struct change {
   struct checkpoint_case what, fewer;
   int steps, more, place;
@@ -67,7 +70,7 @@ struct change {
   pthread_barrier_t few, many;
 };
 
-/* Compares parameters, where all ranks must have the same. */
+/* Compares parameters at steps where they must be the same on all ranks. */
 static void compare_parameters(struct change *change, const struct trainee *trainee, int rank,
                                pthread_barrier_t *barrier) {
   size_t bytes = trainee_parameter_bytes(&change->what);
@@ -102,7 +105,7 @@ static void train_without_lost_rank(struct change *change, struct trainee *train
   move_back_and_train(change, trainee, rank + (rank >= change->place));
 }
 
-/* The last rank is lost, and later a new one joins in its place. */
+/* The last rank is lost, and later a new rank replaces it. */
 static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
   check_case("%s, lost after %d steps", change->what.name, change->steps);

@@ -1,28 +1,29 @@
 /*
- * Input that is not finite: every rank gets ONEBIT_SKIPPED from that very call, no receive buffer
- * or residual changes, and the calls afterwards give what they would have given without it.
+ * Input that is not finite. Every rank gets ONEBIT_SKIPPED from the same call, and no receive
+ * buffer or residual changes. Later calls give the same results as without this call.
  */
 #include "tests/support_collectives.h"
 
-/* The wrong value of the input, at one place of one rank. The square of HUGE is not finite, nor is
- * that of its host's mean. */
+/* The wrong value of the input, in one element of one rank. For HUGE the square is not finite, nor
+ * is the square of its host's mean. */
 enum poison { POISON_NAN, POISON_INFINITY, POISON_MINUS_INFINITY, POISON_HUGE, POISONS };
 
 static float poison_value(enum poison poison, onebit_dtype_t dtype) {
   static const float values[POISONS] = {NAN, INFINITY, -INFINITY, -1e20f};
-  /* float16 ends at 65504, whose square is finite */
+  /* the largest float16 is 65504, whose square is finite */
   bool fits = poison != POISON_HUGE || dtype != ONEBIT_FLOAT16;
   return fits ? values[poison] : INFINITY;
 }
 
 struct poisoned {
-  struct collective_run run; /* of the good steps only */
+  struct collective_run run; /* the run of the good steps only */
   enum poison poison;
   int rank;
   size_t place;
 };
 
-/* Makes the bad call, between two good ones, and checks that it is skipped. */
+/* Makes the bad call, with a good call before and after it, and checks that the bad call is
+ * skipped. */
 static void check_skipped(const struct poisoned *what, const struct rank_plan *rank_plan) {
   const onebit_plan_options_t *options = &what->run.what.options;
   const size_t received = rank_plan->received * dtype_size(options->dtype);
@@ -60,15 +61,16 @@ static void poisoned_on_rank(onebit_comm_t comm, void *context) {
   rank_plan_finish(&rank_plan);
 }
 
-/* Tests each poison on the first, a middle and the last rank, at the first, a middle and the last
- * element. */
+/* Tests each wrong value on the first, a middle and the last rank, at the first, a middle and the
+ * last element. */
 static void check_everywhere(struct collective_case what) {
   size_t sent = send_count(what.options.operation, what.count, what.size);
   struct poisoned poisoned = {.run = collective_prepare(&what)};
   for (int k = 0; k < POISONS * 3; k++) {
     size_t places[] = {0, sent / 2, sent - 1};
-    /* |c| adds up where c * c overflows; dense messages hold any finite number, except where a
-     * reduce-scatter adds them up unchecked */
+    /* sums of |c| are finite where squares overflow; dense messages hold any finite number, except
+     * in
+     *  a reduce-scatter, which adds them unchecked */
     bool squares = what.options.wire == ONEBIT_WIRE_BITS
                        ? what.options.scale == ONEBIT_SCALE_RMS
                        : what.options.operation == ONEBIT_REDUCE_SCATTER;
@@ -127,8 +129,9 @@ Test(nonfinite, reduce_scatter_dense) {
   check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
 }
 
-/* Tests the other schedules: each rank in turn has the value, at the first and the last element.
- * Chunks are many, and with several ranks on a host one compresses the input of another. */
+/* Tests the other schedules. Each rank has the wrong value once at the first and once at the last
+ * element. The call has many chunks, and if a host has several ranks, one rank compresses the input
+ * of another. */
 static void check_schedule(int size, int hosts, onebit_schedule_t schedule, onebit_wire_t wire) {
   struct collective_case what = {
       .size = size, .hosts = hosts, .steps = 2, .count = 1501, .options = ONEBIT_PLAN_OPTIONS_INIT};
@@ -160,8 +163,8 @@ static void check_schedules(onebit_schedule_t schedule) {
 Test(nonfinite, allreduce_by_allgather) { check_schedules(ONEBIT_SCHEDULE_ALLGATHER); }
 Test(nonfinite, allreduce_by_hosts) { check_schedules(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
-/* Every codec must notice a value that is not finite in any lane of a vector: all places of a
- * buffer with a short last word are tried. */
+/* Every codec must notice a value that is not finite in any lane of a vector. The value is put at
+ * each position of a buffer whose last word is short. */
 Test(nonfinite, every_place_with_every_codec) {
   for (size_t c = 0; c < test_codecs_count; c++) {
     if (!use_codec(test_codecs[c]))

@@ -1,6 +1,6 @@
-/* Optimizers of several widths: they equal the oracle in each and across every change; a bucket
- * that one bit is too little for climbs and comes back, equally on all ranks; a checkpoint
- * restores the widths, also on another number of ranks. */
+/* Optimizers of several widths. They equal the oracle at each width and across every change of
+ * width. A bucket for which one bit is not enough raises its bits and lowers them again, equally on
+ * all ranks. A checkpoint restores the widths, also on another number of ranks. */
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_adam.h"
@@ -73,7 +73,7 @@ Test(optimizer_ladder, every_codec) { adam_check_codecs(ladder_case(&kind_effici
 
 enum { COUNT = LADDER_COUNT, ALL = 2 * COUNT, STEPS = LADDER_CALLS };
 
-/* A tensor that gets hard, and another, in a bucket of its own, that never does. */
+/* A tensor that becomes hard, and another tensor that never does, in a bucket of its own. */
 struct learner {
   const struct ob_method *method;
   onebit_optimizer_t optimizer;
@@ -102,9 +102,10 @@ static struct learner make_learner(onebit_comm_t comm, const struct ob_method *m
             method == &ob_method_efficient_adam ? ONEBIT_WARMUP_NONE
             : method == &ob_method_momentum     ? 2
                                                 : 0);
-  any_count(&options, "variance_freeze_step", STEPS); /* up to there 0/1 Adam sends gradients */
+  any_count(&options, "variance_freeze_step", STEPS); /* before this step 0/1 Adam sends
+                                                       * gradients */
   any_count(&options, "variance_update_scaler", 1);
-  if (method == &ob_method_efficient_adam) /* so that the variance grows slowly */
+  if (method == &ob_method_efficient_adam) /* makes the variance grow slowly */
     any_set(&options, "beta2", 0.9999);
   any_common(&options)->bucket_size = COUNT;
   any_common(&options)->max_bits = max_bits;
@@ -118,7 +119,7 @@ static void destroy_learner(struct learner *learner) {
   free(learner->gradients);
 }
 
-/* With normalised gradients a large gradient needs more bits only as long as it grows. */
+/* With normalised gradients, a large gradient needs more bits only while it grows. */
 static void fill_gradients(struct learner *learner, int step) {
   const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
   ladder_fill(learner->gradients, COUNT, learner->rank, step);
@@ -127,7 +128,7 @@ static void fill_gradients(struct learner *learner, int step) {
     learner->gradients[i] = powf(1.3f, (float)(step - LADDER_ORDINARY));
 }
 
-/* Makes a step; every seventh one is first tried with a gradient that is not finite. */
+/* Makes a step. Every seventh step is first tried with a gradient that is not finite. */
 static void make_step(struct learner *learner, int step) {
   fill_gradients(learner, step);
   const float kept = learner->gradients[9];
@@ -160,7 +161,8 @@ static void check_statistics(const struct learner *learner) {
   CHECK(strstr(text, wanted), "%s", text);
 }
 
-/* Checks the bits of the hard tensor. All ranks have the same, or messages would be refused. */
+/* Checks the bits of the hard tensor. All ranks must have the same bits, because messages of
+ * another width are refused. */
 static void climb_and_descend(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   int peak = 1;
@@ -205,7 +207,7 @@ static void free_saved_part(const struct learner *learner, onebit_comm_t comm) {
   free(parts.memory[learner->rank]);
 }
 
-/* Resumes from several steps, one of which is the first after a move. */
+/* Resumes from several steps. One of them is the first step after a change of the bits. */
 static void resume_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   uint64_t moves = 0;
@@ -254,8 +256,8 @@ static void climb_and_save(onebit_comm_t comm, void *context) {
   destroy_learner(&learner);
 }
 
-/* Loads on other ranks with at most max_bits: the bits are those saved, or max_bits if that is
- * less. */
+/* Loads on other ranks with at most max_bits. The bits must be the saved ones, or max_bits if that
+ * is less. */
 struct elsewhere {
   int bits, max_bits;
 };
@@ -267,7 +269,8 @@ static void load_on_other_ranks(onebit_comm_t comm, void *context) {
   CHECK_STATUS(load_parts(&learner), ONEBIT_OK);
   CHECK(tensor_statistics(learner.optimizer, 0).bits == (bits < max ? bits : max),
         "%d bits, it had %d", tensor_statistics(learner.optimizer, 0).bits, bits);
-  memset(learner.parameters, 0, ALL * sizeof(float)); /* parameters are the caller's to keep */
+  memset(learner.parameters, 0, ALL * sizeof(float)); /* the caller must keep the parameters; these
+                                                       * are other ones */
   for (int step = CLIMBED; step < CLIMBED + 40; step++)
     make_step(&learner, step);
   CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
@@ -303,7 +306,7 @@ Test(optimizer_ladder, other_ranks_and_other_options) {
   free(parts.memory[1]);
 }
 
-/* Version 1, which has no widths: begins with the fewest bits. */
+/* Checkpoints of version 1 have no widths. Loading one begins with the fewest bits. */
 static void save_without_widths(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_adam, 0);
   (void)context;

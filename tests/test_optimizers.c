@@ -1,8 +1,8 @@
 /*
- * Every optimizer equals its oracle in every bit of every parameter after every step, whatever the
- * tensors, options, buckets, hosts, codecs, threads and types, and with steps that are skipped. 0/1
- * Adam, whose ranks differ between steps, is in test_zero_one.c; what is an optimizer's own is in
- * its file.
+ * Every optimizer equals its oracle in every bit of every parameter after every step, for all
+ * tensors, options, buckets, hosts, codecs, threads and types, including skipped steps.
+ * test_zero_one.c tests 0/1 Adam, whose ranks differ between steps. Features that only one
+ * optimizer has are tested in the optimizer's own file.
  */
 #include "tests/support_adam.h"
 
@@ -40,7 +40,7 @@ static bool is_deepspeed(const struct adam_case *what) {
 
 /* --- Everything together */
 
-/* A case is a choice of each of these: every two meet in some row. */
+/* A case is a choice for each of these. Any two choices occur together in some row. */
 enum {
   KIND,
   TENSORS,
@@ -65,19 +65,19 @@ enum {
 /* The fourth tensor's only element never has a gradient. */
 static const struct adam_tensors with_a_still_one = {
     6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
-/* Tensors that show most are listed several times. */
+/* Tensors that find the most errors are listed several times. */
 static const struct adam_tensors *const lists[] = {
     &adam_tensors_odd,        &adam_tensors_odd,  &adam_tensors_odd,
     &adam_tensors_odd,        &adam_tensors_one,  &adam_tensors_tiny,
     &adam_tensors_many_words, &adam_tensors_none, &with_a_still_one};
 static const size_t bucket_sizes[] = {0, 1, 1000, 5200};
-/* Ranks and hosts; 0: in the schedule of one host. */
+/* Numbers of ranks and hosts; with 0 hosts the schedule is that of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 1}, {4, 2}, {6, 2}, {6, 3}, {4, 4}};
-/* The middle norm clips some of the steps; no norm skips a step by itself. */
+/* The middle norm clips some of the steps. No norm causes a skip by itself. */
 static const double clip_norms[] = {0, 1e-3, 195};
 static const float poisons[] = {0, INFINITY, NAN};
-/* Tensors that stay uncompressed: 0, 1, 3 and 5, the first ones and the last, or all. */
+/* Tensors that stay uncompressed: none; 0, 1, 3 and 5; 1 and 8; or all. */
 static const unsigned masks[] = {0, 0x2b, 0x102, 0x1ff};
 static const size_t absent[] = {0, 5, 2, 1};
 enum { AS_ONE, MESSAGES, BUFFER, CUTS };
@@ -102,7 +102,7 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* Sets the number of messages, their contents and ranks; DeepSpeed's profile has its own. */
+/* Sets the number of messages, their contents and ranks. DeepSpeed's profile has its own values. */
 static void choose_messages(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   const int *group = groups[choice[GROUP]];
@@ -128,12 +128,13 @@ static void choose_messages(struct adam_case *what, const size_t *choice) {
   }
 }
 
-/* Sets gradients of any type, weighed, clipped, in another array each time and not always there. */
+/* Sets gradients of any type. They may be weighted and clipped, are in another array each time, and
+ * may be missing. */
 static void choose_gradients(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
   common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
-  if (what->options.shards == ONEBIT_SHARDS_STEP) /* this mode has no other type */
+  if (what->options.shards == ONEBIT_SHARDS_STEP) /* this mode allows no other type */
     common->parameter_dtype = ONEBIT_FLOAT32;
   common->clip_norm = clip_norms[choice[CLIP]];
   if (choice[WEIGHT]) {
@@ -146,12 +147,14 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
     what->uncompressed = masks[choice[DENSE]];
   else
     common->dense_below = 101;
-  /* The oracle has the order of squares in DeepSpeed's LAMB where all tensors are compressed. */
+  /* For DeepSpeed's LAMB, the oracle has the right order of squares only if all tensors are
+   * compressed. */
   if (is_deepspeed(what) && what->kind == &kind_lamb && choice[DENSE])
     common->clip_norm = 0;
   what->absent = absent[choice[ABSENT]];
   what->moving = what->absent > 0;
-  if (what->tensors->count == 0 || what->absent) /* poison in a missing gradient is not seen */
+  if (what->tensors->count == 0 || what->absent) /* a wrong value in a missing gradient would not be
+                                                  * noticed */
     return;
   what->poison = poisons[choice[POISON]];
   what->poisoned_rank = what->size - 1;
@@ -230,8 +233,8 @@ Test(optimizers, options_of_their_own) {
   }
 }
 
-/* Some elements have their first gradient later than others, and one tensor has none at all until
- * then. */
+/* Some elements get their first gradient later than others. One tensor has no gradient at all until
+ * that step. */
 Test(optimizers, first_gradients_that_come_late) {
   for (size_t k = 0; k < KINDS; k++) {
     struct adam_case what = kinds[k];
@@ -242,8 +245,8 @@ Test(optimizers, first_gradients_that_come_late) {
   }
 }
 
-/* The poison is on each rank once, in all steps from the first on or only after the warm-up. The
- * square of the last value is not finite, which in a warm-up only Adam notices. */
+/* Each rank has the wrong value once, in all steps from the first on or only after the warm-up. The
+ * square of the last value is not finite, which only Adam notices in a warm-up. */
 Test(optimizers, skipped_steps_change_nothing) {
   static const float values[] = {INFINITY, NAN, -3e38f, 1e22f};
   for (size_t k = 0; k < KINDS; k++)
@@ -261,8 +264,9 @@ Test(optimizers, skipped_steps_change_nothing) {
       }
 }
 
-/* The poison is on another rank, and in another bucket, each time. 1e30 and its host's mean are
- * finite and their squares are not: only the rank that compresses that part of the mean sees it. */
+/* The wrong value is on another rank, and in another bucket, each time. 1e30 and its host's mean
+ * are finite, but their squares are not. Only the rank that compresses that part of the mean
+ * notices it. */
 Test(optimizers, skipped_steps_change_nothing_on_hosts) {
   static const float values[] = {INFINITY, 1e30f, -3e38f};
   static const size_t sizes[] = {0, 1, 1000};
@@ -274,7 +278,7 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
       what.form = (enum adam_form)((rank + (int)k) % ADAM_FORMS);
       what.poison = values[k];
       what.poisoned_rank = rank;
-      /* until the freeze only the variance squares values, so that 1e30 is no poison yet */
+      /* before the freeze only the variance squares values, so 1e30 is harmless */
       what.poisoned_from = k == 1 ? 4 : 0;
       what.size = 6;
       what.hosts = 2 + rank % 2;
@@ -282,8 +286,8 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
     }
 }
 
-/* One copy of the residuals is enough with clipping: nothing has been compressed when a step is
- * skipped. */
+/* With clipping, one copy of the residuals is enough, because nothing has been compressed when a
+ * step is skipped. */
 Test(optimizers, skipped_steps_change_nothing_with_one_copy) {
   for (size_t k = 0; k < KINDS; k++)
     for (int size = 1; size <= 4; size++) {
@@ -299,7 +303,7 @@ Test(optimizers, skipped_steps_change_nothing_with_one_copy) {
     }
 }
 
-/* A tensor of as many elements as dense_below is compressed. */
+/* A tensor with exactly dense_below elements is compressed. */
 Test(optimizers, dense_below_is_below) {
   for (size_t k = 0; k < KINDS; k++) {
     struct adam_case what = kinds[k];
@@ -317,14 +321,14 @@ static struct adam_case efficient_on_three_ranks(void) {
                             .still = true};
 }
 
-/* Some buckets have another tensor beside the tables. */
+/* Some buckets contain another tensor besides the tables. */
 Test(optimizers, tables) {
   struct adam_case what = efficient_on_three_ranks();
   what.tables = 1u << 2 | 1u << 5;
   what.uncompressed = 1u << 3;
   what.poison = NAN;
   adam_check(&what);
-  what.options.common.bits = 2; /* products with levels are exact then: */
+  what.options.common.bits = 2; /* makes products with levels exact: */
   what.options.beta1 = 0.5;
   what.options.common.bucket_size = 1000;
   adam_check(&what);

@@ -1,4 +1,5 @@
-/* The option table of the programs: every kind of value, every way to write it, every error. */
+/* Tests the option table of the programs: every kind of value, every way to write it, and every
+ * error. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -63,7 +64,7 @@ static char error[TOOL_ERROR];
 static char *arguments[20];
 static int count;
 
-/* Reads a line of arguments with a space between them. */
+/* Parses a line of arguments that are separated by single spaces. */
 static enum tool_asked parse_with_tool(const struct tool *by, const char *line,
                                        struct values *values) {
   count = split_line(arguments, "program %s", line);

@@ -1,6 +1,6 @@
 /*
- * The outer step: in float32 it equals the formulas, for all rules, with fragments, delays
- * and weights; all ranks get an error where one is wrong.
+ * The outer step. In float32 it equals the formulas, for all rules, with fragments, delays and
+ * weights. If one rank makes an error, all ranks get an error.
  */
 #include "tests/support_outer.h"
 
@@ -65,7 +65,7 @@ Test(outer, fragments_and_delays_equal_the_formulas) {
     }
 }
 
-/* A rank of half the speed makes half the steps, and counts half. */
+/* A rank of half the speed makes half as many steps, and has half the weight. */
 static void check_weights_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
@@ -186,8 +186,8 @@ Test(outer, poor_pairs_warn) {
   onebit_comm_destroy(comm);
 }
 
-/* Rounding is no drift: parameters that are not changed leave the consensus unchanged. And the
- * drift of uncompressed tensors is exact. */
+/* Rounding does not count as drift: parameters that do not change leave the consensus unchanged.
+ * The drift of uncompressed tensors is exact. */
 static void round_parameters(onebit_comm_t comm, void *context) {
   (void)context;
   uint16_t half[PLAIN_ALL];
@@ -199,7 +199,7 @@ static void round_parameters(onebit_comm_t comm, void *context) {
   fill_input(half, ONEBIT_BFLOAT16, PLAIN_ALL, 5, 0);
   if (CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK)) {
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
-    half[3] ^= 1; /* a step of the last place, on every rank */
+    half[3] ^= 1; /* changes the last bit, on every rank */
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
@@ -222,7 +222,7 @@ static void round_parameters(onebit_comm_t comm, void *context) {
 
 Test(outer, sixteen_bits_and_uncompressed_tensors) { on_ranks(2, round_parameters, NULL); }
 
-/* An end with an exchange in flight, no tensors, and fewer elements than ranks. */
+/* Tests destroying with an exchange in flight, no tensors, and fewer elements than ranks. */
 static void run_odd_ends(onebit_comm_t comm, void *context) {
   (void)context;
   float p[PLAIN_ALL] = {0};

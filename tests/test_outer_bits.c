@@ -1,12 +1,12 @@
-/* The compressed outer step, sparse messages, and the residual of a drift. */
+/* Tests the compressed outer step, sparse messages, and the residual of a drift. */
 #include "compression/sparse.h"
 #include "tests/support.h"
 #include "tests/support_outer.h"
 
 /*
- * The compressed outer step: the consensus is the same on all ranks and reaches the dense optimum,
- * which the control without error feedback does not. An exchange costs the promised bytes, and
- * there is no traffic between exchanges.
+ * The compressed outer step. The consensus is the same on all ranks and reaches the dense optimum.
+ * The control without error feedback does not reach it. An exchange sends the promised bytes, and
+ * nothing is sent between exchanges.
  */
 
 enum { MAX_RANKS = 16 };
@@ -37,8 +37,8 @@ Test(outer_bits, every_width_comes_to_the_optimum) {
                  sizes[s]);
 }
 
-/* A single rank keeps all that it does not send in its parameters: an exchange changes nothing but
- * its consensus. With several ranks the part that is not sent differs from rank to rank. */
+/* A single rank keeps everything that it does not send in its parameters, so an exchange changes
+ * only the consensus. With several ranks, the part that is not sent differs from rank to rank. */
 static void check_unsent_stays_on_rank(onebit_comm_t comm, void *context) {
   const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
   float p[PLAIN_ALL] = {0}, before[PLAIN_ALL], x[PLAIN_ALL];
@@ -72,7 +72,7 @@ Test(outer_bits, what_is_not_sent_stays) {
   }
 }
 
-/* The default width of a rule with much momentum is one that it bears. */
+/* The default width of a rule with much momentum is one with which the rule converges. */
 Test(outer_bits, default_bits_follow_the_rule) {
   const double few = distance_after(ONEBIT_OUTER_NESTEROV, 1, 0, 4);
   const double momentum = distance_after(ONEBIT_OUTER_MOMENTUM, 0, 0, 4);
@@ -111,7 +111,8 @@ static void count_bytes(onebit_comm_t comm, void *context) {
   free(p);
 }
 
-/* All ranks together receive as many bytes as they send; their shares differ by at most a block. */
+/* All ranks together receive as many bytes as they send. The bytes of the ranks differ by at most
+ * those of a block. */
 Test(outer_bits, bytes_of_an_exchange) {
   for (int size = 2; size <= MAX_RANKS; size *= 2) {
     struct bytes bytes = {{0}};
@@ -124,7 +125,8 @@ Test(outer_bits, bytes_of_an_exchange) {
   }
 }
 
-/* The outer step with sparse messages: equal to the codec, rank by rank, and what is skipped. */
+/* The outer step with sparse messages. It equals the codec on every rank; also tests skipped
+ * steps. */
 
 enum { SIZE = 5000, SMALL = 33, COUNT = SIZE + SMALL, ROUNDS = 6, SPARSE_RANKS = 4 };
 
@@ -134,7 +136,7 @@ struct oracle {
 
 static float local_movement(size_t i, int rank, int round) { return input_value(i, rank, round); }
 
-/* Computes one round: the messages of each rank, added in the order of ranks. Tensor 1 is
+/* Computes one round: the messages of all ranks are added in rank order. Tensor 1 is
  * uncompressed. */
 static void oracle_round(struct oracle *oracle, int ranks, int round) {
   static _Thread_local float mean[COUNT], drift[COUNT];
@@ -196,8 +198,8 @@ Test(outer_sparse, is_the_codec_rank_by_rank) {
 }
 
 /*
- * The part of its drift that a rank has not sent stays in its parameters: after an exchange they
- * are the consensus less its residual, for each element that has one.
+ * The part of its drift that a rank has not sent stays in its parameters. After an exchange the
+ * parameters are the consensus minus the rank's residual, for each element that has a residual.
  */
 
 struct kept {
@@ -230,8 +232,8 @@ static size_t check_part_of_rank(const struct saved_parts *parts, int rank,
   return kept;
 }
 
-/* Checks the compressed tensors, 521 elements: on each rank, or with two places a host on half of
- * them. */
+/* Checks the compressed tensors, which have 521 elements. Each rank has residuals of all of them,
+ * or of half of them if a host has two ranks. */
 static void check_kept(onebit_outer_options_t options, int hosts, size_t low, size_t high) {
   struct kept *kept = allocate(1, sizeof *kept);
   kept->options = options;

@@ -1,7 +1,7 @@
 /*
- * Checkpoints of outer steps: saved after any local step, also with exchanges in flight, a run goes
- * on to the bit; other numbers of ranks begin with the same consensus, momentum, mean drift and
- * mean residual.
+ * Checkpoints of outer steps. A run that is saved after any local step, also with exchanges in
+ * flight, continues to the bit. With another number of ranks it begins with the same consensus,
+ * momentum, mean drift and mean residual.
  */
 #include "tests/support_disk.h"
 #include "tests/support_outer.h"
@@ -14,7 +14,7 @@ struct resume {
   onebit_outer_options_t options;
   int size;
   bool wrong;
-  struct saved_parts parts[STEPS + 1]; /* parts[k]: after k steps */
+  struct saved_parts parts[STEPS + 1]; /* parts[k] is saved after k steps */
   float p[STEPS + 1][MAX_RANKS][OUTER_ELEMENTS];
   onebit_status_t status[STEPS + 1];
 };
@@ -105,8 +105,8 @@ Test(outer_checkpoint, an_exchange_that_all_will_skip) {
 
 struct elastic {
   onebit_outer_options_t options;
-  int steps;     /* before it is saved */
-  bool infinite; /* then, on rank 1, parameter 400 */
+  int steps;     /* number of steps before the save */
+  bool infinite; /* makes parameter 400 on rank 1 infinite before the save */
   struct saved_parts before, after;
 };
 
@@ -138,14 +138,14 @@ static double rank_weight(const struct saved_parts *parts, int k) {
   return weight;
 }
 
-/* Returns true if the residual is in the parameters: number 10 of a rank's part says so. */
+/* Returns true if the parameters contain the residual. Number 10 of a rank's part tells this. */
 static bool parameters_keep_residual(const struct saved_parts *parts) {
   const struct section numbers = part_section(parts->memory[0], 0);
   return part_number(parts->memory[0], (size_t)numbers.offset + 8 * (3 + 7)) != 0;
 }
 
-/* The mean result of the local steps, apart from the consensus: parameters count by their ranks'
- * weights, without the residuals that are in them. */
+/* Computes the mean result of the local steps, relative to the consensus. Parameters count with
+ * their ranks' weights, without the residuals that they contain. */
 static void drift_means(const struct saved_parts *parts, bool weighted,
                         double means[OUTER_ELEMENTS]) {
   double weights = 0;
@@ -215,7 +215,8 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
     }
 }
 
-/* A rank's drift is not finite at the save: after the load its elements start at the consensus. */
+/* A rank's drift is not finite when it is saved. After loading, the elements of this drift start at
+ * the consensus. */
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   float x[200];
@@ -238,7 +239,7 @@ Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
   free(run);
 }
 
-/* Loads with rounds of another length: the fragment that was next is still next. */
+/* Loads with rounds of another length. The fragment that is exchanged next must stay the same. */
 static void load_with_other_rounds(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
@@ -302,7 +303,7 @@ static void save_and_load_files(onebit_comm_t comm, void *context) {
   free(other);
 }
 
-/* Ranks that are not in the same exchange do not wait for each other. */
+/* Ranks that are not in the same exchange must not wait for each other. */
 static void save_at_different_steps(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
@@ -328,7 +329,8 @@ Test(outer_checkpoint, in_files) {
   directories_remove(&directories);
 }
 
-/* Checkpoints of outer steps that are damaged, or of something else: refused, nothing changes. */
+/* Checkpoints of outer steps that are damaged, or of another kind of object, are refused, and
+ * nothing changes. */
 
 static void check_load_refused(struct outer_trained *it, const struct saved_parts *saved,
                                const char *message) {
@@ -340,7 +342,7 @@ static void check_load_refused(struct outer_trained *it, const struct saved_part
   free(now.memory[0]);
 }
 
-/* Saves a part of one rank in the middle of an exchange. */
+/* Saves the part of a single rank in the middle of an exchange. */
 static struct saved_parts small_part(onebit_comm_t comm, const onebit_outer_options_t *options) {
   struct saved_parts parts = {0};
   struct outer_trained *it = outer_begin(comm, options);
@@ -390,7 +392,7 @@ static void set_number(struct saved_parts *parts, size_t place, uint64_t number)
   part_sign(parts->memory[0]);
 }
 
-/* The parts have right checksums and wrong numbers. */
+/* The parts have correct checksums and wrong numbers. */
 Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
   const onebit_outer_options_t options = small_options();
   static const struct {
@@ -399,7 +401,7 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
     const char *message;
   } rows[] = {{1, 4, "step 4 of a round of 4 steps"},
               {2, 0, "of a round of 0 steps"},
-              {3, 5, "fragment 0 has 598 elements, saved were 5"},
+              {3, 5, "fragment 0 has 598 elements here, and 5 in the checkpoint"},
               {4, 3, "no possible state"},
               {5, UINT64_MAX, "no possible state"},
               {6, 2, "no possible state"},
@@ -445,13 +447,13 @@ Test(outer_checkpoint_wrong, others_are_refused) {
   REFUSE("saved with 1 fragments, loaded with 2");
   CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK);
   it->outer = outer;
-  check_load_refused(it, &parts, "4 tensors were saved, there are 1");
+  check_load_refused(it, &parts, "saved with 4 tensors, loaded into 1");
   onebit_outer_destroy(outer);
   struct saved_parts twice = {.count = 2,
                               .memory = {parts.memory[0], parts.memory[0]},
                               .bytes = {parts.bytes[0], parts.bytes[0]}};
   outer_create(it, comm, &options);
-  check_load_refused(it, &twice, "saved by one of 1 ranks, and there are 2 parts");
+  check_load_refused(it, &twice, "saved by 1 ranks; the number of parts given is 2");
   memcpy((char *)parts.memory[0] + PART_KIND, "adam\0", 6);
   part_sign(parts.memory[0]);
   check_load_refused(it, &parts, "of another kind: saved by adam, loaded by outer");

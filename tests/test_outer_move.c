@@ -1,7 +1,7 @@
 /*
- * Outer steps go on, on other communicators. With the same ranks and nothing in flight that is
- * exact. After a rank is lost or joins, all have one consensus, also where some had made more
- * steps, and the mean of their residuals.
+ * Outer steps continue on other communicators. With the same ranks and nothing in flight this is
+ * exact. After a rank is lost or joins, all ranks have the same consensus, even if some had made
+ * more steps, and the mean of their residuals is kept.
  */
 #include "optimizers/outer/outer.h"
 #include "tests/support_outer.h"
@@ -48,10 +48,11 @@ Test(outer_move, the_same_ranks_go_on_exactly) {
   }
 }
 
-/* --- Ranks leave, and come ---------------------------------------------------------------------*/
+/* --- Ranks that leave and ranks that join
+ * ------------------------------------------------------- */
 
-/* The last rank leaves after `steps`; the others go on, and after two steps more it comes back, as
- * one that has made none. */
+/* The last rank leaves after `steps` steps, and the others continue. After two more steps it joins
+ * again, as a rank that has made no step. */
 struct change {
   onebit_outer_options_t options;
   int size, steps;
@@ -60,7 +61,7 @@ struct change {
   float x[RANKS][OUTER_ELEMENTS];
 };
 
-/* Trains on, and checks that all ranks end with equal parameters. */
+/* Continues the training, and checks that all ranks end with equal parameters. */
 static void train_to_end(struct change *change, struct outer_trained *it, onebit_comm_t comm) {
   for (int number = 0; number < 9; number++)
     CHECK_STATUS(outer_train(it, change->steps + 3 + number, false), ONEBIT_OK);
@@ -108,7 +109,8 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
   struct outer_trained *it = outer_begin(comm, &change->options);
   outer_train_to(it, 1, change->steps);
-  synchronize_ranks(change->back[it->rank]); /* not on comm, which the moved ranks have freed */
+  synchronize_ranks(change->back[it->rank]); /* does not use comm, which the moved ranks have
+                                              * freed */
   if (it->rank < change->size - 1) {
     move_and_train(change, it);
   } else {
@@ -118,8 +120,8 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   outer_end(it);
 }
 
-/* The outstanding drift, as a mean over the ranks: the consensus less their parameters, and the
- * servers' residuals. */
+/* Returns the drift that has not been exchanged, as a mean over the ranks: the consensus minus
+ * their parameters, plus the servers' residuals. */
 static double *outstanding_drift(const struct saved_parts *parts, const float *x) {
   double *mean = parts_mean(parts, SECTION_PARAMETERS);
   float *server = parts_values(parts, SECTION_SERVER);
@@ -129,8 +131,8 @@ static double *outstanding_drift(const struct saved_parts *parts, const float *x
   return mean;
 }
 
-/* After a move, steps since the exchange are divided among more ranks if some have joined; what was
- * held back is not. */
+/* If ranks have joined in a move, the steps since the exchange are divided among more ranks. The
+ * values that the residuals held back are not divided. */
 static void check_outstanding(const struct change *change, int before) {
   const struct saved_parts *parts = &change->parts[before], *after = parts + 1;
   float *x = parts_values(after, SECTION_CONSENSUS); /* a move leaves it as it is */
@@ -149,7 +151,7 @@ static void check_outstanding(const struct change *change, int before) {
   free(is);
 }
 
-/* Checks that a part saved before a move records how many ranks there were then. */
+/* Checks that a part that was saved before a move records the number of ranks at that time. */
 static void check_mean(struct change *change, int before) {
   struct saved_parts *parts = &change->parts[before];
   double *held = outer_mean_residual(parts), *now = outer_mean_residual(&change->parts[before + 1]);
@@ -159,7 +161,7 @@ static void check_mean(struct change *change, int before) {
     if (!CHECK(fabs(held[i] - now[i]) <= 2e-6, "move %d: held_back[%zu]: %g became %g", before, i,
                held[i], now[i]))
       break;
-  if (before) /* the parts before the first have what the lost rank had: not all of it */
+  if (before) /* the parts before the first move include only some of the lost rank's state */
     CHECK_BITS("the consensus", after, x, OUTER_ELEMENTS, ONEBIT_FLOAT32);
   free(held);
   free(now);
@@ -205,7 +207,8 @@ Test(outer_move, ranks_leave_and_come) {
     }
 }
 
-/* --- Ranks that have not come equally far ------------------------------------------------------*/
+/* --- Ranks that have made different numbers of steps
+ * ------------------------------------------- */
 
 struct apart {
   onebit_comm_t next[RANKS];
@@ -256,8 +259,8 @@ Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
 
 struct loss {
   onebit_outer_options_t options;
-  int size, step;      /* before which the last rank ends */
-  atomic_int finished; /* ranks that have made the steps before it */
+  int size, step;      /* step: the last rank ends before it */
+  atomic_int finished; /* ranks that have made all steps before that step */
   float x[RANKS][OUTER_ELEMENTS];
 };
 
@@ -317,8 +320,8 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
 
 /* --- Moves that fail ---------------------------------------------------------------------------*/
 
-/* With different options all ranks fail, no step can be made, and a move to the next communicator
- * restores the state. */
+/* If options differ, the move fails on all ranks, and no step can be made. A later move to the next
+ * communicator restores the state. */
 static void move_with_different_options(onebit_comm_t comm, void *context) {
   onebit_comm_t(*next)[RANKS] = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);

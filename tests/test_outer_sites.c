@@ -1,7 +1,7 @@
 /*
- * The outer step among sites: with all sites in time it is that of single ranks, in float32 and in
- * bits, whatever ranks a site has; a site that is late is left out and caught up, and nothing that
- * it has trained is lost.
+ * The outer step between sites. If all sites are in time, it equals the outer step between single
+ * ranks, in float32 and compressed, for any number of ranks per site. A late site is left out of a
+ * round and catches up later, and nothing that it has trained is lost.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -96,8 +96,9 @@ Test(outer_sites, every_width_comes_to_the_optimum) {
   }
 }
 
-/* Each site drifts by values of its own, the same in each step, whatever the others do: the
- * residuals of sites and servers are sent later, so the error stays within that of some rounds. */
+/* Each site drifts by values of its own, which are the same in each step, whatever the other sites
+ * do. The residuals of sites and servers are sent later, so the error is at most that of a few
+ * rounds. */
 static void drift_apart(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *options = context;
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
@@ -134,7 +135,7 @@ Test(outer_sites, what_is_held_back_comes_later) {
 
 /* --- Sites of unequal speed --------------------------------------------------------------------*/
 
-/* Site s makes s + 1 times as many steps as site 0, each with a drift of its own. */
+/* Site s makes s + 1 times as many steps as site 0. Each step has a drift of the site's own. */
 static void train_unequally(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *given = context;
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
@@ -149,7 +150,8 @@ static void train_unequally(onebit_comm_t comm, void *context) {
   }
   CHECK_STATUS(onebit_outer_step(outer, -1), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  for (int s = 0; s < sites; s++) /* weight s + 1, and steps s + 1, of sites (sites + 1) / 2 */
+  for (int s = 0; s < sites; s++) /* s + 1 steps of weight s + 1; weights add up to sites (sites +
+                                   * 1) / 2 */
     wanted -=
         3.0f * SITES_H * (float)((s + 1) * (s + 1) * (s - 2)) * 2 / (float)(sites * (sites + 1));
   CHECK(fabsf(p[0] - wanted) < 1e-3f && fabsf(p[SITES_ALL - 1] - wanted) < 1e-3f, "%g, not %g",
@@ -181,8 +183,8 @@ struct lateness {
   uint64_t left_out[MAX_SITES], caught_up[MAX_SITES];
 };
 
-/* The last site makes no step in the middle until the others have made many, or with a quorum that
- * needs it, as many as they can. */
+/* In the middle of the run the last site makes no step until the others have made many steps. With
+ * a quorum that needs the last site, the others make as many as they can. */
 static void wait_for_others(struct lateness *lateness, int site, int step) {
   if (site != lateness->sites - 1 || step != 3 * SITES_H - 1)
     return;
@@ -243,7 +245,7 @@ Test(outer_sites, a_late_site_is_left_out_and_caught_up) {
   }
 }
 
-/* With a quorum of all sites every drift is in exactly one round, and every round includes all
+/* With a quorum of all sites every drift is part of exactly one round, and every round includes all
  * sites. */
 Test(outer_sites, nothing_is_lost) {
   for (size_t delay = 0; delay < SITES_H; delay += 3) {

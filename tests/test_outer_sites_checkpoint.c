@@ -1,15 +1,15 @@
 /*
- * Sites that save and load go on to the bit; among another number of sites, with a part that is
- * older than the others', or without one, they go on from the latest consensus; and so do those
- * that are left when a site is lost, and one that comes.
+ * Sites that save and load continue to the bit. With another number of sites, with a part that is
+ * older than the others' parts, or without a part, they continue from the latest consensus. When a
+ * site is lost, the remaining sites also continue from it, and so does a site that joins.
  */
 #include "tests/support_outer.h"
 
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 
 struct story {
-  int save_at, load_at, other; /* steps; `other`: the site that loads that of another step */
-  struct saved_parts saved[MAX_SITES][2]; /* by ranks of the site */
+  int save_at, load_at, other; /* steps; `other` is the site that loads the part of another step */
+  struct saved_parts saved[MAX_SITES][2]; /* by the site's ranks */
   float p[MAX_SITES * MAX_RANKS][STEPS + 1][SITES_ALL];
   float consensus[MAX_SITES][SITES_ALL];
   uint64_t exchanges[MAX_SITES];
@@ -99,7 +99,7 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
     place->options.mixing = k == 4 ? 0.75 : 0;
     story->save_at = 2 * SITES_H - 1 + k % 3;
     story->load_at = 1 + k;
-    if (k > 5) { /* in flight, whichever the step */
+    if (k > 5) { /* in flight at every step */
       place->options.delay = SITES_H - 1;
       place->options.fragments = 1 + (size_t)k % 4;
     }
@@ -111,9 +111,11 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
   }
 }
 
-/* --- Others ------------------------------------------------------------------------------------*/
+/* --- Other numbers of sites
+ * -------------------------------------------------------------------- */
 
-/* Other numbers of sites, and of ranks in a site, can load: each loads a part of some site. */
+/* Other numbers of sites, and of ranks per site, can load: each site loads the part of any saved
+ * site. */
 static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   struct story *story = place->more;
@@ -151,15 +153,15 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
   }
 }
 
-/* Two sites load what one has saved in the middle of a round: what a fragment's local steps count
- * is its own, also where its elements are in other shards. */
+/* Two sites load the part that one site has saved in the middle of a round. The number of local
+ * steps belongs to each fragment, even if its elements are in other shards. */
 static void load_mid_round(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   struct saved_parts saved = {0};
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, comm, p, &place->options, FOR_EVER, 0);
   for (int number = 1; number <= 4; number++) {
-    if (number == 4) { /* the second fragment has weight 3 so far, and the first 1 */
+    if (number == 4) { /* so far the second fragment has weight 3, and the first has weight 1 */
       outer_save_all(outer, comm, &saved);
       onebit_outer_destroy(outer);
       outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
@@ -183,7 +185,7 @@ Test(outer_sites_checkpoint, fragments_keep_their_weights) {
   free_place(place);
 }
 
-/* One site's part is one round older: it starts from the consensus of the others. */
+/* The part of one site is one round older. This site starts from the consensus of the others. */
 static void load_parts_of_unequal_rounds(struct place *place, int site, onebit_comm_t comm,
                                          onebit_comm_t between) {
   struct story *story = place->more;
@@ -217,7 +219,7 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
   }
 }
 
-/* If a site cannot load, no site changes. */
+/* If one site cannot load, no site changes. */
 static void load_damaged_part(struct place *place, int site, onebit_comm_t comm,
                               onebit_comm_t between) {
   struct story *story = place->more;
@@ -247,7 +249,8 @@ Test(outer_sites_checkpoint, what_is_damaged_changes_nothing) {
   free_place(place);
 }
 
-/* --- A site is lost, and comes again -----------------------------------------------------------*/
+/* --- A site that is lost and joins again
+ * --------------------------------------------------------- */
 
 struct loss {
   onebit_comm_t back[MAX_SITES], alone;
@@ -313,7 +316,8 @@ static void lose_last_site(struct place *place, int site, onebit_comm_t comm,
   struct loss *loss = place->more;
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  const bool ends = site == place->sites - 1; /* the others may learn of it in the third exchange */
+  const bool ends = site == place->sites - 1; /* the others may notice the loss in the third
+                                               * exchange */
   for (int k = 0; k < 3 * SITES_H + (ends ? 1 : -1); k++) {
     sites_train(p, site, 0.02f);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);

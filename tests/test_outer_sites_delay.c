@@ -1,11 +1,11 @@
 /*
- * The outer step among sites, with fragments and a delay: it follows the formulas, what is
- * exchanged travels while the sites train, and late, lost or saved sites continue as without a
+ * The outer step between sites, with fragments and a delay. It follows the formulas. Drifts and
+ * rounds are sent while the sites train. Late, lost or saved sites continue as they do without a
  * delay.
  */
 #include "tests/support_outer.h"
 
-enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end with a tensor */
+enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* each fragment ends with a tensor */
 
 /* --- The formulas ------------------------------------------------------------------------------*/
 
@@ -59,9 +59,9 @@ Test(outer_sites_delay, follows_the_formulas) {
 
 /* --- While they train --------------------------------------------------------------------------*/
 
-/* Trains sites in step. With a delay of three steps a round has arrived when it is applied: drifts
- * are sent in the first step, in the next one they arrive and rounds are sent, and the step that
- * waits has nothing left to send. */
+/* Trains sites that make the same steps at the same time. With a delay of three steps, a round has
+ * arrived before it is applied. Drifts are sent in the first step. In the next step they arrive and
+ * the rounds are sent. The step that waits has nothing left to send. */
 static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   float p[SITES_ALL] = {0};
@@ -94,7 +94,7 @@ Test(outer_sites_delay, an_exchange_travels_while_they_train) { on_ranks(3, trai
 /* --- Moved -------------------------------------------------------------------------------------*/
 
 /* A run that is moved after every step, also with exchanges in flight, has the bits of a run that
- * is not moved: the same sites send every drift again. */
+ * is not moved, because the same sites send every drift again. */
 static void train_and_move(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   float p[SITES_ALL] = {0}, q[SITES_ALL] = {0};
@@ -128,8 +128,8 @@ Test(outer_sites_delay, a_move_sends_what_was_in_flight_again) {
 
 /* --- Wrong -------------------------------------------------------------------------------------*/
 
-/* A site whose parameters become NaN during the delay returns to the consensus in its next
- * exchange; the other sites are not affected. */
+/* The parameters of a site become NaN during the delay. In its next exchange this site returns to
+ * the consensus. The other sites are not affected. */
 static void train_wrongly(struct place *place, int site, onebit_comm_t comm,
                           onebit_comm_t between) {
   float p[SITES_ALL] = {0};

@@ -1,4 +1,4 @@
-/* Sites that vanish, and return. */
+/* Tests of sites that vanish and return. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -11,14 +11,15 @@
 #include "tests/support_transports.h"
 
 /*
- * Sites that vanish, their messages held back for a while, are caught up when they return; an error
- * ends on all sites.
+ * The messages of a vanished site are held back for a while. When the site returns it catches up.
+ * An error ends the training on all sites.
  */
 
-/* --- Gone --------------------------------------------------------------------------------------*/
+/* --- Sites that vanish
+ * ------------------------------------------------------------------------- */
 
-/* A network in which messages of a site, both ways, are held back while it is gone; a round of all
- * sites is a step of its clock. */
+/* A network in which messages from and to a site are held back while the site has vanished. A round
+ * of all sites is one step of the network's clock. */
 struct net {
   onebit_outer_options_t options;
   int rounds, gone_from, gone_until;
@@ -36,7 +37,7 @@ struct gate {
 };
 
 struct held {
-  void *operation; /* NULL: it is sent */
+  void *operation; /* NULL if the message is sent */
   int peer;
 };
 
@@ -155,7 +156,7 @@ static void check_vanished_site(onebit_outer_rule_t rule, int bits, size_t delay
               (uintmax_t)net.caught_up[3]);
   cr_expect_geq(net.left_out[0], 10);
   cr_expect(whole ? net.caught_up[3] >= 3 : net.caught_up[3] == 0);
-  /* The distance from zeros was 20. Without the site the optimum is a different one. */
+  /* The distance of zeros was 20. Without the site the optimum is a different one. */
   cr_expect_lt(net.distance[0], undisturbed + 0.5);
 }
 
@@ -266,7 +267,8 @@ Test(outer_sites_gone, odd_ends) {
   free(place);
 }
 
-/* A transport that fails ends training on all sites with an error, whatever fails and when. */
+/* If the transport fails, training ends with an error on all sites, whichever call fails and
+ * whenever it does. */
 static void train_until_it_fails(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                                  void *context) {
   onebit_comm_t comm = NULL, self;
@@ -309,21 +311,22 @@ Test(outer_sites_gone, a_transport_that_fails_ends_all) {
 }
 
 /*
- * Sites that are processes, over sockets: when one is killed the others hear of it in their next
- * exchange, however long their patience, and go on without it; started again, it goes on with them,
- * and all end with the same parameters.
+ * Sites that are processes, over sockets. When one site is killed, the others notice it in their
+ * next exchange, however long their patience is, and continue without it. When the killed site is
+ * started again, it joins them, and all end with the same parameters.
  */
 
 enum { SITES = 3, ROUNDS = 20 };
 
-/* The job lies in memory that all processes share. */
+/* The job is in memory that all processes share. */
 struct job {
   onebit_outer_options_t options;
-  int victim, last_step;      /* the last step that it begins */
-  bool in_exchange;           /* it is killed while the others wait for it there, else after it */
-  atomic_int waits;           /* the victim: it is to be killed */
-  char where[SITES][32];      /* ports: of all sites, of those that are left, of all again */
-  char error[2 * SITES][400]; /* of each process; the last is the restarted victim */
+  int victim, last_step;      /* last_step: the last step that the victim begins */
+  bool in_exchange;           /* true: the victim is killed while the others wait for it in an
+                               * exchange; false: after it */
+  atomic_int waits;           /* set by the victim when it is to be killed */
+  char where[SITES][32];      /* ports: of all sites, of the remaining sites, of all sites again */
+  char error[2 * SITES][400]; /* of each process; the last process is the restarted victim */
   float x[SITES][SITES_ALL];
   uint32_t checksum[SITES];
 };
@@ -422,7 +425,7 @@ static void rejoin_and_finish(struct site *site) {
 }
 
 static void run_site(struct job *job, int number) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL); /* where the test fails */
+  prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends this process if the test fails */
   struct site site = {.job = job, .number = number, .process = number};
   site.between = join_sites(&site, 0, number, SITES);
   create_outer(&site, site.between);
@@ -478,7 +481,8 @@ static void kill_site(onebit_outer_options_t options, int victim, int last_step,
   munmap(job, sizeof *job);
 }
 
-/* The site is killed while others train, while they wait for it, and with two drifts in flight. */
+/* The site is killed while the others train, while they wait for it, and with two drifts in
+ * flight. */
 Test(outer_sites_killed, the_others_go_on_and_it_comes_again) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   kill_site(options, 0, 2 * SITES_H + 1, false);

@@ -1,4 +1,5 @@
-/* onebit-replay: recorded cases that are sound or wrong, and those of DeepSpeed. */
+/* Tests onebit-replay with recorded cases that are correct or wrong, and with cases recorded from
+ * DeepSpeed. */
 #include <glob.h>
 #include <sys/stat.h>
 
@@ -14,7 +15,7 @@ static void remove_scratch(void) { scratch_remove(scratch); }
 
 TestSuite(replay, .init = create_scratch, .fini = remove_scratch, .timeout = 120);
 
-/* --- Recorded cases: the oracle's results in a directory, and ways to damage them */
+/* --- Recorded cases: the oracle's results in a directory, and functions that damage them */
 
 #define RECORDED_SHAPES "513 37x3 1 8 64x40"
 #define RECORDED_TOTAL  (513 + 37 * 3 + 1 + 8 + 64 * 40)
@@ -47,7 +48,7 @@ static size_t file_bytes(const char *path, const char *name) {
   return (size_t)facts.st_size;
 }
 
-/* Returns one value of a file; set_recorded_value changes one. */
+/* recorded_value returns one value of a file; set_recorded_value changes one. */
 static float recorded_value(const char *path, const char *name, size_t index) {
   float value;
   FILE *file = open_in(path, name, "rb");
@@ -64,7 +65,7 @@ static void set_recorded_value(const char *path, const char *name, size_t index,
   cr_assert_eq(fclose(file), 0);
 }
 
-/* Makes a file longer by `bytes`, or shorter if they are negative. */
+/* Makes a file longer by `bytes`, or shorter if `bytes` is negative. */
 static void lengthen_file(const char *path, const char *name, long bytes) {
   char file[PATH_ROOM];
   path_join(file, path, name);
@@ -76,7 +77,7 @@ static void create_case_directory(const char *directory, const char *name, char 
   cr_assert_eq(mkdir(path, 0777), 0, "%s: cannot be made", path);
 }
 
-/* Fills in one step's inputs of all ranks, one after the other. */
+/* Fills in the inputs of all ranks for one step, one rank after the other. */
 static void fill_all_ranks(float *inputs, size_t count, int world, int step) {
   for (int r = 0; r < world; r++)
     fill_input(inputs + (size_t)r * count, ONEBIT_FLOAT32, count, r, step);
@@ -89,7 +90,7 @@ static const float **list_rank_inputs(const float *inputs, size_t count, int wor
   return ranks;
 }
 
-/* Records a case, computed by the oracle, in directory/name, and sets `path` to it. */
+/* Records a case that the oracle computes in directory/name, and sets `path` to it. */
 static void record_allreduce(const char *directory, const char *name, int world, size_t count,
                              int steps, char path[PATH_ROOM]) {
   onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
@@ -116,7 +117,7 @@ static void record_allreduce(const char *directory, const char *name, int world,
   free(result);
 }
 
-/* The first parameters, in five tensors. */
+/* Lists five tensors with the initial parameters. */
 static void describe_tensors(onebit_tensor_t tensors[5]) {
   static float parameter[RECORDED_TOTAL];
   const size_t counts[] = {513, 37 * 3, 1, 8, 64 * 40};
@@ -174,7 +175,7 @@ static void record_adam(const char *directory, const char *name, int world, int 
 
 /* --- Replays */
 
-/* Replays and checks the verdict, and that the words say `part`. */
+/* Replays a case. Checks the verdict, and that the error message contains `part`. */
 static struct replay_result check_replay(const char *path, bool ok, const char *part) {
   struct replay_result result;
   replay_run(path, &result);
@@ -183,7 +184,8 @@ static struct replay_result check_replay(const char *path, bool ok, const char *
   return result;
 }
 
-/* --- Right and wrong recordings ----------------------------------------------------------------*/
+/* --- Correct and wrong recordings
+ * -------------------------------------------------------------- */
 
 Test(replay, sound_cases_are_ok) {
   const int worlds[] = {1, 2, 3, 4, 8};
@@ -202,7 +204,7 @@ Test(replay, sound_cases_are_ok) {
 
 Test(replay, one_sign_in_ten_thousand_is_allowed) {
   char path[PATH_ROOM];
-  record_allreduce(scratch, "allreduce", 2, 5000, 3, path); /* 15,000 values */
+  record_allreduce(scratch, "allreduce", 2, 5000, 3, path); /* the case has 15,000 values */
   set_recorded_value(path, "out.f32", 7777, -recorded_value(path, "out.f32", 7777));
   struct replay_result result = check_replay(path, true, "");
   cr_expect(result.exceptions == 1 && result.wild == 0);
@@ -226,7 +228,7 @@ Test(replay, another_magnitude_is_not) {
   cr_expect(isinf(result.worst));
 }
 
-/* A parameter may differ by a few of its own updates, and only one parameter in a thousand. */
+/* A parameter may differ by a few of its own updates, and only for one parameter in a thousand. */
 Test(replay, parameters_may_differ_by_few_updates) {
   char path[PATH_ROOM];
   record_adam(scratch, "adam", 2, 9, path);
@@ -289,7 +291,7 @@ Test(replay, golden_cases) {
   glob_t found;
   path_join(pattern, shared ? shared : "../shared", "golden/*-w*");
   if (glob(pattern, 0, NULL, &found) !=
-      0) { /* a skipped test ends without what its suite does at the end */
+      0) { /* a skipped test does not run the fini function of its suite */
     remove_scratch();
     cr_skip_test("no recorded cases here: %s", pattern);
   }

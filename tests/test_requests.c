@@ -1,11 +1,11 @@
-/* Requests in flight, and waits that never end by themselves. */
+/* Tests requests in flight, and waits that would never end by themselves. */
 #include "collectives/communicator.h"
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 #include "collectives/watch.h"
 #include "tests/support_requests.h"
 
-/* Nonblocking calls: any number of plans and requests in flight, finished in any order, on ranks
+/* Nonblocking calls: any number of plans and requests in flight, completed in any order, on ranks
  * that are threads. */
 
 static void run_on_groups(rank_body *scenario, int smallest) {
@@ -48,10 +48,10 @@ Test(requests, busy_plans_refuse) { run_on_groups(busy_plans_refuse, 1); }
 Test(requests, late_rank_is_waited_for) { run_on_groups(late_rank_is_waited_for, 2); }
 Test(requests, threads_share_a_communicator) { run_on_groups(threads_share_a_communicator, 1); }
 
-#define GENERATIONS 33000 /* more than MPI guarantees tags, 32767 */
+#define GENERATIONS 33000 /* more than 32767, the number of tags that MPI guarantees */
 
-/* Rank 0 starts an old plan before new plans, and rank 1 after them, while all are in flight. Equal
- * inputs must be returned unchanged. */
+/* Rank 0 starts a call of an old plan before those of new plans, and rank 1 after them, while all
+ * are in flight. Inputs that are equal on all ranks must be returned unchanged. */
 static void create_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
@@ -84,7 +84,7 @@ Test(requests, old_plans_work_beside_any_number_of_new_ones) {
   on_ranks(2, create_many_plans, NULL);
 }
 
-/* ONEBIT_PROGRESS=thread: a request completes without any further call. */
+/* With ONEBIT_PROGRESS=thread a request completes without any further call. */
 static void await_progress_thread(onebit_comm_t comm, void *context) {
   enum { COUNT = 5000 };
   const struct timespec moment = {.tv_nsec = 1000000};
@@ -106,7 +106,7 @@ static void await_progress_thread(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  synchronize_ranks(comm); /* rank 0's result is compared with */
+  synchronize_ranks(comm); /* all ranks compare with rank 0's result */
   CHECK_BITS("the result", receive[rank], receive[0], COUNT, ONEBIT_FLOAT32);
   synchronize_ranks(comm);
 }
@@ -132,8 +132,9 @@ Test(requests, progress_is_calls_or_thread) {
 }
 
 /*
- * Waits that never end by themselves: a rank leaves, never calls, or calls something else. Every
- * rank that waits gets an error that names it, in every schedule and whoever moves the calls.
+ * Waits that would never end by themselves, because a rank leaves, never calls, or makes another
+ * call. Every waiting rank gets an error that names this rank, in every schedule, and whichever
+ * thread makes progress.
  */
 
 static pthread_barrier_t barrier;
@@ -187,7 +188,7 @@ static void *abort_soon(void *comm) {
   return NULL;
 }
 
-/* Ranks 0 and 1 wait for rank 2, until a thread of rank 0 aborts. */
+/* Ranks 0 and 1 wait for rank 2 until a thread of rank 0 aborts the communicator. */
 static void aborted_by_a_thread(onebit_comm_t comm, void *context) {
   float buffer[3] = {1, 2, 3};
   onebit_plan_t plan = NULL;
@@ -252,7 +253,7 @@ Test(waits, a_notice) {
 
 static void describe_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
 
-/* Simulates a wait with given times, and counts the lines that it prints. */
+/* Simulates a wait with given times. Returns the number of lines that the wait prints. */
 static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   static const double waited[] = {999, 1000, 1001, 5999, 6000, 29999, 30000, 90000};
   struct ob_watch watch = {0};
@@ -262,7 +263,7 @@ static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   dup2(file, 2);
   for (size_t k = 0; k < sizeof waited / sizeof *waited; k++) {
     watch.waited = waited[k];
-    watch.seen = 0; /* no time has gone by */
+    watch.seen = 0; /* no time has passed */
     CHECK_STATUS(comm ? ob_watch_look(&watch, comm, 0, describe_nothing, NULL)
                       : ob_watch_for(&watch, 1e5, "a wait", "rank 7 to come"),
                  ONEBIT_OK);
@@ -275,8 +276,8 @@ static int lines_of_a_wait(onebit_comm_t comm, char text[512]) {
   return lines;
 }
 
-/* A wait prints three notices: at 1, 6 and 30 times the first time. Calls of a communicator print
- * at most one in 10 s. */
+/* A wait prints three notices: after 1, 6 and 30 times the time of the first notice. The calls of a
+ * communicator print at most one notice in 10 s. */
 Test(waits, notices_become_rarer) {
   static const char *const said[] = {"a wait: waiting 1e+03 s for rank 7 to come\n",
                                      "a wait: waiting 6e+03 s for rank 7 to come\n",
@@ -315,11 +316,11 @@ Test(waits, the_timeout_is_read) {
   check_timeout_value("5 minutes", ONEBIT_ERROR_ARGUMENT);
 }
 
-/* The time in which this process was stopped counts as one second of waiting. */
+/* The time during which this process was stopped counts as one second of waiting. */
 Test(waits, absence_counts_as_a_second) {
   struct ob_watch watch = {0};
   cr_assert(ob_watch_count(&watch));
-  watch.seen /= 2; /* seconds since the machine started, which are not zero */
+  watch.seen /= 2; /* the time since the machine started, which is not zero */
   cr_assert(ob_watch_count(&watch));
   cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
 }
@@ -338,7 +339,8 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
   }
 }
 
-/* The rank that waits for the lost one is at an earlier step than those that wait for it. */
+/* The rank that waits for the lost one is at an earlier step than the ranks that wait for it, so it
+ * must time out first. */
 Test(waits, the_grace_grows_with_the_step) {
   onebit_comm_t comm = self_comm();
   onebit_plan_t plan = NULL;
@@ -399,7 +401,7 @@ static void shrink_with_late_rank(onebit_comm_t comm, void *context) {
   onebit_status_t status = onebit_comm_shrink(comm, &survivors);
   if (onebit_comm_rank(comm) == 2) {
     CHECK(status == ONEBIT_ERROR_TRANSPORT && !survivors, "%s", onebit_status_string(status));
-    CHECK_WORDS("have gone on without this one");
+    CHECK_WORDS("have continued without it");
   } else {
     CHECK(status == ONEBIT_OK && onebit_comm_size(survivors) == 2, "%s",
           onebit_status_string(status));
@@ -409,7 +411,7 @@ static void shrink_with_late_rank(onebit_comm_t comm, void *context) {
 }
 
 Test(waits, a_survivor_that_comes_late_is_left_out) {
-  setenv("ONEBIT_TIMEOUT", "2", 1); /* the time within which the other rank has to arrive */
+  setenv("ONEBIT_TIMEOUT", "2", 1); /* the time within which the other rank must arrive */
   pthread_barrier_init(&barrier, NULL, 3);
   on_ranks(3, shrink_with_late_rank, &barrier);
 }

@@ -1,7 +1,8 @@
 /*
- * Plans and optimizers with one copy of the residuals: calls that succeed give the bits of the
- * oracle, or of an optimizer with two. A call that is skipped or fails leaves the residuals as they
- * were to two roundings, and to the bit where the input was not finite.
+ * Plans and optimizers with only one copy of the residuals. Calls that succeed give the bits of the
+ * oracle, or of an optimizer with two copies. After a call that is skipped or fails, the residuals
+ * equal the former ones up to two roundings. If the input was not finite, they equal them to the
+ * bit.
  */
 #include <float.h>
 
@@ -11,10 +12,11 @@
 
 enum { STEPS = 3 };
 
-/* The causes of a bad call: rank 0 has a value that is not finite, or no receive buffer. */
+/* The reason of a bad call: rank 0 has a value that is not finite, or has no receive buffer. */
 enum bad { SKIPPED, FAILED, BAD_CALLS };
 
-/* e' = fl(c - x) of c = fl(e + x), each to half a unit in the last place; padding has x = 0. */
+/* Checks e' = fl(c - x) with c = fl(e + x), each accurate to half a unit in the last place. Padding
+ * has x = 0. */
 static void check_undone(const struct kept_errors *before, const struct kept_errors *after,
                          const void *send, size_t sent, onebit_dtype_t dtype) {
   for (size_t i = 0; i < before->worker_count; i++) {
@@ -26,8 +28,8 @@ static void check_undone(const struct kept_errors *before, const struct kept_err
   }
 }
 
-/* Checks a residual of which only the size of the added value is known: to a few units of the
- * largest value. */
+/* Checks a residual to a few units of its largest value, because only the size of the value that
+ * was added is known. */
 static void check_close(const char *name, const float *before, const float *after, size_t count) {
   float largest = 1;
   for (size_t i = 0; i < count; i++)
@@ -58,10 +60,12 @@ static void call_badly(enum bad bad, const struct rank_plan *rank_plan) {
   free_errors(&after);
 }
 
-/* Bytes of the scratch in which calls are undone: two blocks, and the words of one. */
+/* Bytes of the scratch memory with which calls are undone: two blocks, and the words of one
+ * block. */
 enum { SCRATCH = (2 * 2048 + 2048 / 32) * 4 };
 
-/* The plan with one copy is smaller by a copy, except for its scratch and for a byte a block. */
+/* The plan with one copy is smaller by the size of a copy, except for its scratch memory and one
+ * byte per block. */
 static void check_memory(const struct rank_plan *rank_plan, onebit_comm_t comm) {
   const struct collective_case *what = &rank_plan->run->what;
   onebit_plan_options_t options = what->options;
@@ -194,7 +198,7 @@ static struct kept_errors bucket_errors(const struct trainee *trainee, size_t bu
   return export_errors(trainee->optimizer->buckets[bucket].bits);
 }
 
-/* Makes a step with a value that is not finite in the last bucket that is sent: the other buckets
+/* Makes a step with a value that is not finite in the bucket that is sent last. The other buckets
  * have succeeded before. */
 static void step_badly(struct trainee *trainee, int rank) {
   struct kept_errors before[TENSORS];

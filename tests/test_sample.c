@@ -1,10 +1,10 @@
-/* Samples of long tables have the promised pairs and sizes, whatever the seed. */
+/* Tests that samples of long tables have the promised pairs and sizes, for any seed. */
 #include "tests/support.h"
 #include "tests/support_sample.h"
 
 enum { SEEDS = 30 };
 
-/* Sets the seed and the share, and leaves these samples out of the account of tests/run. */
+/* Sets the seed and the share. Excludes these samples from the counts that tests/run prints. */
 static void set_seed_and_share(size_t seed, size_t share) {
   char text[24];
   unsetenv("ONEBIT_TEST_SAMPLES");
@@ -23,7 +23,8 @@ static size_t row_choice(size_t row, size_t list) {
   return row % sizes[list];
 }
 
-/* Counts the pairs of values that some row of the sample has, independently of how it was drawn. */
+/* Counts the pairs of values that occur in the sample, independently of how the sample was
+ * drawn. */
 static size_t count_pairs(const struct sample *sample) {
   size_t met = 0;
   for (size_t a = 0; a < LISTS; a++)
@@ -46,7 +47,7 @@ Test(sample, a_fifth_meets_every_pair) {
     cr_expect_eq(count_pairs(&sample), PAIRS, "seed %zu: %zu pairs of %d", seed,
                  count_pairs(&sample), PAIRS);
     free(sample.rows);
-    sample = sample_product("sample", 100, sizes, LISTS); /* wider than that share */
+    sample = sample_product("sample", 100, sizes, LISTS); /* the sample is larger than that share */
     cr_expect(sample.count >= 35 && sample.count < 70, "%zu rows", sample.count);
     cr_expect_eq(count_pairs(&sample), PAIRS);
     free(sample.rows);
@@ -57,7 +58,7 @@ Test(sample, small_shares_meet_what_fits) {
   set_seed_and_share(1, 53);
   struct sample sample = sample_product("sample", 1, sizes, LISTS);
   cr_expect_eq(sample.count, (ROWS + 52) / 53);
-  cr_expect_gt(count_pairs(&sample), 7 * sample.count); /* of 10 that a row can have */
+  cr_expect_gt(count_pairs(&sample), 7 * sample.count); /* a row can add at most 10 pairs */
   free(sample.rows);
 }
 

@@ -1,18 +1,18 @@
-/* The properties of the schedules other than the exchange: many calls in a row through small
- * windows, with bad ones in between, and the info of plans. */
+/* Properties of the schedules other than the exchange: many calls in a row through small windows,
+ * with bad calls between them, and the info of plans. */
 #include <sched.h>
 
 #include "tests/support_collectives.h"
 
 enum { COUNT = 1003, CALLS = 200 };
 
-/* Delays every rank now and then, each in other calls. */
+/* Delays every rank in some of its calls. The calls differ by rank. */
 static void delay_rank(int rank, int step) {
   for (int turn = (rank * 7 + step) % 11 == 0 ? 300 : 0; turn > 0; turn--)
     sched_yield();
 }
 
-/* Makes a call in which one rank has a NaN, or no buffer. */
+/* Makes a call in which one rank has a NaN, or has no buffer. */
 static void make_bad_call(onebit_plan_t plan, float *send, int rank, int size, int step) {
   float receive[COUNT];
   int culprit = step % size;
@@ -45,8 +45,8 @@ static void call_many_times(onebit_comm_t comm, void *context) {
   rank_plan_finish(&rank_plan);
 }
 
-/* Makes many calls. chunk_size 0: one message, so that there is one slot; otherwise more chunks
- * than a window has. */
+/* Makes many calls. With chunk_size 0 there is one message, and therefore one slot. Otherwise there
+ * are more chunks than a window has slots. */
 static void check_many_calls(onebit_schedule_t schedule) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {6, 2}, {3, 1}};
   for (size_t k = 0; k < 4 * sizeof splits / sizeof splits[0]; k++) {
@@ -82,8 +82,8 @@ static onebit_plan_t make_plan(onebit_comm_t comm, onebit_schedule_t schedule, o
   return plan;
 }
 
-/* Checks the places of residuals on a rank of four on two hosts: 32 words, of which a share has
- * eight. */
+/* Checks which parts of the residuals a rank has, with four ranks on two hosts. There are 32 words,
+ * and a share has eight. */
 static void check_places(const onebit_plan_info_t *info, int rank) {
   size_t place = (size_t)rank % 2, host = (size_t)rank / 2, share = 2 * place + host;
   bool hosts = info->schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -102,7 +102,8 @@ static void check_places(const onebit_plan_info_t *info, int rank) {
           info->server_residual_start);
 }
 
-/* The last line says what was chosen, also where the cost model does not know of it. */
+/* The last line tells which schedule was chosen, even for choices that the cost model does not
+ * cover. */
 static void check_explanation_of(onebit_plan_t plan, onebit_schedule_t schedule) {
   static const char *const names[] = {"", "exchange", "allgather", "hierarchical"};
   const char *words = onebit_plan_explain(plan);
@@ -125,7 +126,7 @@ static void check_plan_info(onebit_comm_t comm, void *context) {
           info.ranks_per_host);
     CHECK(strcmp(info.transport, "loopback") == 0 && info.codec && info.codec[0],
           "transport %s, codec %s", info.transport, info.codec);
-    /* dense messages are cut as if blocks were of the default size, longer than the buffer */
+    /* dense messages are cut as if blocks had the default size, which is longer than the buffer */
     CHECK(info.chunk_size == (wire == ONEBIT_WIRE_BITS ? 64 : 1024), "chunks of %zu",
           info.chunk_size);
     if (wire == ONEBIT_WIRE_BITS)
@@ -159,8 +160,8 @@ static void check_default_schedule(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-/* A hierarchy with one host, or with one rank on each host, is used if it is requested, and the
- * explanation says so. */
+/* A hierarchical schedule with one host, or with one rank per host, is used if it is requested. The
+ * explanation tells this. */
 static void create_flat_hierarchy(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   onebit_plan_t plan = make_plan(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);

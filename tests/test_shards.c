@@ -1,6 +1,6 @@
 /*
- * 1-bit Adam whose state is sharded, in addition to test_optimizers.c: its warm-up is that
- * of an optimizer that is not sharded; steps are bounded. That it converges is in test_training.c.
+ * 1-bit Adam whose state is sharded, in addition to test_optimizers.c. Its warm-up equals that of
+ * an optimizer that is not sharded, and steps are bounded. test_training.c tests that it converges.
  */
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
@@ -32,7 +32,8 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   options.beta2 = 0.875;
   options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   options.shards = ratios->shards;
-  options.common.block_size = 32; /* each has a sum of 24 bits, and all together more */
+  options.common.block_size = 32; /* each block has a sum of 24 bits, and all together need more
+                                   * bits */
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < PAIR_STEPS; step++) {
@@ -45,8 +46,8 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* The sums of the shares are sent as floats, and lose nothing: except for the order of double
- * additions they equal those of an optimizer without shards. */
+/* The sums of the shares are sent as floats and lose nothing. Except for the order of double
+ * additions they equal the sums of an optimizer without shards. */
 Test(shards, sums_of_the_variance_are_doubles) {
   struct ratios whole = {0}, shared = {0};
   on_ranks(2, find_ratios, &whole);
@@ -61,7 +62,7 @@ Test(shards, sums_of_the_variance_are_doubles) {
   }
 }
 
-/* --- The warm-up is that of an optimizer that is not sharded: of the oracle, too */
+/* --- The warm-up equals that of an optimizer that is not sharded, and the oracle's */
 
 Test(shards, warm_up_is_that_of_all) {
   for (int size = 1; size <= 4; size++) {
@@ -81,7 +82,8 @@ Test(shards, warm_up_is_that_of_all) {
   }
 }
 
-/* --- Steps are bounded: gradients that double from step to step leave a frozen variance behind. */
+/* --- Steps are bounded: gradients that double in every step become too large for a frozen
+ * variance. */
 
 static void check_bound(const struct adam_run *run) {
   const struct adam_tensors *tensors = run->what->tensors;
@@ -124,8 +126,8 @@ Test(shards, steps_are_bounded) {
 }
 
 /*
- * Sharded 1-bit Adam sends and allocates as its info and statistics say, and less than without
- * shards. That replicas are equal is in test_optimizers.c.
+ * Sharded 1-bit Adam sends and allocates as much as its info and statistics say, and less than
+ * without shards. test_optimizers.c tests that replicas are equal.
  */
 
 static onebit_adam_options_t sharded_options(onebit_shards_t shards) {
@@ -138,10 +140,11 @@ static onebit_adam_options_t sharded_options(onebit_shards_t shards) {
 struct costs {
   onebit_adam_options_t options;
   size_t count;                    /* of elements */
-  onebit_optimizer_info_t info[8]; /* one a rank */
+  onebit_optimizer_info_t info[8]; /* one per rank */
 };
 
-/* Measures an optimizer of one tensor and one of odd size; its steps send what its info says. */
+/* Measures an optimizer of two tensors, one of them of odd size. Its steps must send as many bytes
+ * as its info says. */
 static void measure_costs(onebit_comm_t comm, void *context) {
   struct costs *costs = context;
   int rank = onebit_comm_rank(comm);
@@ -176,7 +179,7 @@ static struct costs costs_on_ranks(int size, onebit_shards_t shards, onebit_dtyp
                                    size_t freeze_step, size_t count) {
   struct costs costs = {.options = sharded_options(shards), .count = count};
   costs.options.freeze_step = freeze_step;
-  costs.options.beta2 = 0.875; /* an automatic freeze comes at the ninth step */
+  costs.options.beta2 = 0.875; /* the automatic freeze comes at the ninth step */
   costs.options.common.parameter_dtype = parameters;
   costs.options.common.chunk_size = 4096; /* keeps the windows of dense plans small */
   on_ranks(size, measure_costs, &costs);
@@ -205,7 +208,8 @@ Test(shards_costs, steps_send_what_is_said) {
   }
 }
 
-/* Bytes a parameter, besides half a byte for messages and what the dense plans' windows take. */
+/* Checks the bytes per parameter, apart from half a byte for messages and apart from the windows of
+ * the dense plans. */
 static void check_memory(int size, onebit_shards_t shards, onebit_dtype_t dtype, double whole,
                          double shared) {
   const size_t count = 1 << 20;
@@ -228,7 +232,7 @@ Test(shards_costs, memory_is_what_the_header_says) {
   }
 }
 
-/* --- Statistics of masters: what the ranks tell of their shares adds up to all of it */
+/* --- Statistics of master values: those of the ranks' shares add up to the total */
 
 enum { TENSORS = 3, EACH = 2000 };
 

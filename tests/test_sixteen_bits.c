@@ -1,6 +1,6 @@
 /*
- * Results in float16 and bfloat16: no finite number becomes infinity as float16, by any codec, in
- * any collective, nor in the parameters of an optimizer.
+ * Results in float16 and bfloat16. No codec, no collective and no optimizer's parameters may turn a
+ * finite number into an infinite float16.
  */
 #include <float.h>
 
@@ -19,7 +19,7 @@ enum { EDGES = sizeof edges / sizeof edges[0] };
 
 static float edge_value(size_t i) { return i % 3 ? edges[i % EDGES] : -edges[i % EDGES]; }
 
-/* The value to be stored: as float16 nothing is beyond 65504, and not-a-number stays so. */
+/* Returns the value to be stored. A float16 is at most 65504, and a NaN stays a NaN. */
 static float expected_stored(float value, onebit_dtype_t dtype) {
   uint16_t element;
   bool beyond = dtype == ONEBIT_FLOAT16 && fabsf(value) > 65504.0f;
@@ -44,7 +44,7 @@ static void check_convert(const struct ob_codec *codec, size_t count, onebit_dty
     check_stored("convert", out, i, dtype, values[i]);
 }
 
-/* Stores one scale after another, with both signs. */
+/* Stores several scales, each with both signs. */
 static void check_store(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static uint32_t bits[MOST / OB_LANES + 1];
   static uint16_t out[MOST];
@@ -59,7 +59,7 @@ static void check_store(const struct ob_codec *codec, size_t count, onebit_dtype
   }
 }
 
-/* Two streams whose scales are each less than the largest number, and both together more. */
+/* Adds two streams. The scale of each is less than the largest number, but their sum is larger. */
 static void check_sum(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static const float pairs[][2] = {
       {32752.0f, 32752.0f}, {32760.0f, 32759.0f}, {32760.0f, 32760.0f}, {40000.0f, 60000.0f}};
@@ -87,7 +87,7 @@ static void check_sum(const struct ob_codec *codec, size_t count, onebit_dtype_t
   }
 }
 
-/* Checks the 16-bit copies of parameters in a pass that does not change the parameters. */
+/* Checks the 16-bit copies of parameters in an update that does not change the parameters. */
 static void check_pass(const struct ob_codec *codec, size_t count, onebit_dtype_t dtype) {
   static uint32_t bits[MOST / OB_LANES + 1];
   static float parameters[MOST];
@@ -125,8 +125,8 @@ Test(sixteen_bits, every_codec_stores_what_is_finite) {
 
 /* --- Collectives -------------------------------------------------------------------------------*/
 
-/* Fills in the largest numbers and zeros: the scales of their residuals are beyond the range of
- * float16. The oracle's results are finite. */
+/* Fills in the largest numbers and zeros. The scales of their residuals are beyond the range of
+ * float16, but the oracle's results are finite. */
 static void fill_large(void *values, onebit_dtype_t dtype, size_t count, int rank, int step) {
   for (size_t i = 0; i < count; i++)
     oracle_store(values, i, dtype,
@@ -197,7 +197,8 @@ static void step_all_parameters(struct grown *grown, float distance) {
   CHECK_STATUS(onebit_optimizer_step(grown->optimizer, distance), ONEBIT_OK);
 }
 
-/* The master values continue, and loading a checkpoint gives the same parameters again. */
+/* The master values continue without loss, and loading a checkpoint gives the same parameters
+ * again. */
 Test(sixteen_bits, parameters_stay_finite) {
   struct grown first = {{0}, {0}, NULL}, second = {{0}, {0}, NULL};
   onebit_comm_t comm = self_comm();

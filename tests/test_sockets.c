@@ -1,7 +1,7 @@
 /*
- * Communicators over the library's own connections: what holds over loopback holds there too, to
- * the bit; a rank that is gone, a stranger at the port and a rank that never comes give a status
- * and an error message on every rank, and none hangs.
+ * Communicators over the library's own connections. Everything that holds over loopback holds here
+ * to the bit. If a rank is lost or never comes, or if a stranger connects to the port, every rank
+ * gets a status and an error message, and none hangs.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -43,7 +43,8 @@ static void run_on_sockets(int size, int hosts, rank_body *body, void *context) 
   run_on_streams(size, hosts, hosts > 1 ? 8 : 1 + size % 3, body, context);
 }
 
-/* --- As over loopback --------------------------------------------------------------------------*/
+/* --- Tests that also run over loopback
+ * --------------------------------------------------------- */
 
 Test(sockets, collectives_equal_the_oracle) {
   collectives_over("sockets", run_on_sockets, SIZE_MAX);
@@ -85,7 +86,7 @@ static void connect_over_ipv6(onebit_sockets_options_t *options, void *context) 
   onebit_comm_destroy(comm);
 }
 
-/* A link-local address of this machine, with its interface. */
+/* Finds a link-local address of this machine, with its interface. */
 static bool find_link_local(char host[128]) {
   struct ifaddrs *all, *entry = NULL;
   if (getifaddrs(&all) != 0)
@@ -133,7 +134,8 @@ Test(sockets, from_the_environment) {
   CHECK_WORDS("MASTER_ADDR");
 }
 
-/* --- Meeting -----------------------------------------------------------------------------------*/
+/* --- How ranks find each other
+ * ----------------------------------------------------------------- */
 
 Test(sockets, the_port_is_taken) {
   onebit_comm_t comm = NULL;
@@ -146,7 +148,7 @@ Test(sockets, the_port_is_taken) {
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("cannot listen at 127.0.0.1:");
   CHECK_WORDS("Address already in use: another program, or job, has this port");
-  options.rank = 1; /* what listens there does not answer */
+  options.rank = 1; /* the program that listens at the port does not answer */
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("waited 1 s for rank 0's list of all ranks");
   close(keep);
@@ -182,7 +184,7 @@ static void join_with_other_secret(onebit_sockets_options_t *options, void *cont
   options->timeout = options->rank == 0 ? 3 : 2.5; /* rank 0 waits in vain */
   options->secret = options->rank == 1 ? "guessed" : "chosen";
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
-  CHECK_WORDS(options->rank == 1 ? "another job: its options->secret is another one"
+  CHECK_WORDS(options->rank == 1 ? "another job: its options->secret differs from this rank's"
                                  : "for rank 1 to join");
 }
 
@@ -191,7 +193,7 @@ Test(sockets, ranks_that_do_not_belong_together) {
   sockets_attempt(2, 1, 2, join_with_other_secret, NULL);
 }
 
-/* Rank 1 starts late; before that strangers send other data to rank 0's port, or nothing. */
+/* Rank 1 starts late. Before it starts, strangers send other data, or nothing, to rank 0's port. */
 static void join_among_strangers(onebit_sockets_options_t *options, void *context) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   unsigned char bytes[300];
@@ -218,10 +220,10 @@ Test(sockets, strangers_are_turned_away) { sockets_attempt(2, 1, 2, join_among_s
 
 /* --- Failures ----------------------------------------------------------------------------------*/
 
-/* Rank 1 destroys its communicator, or aborts, or is late; the others wait for it in a call. */
+/* Rank 1 destroys its communicator, or aborts, or is late. The others wait for it in a call. */
 enum leaving { DESTROYS, ABORTS, STAYS_AWAY };
 
-static pthread_barrier_t together; /* of all ranks, which the communicator cannot synchronize */
+static pthread_barrier_t together; /* for all ranks; the communicator cannot synchronise them */
 
 static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
   static const char *const words[] = {"rank 1 on host h", "rank 1 called onebit_comm_abort",
@@ -232,7 +234,8 @@ static void let_rank_1_leave(onebit_sockets_options_t *options, void *context) {
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_create(comm, 4096, NULL, &plan), ONEBIT_OK);
-  pthread_barrier_wait(&together); /* an abort would end a plan_create of another rank */
+  pthread_barrier_wait(&together); /* otherwise an abort could end the plan creation of another
+                                    * rank */
   if (how == STAYS_AWAY)
     comm->timeout = 2;
   if (options->rank == 1) {

@@ -1,7 +1,7 @@
 /*
- * Ranks over sockets find each other when something else is there too: another job at the same
- * port, a stranger, a rank that was killed and started again, a child that keeps a dead rank's
- * files. The result is right, or an error on all ranks that met.
+ * Ranks over sockets find each other in spite of disturbances: another job at the same port, a
+ * stranger, a rank that was killed and started again, or a child process that keeps a dead rank's
+ * files. Either the result is correct, or all ranks that have connected get an error.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -26,12 +26,12 @@ static void choose_port(void) {
   snprintf(where, sizeof where, "127.0.0.1:%d", port_reserve(AF_INET, NULL));
 }
 
-/* A rank that is a thread: its job, and the outcome. */
+/* A rank that is a thread, with its job and its outcome. */
 struct rank {
   int rank, size;
   const char *secret;
   double timeout;
-  int again; /* communicators to create after the first, while it exists */
+  int again; /* communicators to create after the first one, while that one exists */
   pthread_t thread;
   onebit_status_t status;
   float mean;
@@ -98,7 +98,7 @@ static int connect_raw(void) {
   return file;
 }
 
-/* Starts rank 0, and returns when the port is its own. */
+/* Starts rank 0, and returns when rank 0 listens at the port. */
 static void start_first(struct rank *rank) {
   start_rank(rank);
   close(connect_raw());
@@ -117,7 +117,7 @@ static void forget_names(void) {
 
 /* --- Two jobs at one port ----------------------------------------------------------------------*/
 
-/* Without names the ranks 0 and 1 that connect first could belong to either job. */
+/* If jobs have no names, the ranks 0 and 1 that connect first could belong to either job. */
 Test(sockets_join, two_jobs_without_names) {
   struct rank ranks[4] = {{.rank = 0, .size = 2},
                           {.rank = 1, .size = 2},
@@ -135,14 +135,14 @@ Test(sockets_join, two_jobs_without_names) {
   expect_error(&ranks[3], "for rank 1 to join");
 }
 
-/* The second rank 0 finds the port in use, and tells the first one. */
+/* The second rank 0 finds the port in use, and notifies the first rank 0. */
 Test(sockets_join, a_second_rank_0) {
   struct rank ranks[3] = {{.rank = 0, .size = 2}, {.rank = 1, .size = 2}, {.rank = 0, .size = 2}};
   forget_names();
   ob_join_quiet = 20;
   start_first(&ranks[0]);
   start_rank(&ranks[1]);
-  sleep(1); /* rank 1 has to join in this second */
+  sleep(1); /* rank 1 must join within this second */
   start_rank(&ranks[2]);
   join_all(ranks, 3);
   expect_error(&ranks[0], "there is a rank 0 already, and a second one has come");
@@ -165,10 +165,10 @@ Test(sockets_join, two_jobs_with_names) {
               ranks[k].rank, ranks[k].message, (double)ranks[k].mean);
   expect_error(&ranks[2], "Address already in use: another program, or job, has this port");
   cr_expect_eq(ranks[1].status,
-               ONEBIT_ERROR_TRANSPORT); /* the job that was there has ended, or not */
+               ONEBIT_ERROR_TRANSPORT); /* the job at the port has ended, or has not */
 }
 
-/* Then the next communicator of the same ranks is still created there. */
+/* The next communicator of the same ranks can still be created at the same port. */
 Test(sockets_join, one_after_the_other) {
   struct rank ranks[2] = {{.rank = 0, .size = 2, .again = 2}, {.rank = 1, .size = 2, .again = 2}};
   forget_names();
@@ -196,7 +196,7 @@ static void expect_job(const char *name, const char *value, bool exact) {
   cr_expect_neq(job_of(NULL).hash[0], job.hash[0], "%s", name);
 }
 
-/* Each name has priority over those set before it. */
+/* Each variable with a job's name has priority over the variables set before it. */
 Test(sockets_join, names_of_a_job) {
   forget_names();
   cr_expect_str_eq(job_of(NULL).named, "");
@@ -221,7 +221,7 @@ Test(sockets_join, names_of_a_job) {
 
 /* --- Strangers, and ranks that end -------------------------------------------------------------*/
 
-/* The stranger greets as rank 1 does, and sends nothing more: rank 1 can still join. */
+/* The stranger sends rank 1's greeting and nothing more. Rank 1 must still be able to join. */
 Test(sockets_join, a_stranger_takes_no_place) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -247,7 +247,7 @@ Test(sockets_join, a_stranger_takes_no_place) {
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
 }
 
-/* Starts a rank in a process of its own, which exits with 0 if it is too late. */
+/* Starts a rank in a process of its own, which exits with status 0 if it is too late. */
 static pid_t fork_rank(struct rank *rank) {
   static const char late[] = "all 2 ranks of the job at this port are connected already";
   pid_t process = fork();
@@ -258,7 +258,7 @@ static pid_t fork_rank(struct rank *rank) {
   return process;
 }
 
-/* When all have joined, the port of a job without a name is kept. */
+/* When all ranks have joined, rank 0 keeps the port of a job without a name. */
 Test(sockets_join, one_that_comes_later) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct rank other = {.rank = 1, .size = 2};
@@ -297,7 +297,7 @@ Test(sockets_join, killed_while_it_joins) {
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
 }
 
-/* The rank dies and its child lives on, which has to close the dead rank's files. */
+/* The rank dies and its child lives on. The child must close the dead rank's files. */
 static void die_before_a_child(int ready) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   onebit_comm_t comm = NULL;
@@ -350,7 +350,7 @@ Test(sockets_join, a_child_does_not_hide_a_dead_rank) {
   cr_expect_eq(onebit_allreduce(&value, &value, plan), ONEBIT_ERROR_TRANSPORT);
   cr_expect(strstr(onebit_last_error(), "rank 1"), "%s", onebit_last_error());
   cr_expect(ob_seconds() - begin < 20, "it took %g s", ob_seconds() - begin);
-  kill(-process, SIGKILL); /* the child */
+  kill(-process, SIGKILL); /* ends the child */
   waitpid(process, NULL, 0);
   onebit_plan_destroy(plan);
   onebit_comm_destroy(comm);
@@ -362,7 +362,7 @@ static void check_file_limit(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
-  CHECK_WORDS("Too many open files: this process may have 60 (ulimit -n)");
+  CHECK_WORDS("Too many open files: this process may open 60 files (ulimit -n)");
 }
 
 Test(sockets_join, too_few_files) {
@@ -391,9 +391,10 @@ Test(sockets_join, the_soft_limit_is_raised) {
 }
 
 /*
- * Every system call of connecting fails once, on each of three ranks: with what this process or
- * host lacks, and as when the other side has gone. Each time all ranks end in time, well, or with
- * an error that names the call on the one and the rank on the others.
+ * Makes every system call of connecting fail once, on each of three ranks, first as if this process
+ * or host lacked a resource, then as if the other side had gone. Each time all ranks must end in
+ * time. They succeed, or get an error: it names the call on the rank where the call failed, and
+ * that rank on the others.
  */
 
 enum { RANKS = 3, MAX_SECONDS = 10 };
@@ -425,7 +426,7 @@ static struct {
   const struct fault *struck;
 } now;
 
-/* Counts the calls of one thread: the victim's. */
+/* Counts the calls of one thread, the victim's. */
 static int fail_chosen_call(const char *call) {
   if (!victim || ++now.calls != now.at)
     return 0;
@@ -447,14 +448,14 @@ static void connect_rank(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   victim = options->rank == now.rank;
   if (now.rank == 0 && now.at <= 3)
-    options->timeout = 1; /* without rank 0's listener no rank can be told */
+    options->timeout = 1; /* without rank 0's listener no rank can be notified */
   outcome->status[options->rank] = onebit_comm_create_sockets(options, &comm);
   snprintf(outcome->message[options->rank], sizeof outcome->message[0], "%s", onebit_last_error());
   onebit_comm_destroy(comm);
 }
 
-/* The victim names the missing resource as the system does; the others name the victim, or a rank
- * that learned of it before them and has closed its connections. */
+/* The victim names the missing resource as the system does. The others name the victim, or a rank
+ * that was notified before them and has closed its connections. */
 static void check_outcome(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];
@@ -465,7 +466,7 @@ static void check_outcome(const struct outcome *outcome, double seconds) {
     const char *message = outcome->message[rank];
     bool failed = outcome->status[rank] != ONEBIT_OK;
     bool named = strstr(message, rank == now.rank ? words : name) || strstr(message, words) ||
-                 (rank != now.rank && strstr(message, "or has given up"));
+                 (rank != now.rank && strstr(message, "or its communicator has failed"));
     CHECK(!failed || named || now.absent, "rank %d, call %ld (%s: %s): rank %d says: %s", now.rank,
           now.at, now.struck->call, words, rank, message);
     CHECK(failed == (outcome->status[0] != ONEBIT_OK), "rank %d, call %ld (%s: %s): rank %d: %s",
@@ -473,7 +474,7 @@ static void check_outcome(const struct outcome *outcome, double seconds) {
   }
 }
 
-/* Runs the job with one failing call, and returns its duration in seconds. */
+/* Runs the job with one failing call. Returns its duration in seconds. */
 static double attempt_join(struct outcome *outcome, int rank, bool absent, long at) {
   *outcome = (struct outcome){0};
   now.rank = rank, now.absent = absent, now.at = at, now.calls = 0, now.struck = NULL;
@@ -482,8 +483,9 @@ static double attempt_join(struct outcome *outcome, int rank, bool absent, long 
   return ob_seconds() - begin;
 }
 
-/* The victim has ob_join_last to tell the others. On a busy machine SHORT_LAST may be too short,
- * and they wait for their timeout: an attempt with LONG_LAST shows whether it was that. */
+/* The victim must notify the others within ob_join_last. On a busy machine SHORT_LAST may be too
+ * short, and the others wait for their timeout. A second attempt with LONG_LAST shows whether that
+ * was the reason. */
 static void fail_each_call(int rank, bool absent) {
   for (long at = 1;; at += test_share() > 1 ? 1 + at / 16 : 1) {
     struct outcome outcome;

@@ -1,5 +1,5 @@
-/* Sparse messages: equal to the formulas in every bit on every build, what the check refuses, and
- * that error feedback brings in time what was not sent. */
+/* Sparse messages. They equal the formulas in every bit on every build. Tests the messages that the
+ * check refuses, and that error feedback sends later what was not sent. */
 #include "base/hash.h"
 #include "compression/sparse.h"
 #include "tests/support.h"
@@ -8,7 +8,7 @@ static const size_t counts[] = {0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 8192 + 63
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
 struct sent {
-  float *values; /* in: values to send; out: values that were not sent */
+  float *values; /* before: values to send; after: values that were not sent */
   float *input;
   float *decoded;
   uint32_t *message;
@@ -33,7 +33,7 @@ static void sent_destroy(struct sent *sent) {
   free(sent->message);
 }
 
-/* --- The oracle: a chunk by the words of sparse.h, a bit at a time */
+/* --- The oracle: encodes a chunk as sparse.h describes it, one bit at a time */
 
 static const float *sorted_values;
 
@@ -50,7 +50,8 @@ static int compare_places(const void *a, const void *b) {
 
 static float round_to_bfloat16(double value) {
   int exponent;
-  const double mantissa = frexp((double)(float)value, &exponent); /* 8 bits of which are kept */
+  const double mantissa = frexp((double)(float)value, &exponent); /* 8 bits of the mantissa are
+                                                                   * kept */
   return value == 0 ? 0 : (float)ldexp(nearbyint(ldexp(mantissa, 8)), exponent - 8);
 }
 
@@ -130,7 +131,8 @@ Test(sparse, is_what_the_format_says) {
   }
 }
 
-/* Chunks have only zeros, one magnitude, or few: of equal magnitudes the first are sent. */
+/* Chunks have only zeros, one magnitude, or few magnitudes. Of equal magnitudes the first ones are
+ * sent. */
 Test(sparse, ties_go_to_the_first) {
   for (int magnitudes = 0; magnitudes < 4; magnitudes++) {
     struct sent sent = sent_create(2 * 4096 + 100, 0);
@@ -143,7 +145,7 @@ Test(sparse, ties_go_to_the_first) {
   }
 }
 
-/* The expected bits are constants: a build with other bits fails here. */
+/* The expected bits are constants, so a build that gives other bits fails this test. */
 Test(sparse, has_the_same_bits_on_every_build) {
   struct sent sent = sent_create(100003, 5);
   send_sparse(&sent);
@@ -167,7 +169,7 @@ Test(sparse, adds_with_a_weight) {
   sent_destroy(&sent);
 }
 
-/* Sends a constant input: after many rounds the sum of what was sent is the sum of the input,
+/* Sends a constant input. After many rounds, the sum of all sent values is the sum of the input,
  * except for the residual. */
 Test(sparse, residual_has_all_that_was_not_sent) {
   enum { count = 4096, rounds = 400 };
@@ -230,14 +232,14 @@ Test(sparse, refuses_what_is_not_a_message) {
   chunk[1] &= chunk[1] - 1;
   check_refused(&sent, sent.bytes, "too few or too many positions in chunk 1");
   chunk[1] = high;
-  chunk[4] |= 1u << 31; /* high part 127 - 64: beyond its 100 elements */
+  chunk[4] |= 1u << 31; /* high part 127 - 64: beyond the chunk's 100 elements */
   chunk[1] &= chunk[1] - 1;
   check_refused(&sent, sent.bytes, "out of range in chunk 1");
   sent_destroy(&sent);
 }
 
-/* Flips every bit, and then sends random words: a message that is not refused decodes within its
- * elements. */
+/* Flips every bit, and afterwards sends random words. A message that is not refused must be decoded
+ * within its elements. */
 Test(sparse, decodes_within_its_elements) {
   static const size_t lengths[] = {1, 63, 100, 4095, 4096};
   for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {

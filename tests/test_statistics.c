@@ -1,15 +1,16 @@
 /*
- * Statistics of optimizers: norms and residuals of every tensor are the oracle's, and the totals
- * are those of its tensors, and of the bytes that left.
+ * Statistics of optimizers. Norms and residuals of every tensor are the oracle's. The totals are
+ * those of all tensors, and of the bytes that were sent.
  */
 #include "tests/support_adam.h"
 #include "tests/support_collectives.h"
 #include "tests/support_statistics.h"
 
-/* --- Statistics of each tensor, against the oracle's 1-bit Adam */
+/* --- Statistics of each tensor, compared with the oracle's 1-bit Adam */
 
-/* Adds a rank's error of the `count` elements that lie from `first` on in an exchange, and their
- * result; `momentum` is that of all of them. */
+/* Adds the residual and the result of `count` elements, starting with element `first` of an
+ * exchange, as far as this rank has them. `momentum` is the momentum of all elements of the
+ * exchange. */
 static void add_kept(const struct oracle *oracle, int rank, const float *momentum, size_t first,
                      size_t count, double *error, double *signal) {
   size_t kept = oracle_worker_first(oracle, rank), end = first + count, from = first;
@@ -22,7 +23,7 @@ static void add_kept(const struct oracle *oracle, int rank, const float *momentu
   *signal = square_sum(momentum + (from - first), end - from);
 }
 
-/* The tensor lies from `place` on in the exchange. */
+/* The tensor begins at element `place` of the exchange. */
 static void check_tensor(const struct oracle_adam *adam, const struct oracle *oracle, size_t place,
                          onebit_optimizer_t optimizer, size_t tensor, int rank) {
   size_t first = adam->first[tensor], count = adam->count[tensor];
@@ -61,7 +62,7 @@ static void step_oracle(struct oracle_adam *adam, int size, int step) {
   free_inputs(gradients, size);
 }
 
-/* Each rank has an oracle, which computes all ranks. */
+/* Each rank has an oracle of its own, which computes all ranks. */
 static void compare_with_oracle(onebit_comm_t comm, void *context) {
   enum { STEPS = 8 };
   const struct adam_case *what = context;
@@ -118,7 +119,7 @@ Test(statistics, of_every_tensor_in_profile_deepspeed) {
   }
 }
 
-/* Each rank keeps residuals of its own part, which has no elements of some tensors. */
+/* Each rank has residuals only of its own part. That part contains no elements of some tensors. */
 Test(statistics, of_every_tensor_on_hosts) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {4, 1}};
   for (size_t k = 0; k < 3; k++) {
@@ -164,7 +165,7 @@ static void check_totals(const struct subject *subject, onebit_optimizer_t optim
   }
   CHECK(is_close(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
         info.momentum_norm);
-  /* in profile deepspeed padding has errors too */
+  /* in profile deepspeed padding has residuals too */
   CHECK(subject->profile ? sqrt(error) <= info.residual_norm * (1 + 1e-9)
                          : is_close(sqrt(error), info.residual_norm),
         "errors of %g, in all %g", sqrt(error), info.residual_norm);
@@ -219,7 +220,7 @@ static void check_accounts_on_rank(onebit_comm_t comm, void *context) {
       check_totals(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
       check_lamb(subject, optimizer);
       fill_input(gradients, ONEBIT_FLOAT32, SUBJECT_TOTAL, onebit_comm_rank(comm), step);
-      if (step == 5) /* skipped: sends as much */
+      if (step == 5) /* this step is skipped and sends as much */
         gradients[77] = NAN;
       check_step_bytes(optimizer, comm, step == 5);
     }

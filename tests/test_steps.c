@@ -1,15 +1,16 @@
-/* Steps in buckets and in parts, their outcome, replicas that differ, and parameters that stay. */
+/* Tests steps in buckets and in parts, their outcome, replicas that differ, and parameters that
+ * must not move. */
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_optimizers.h"
 
 /*
- * Steps in buckets and in parts, beside what test_optimizers.c has: a bucket leaves when it is
- * ready; and of several outcomes of a step one counts, on all ranks alike.
+ * Steps in buckets and in parts, in addition to test_optimizers.c. A bucket is sent when it is
+ * ready. If a step has several outcomes, one of them counts, on all ranks alike.
  */
 
-/* A bucket leaves when its last gradient is ready; the last bucket with the step. */
+/* A bucket is sent when its last gradient is ready, and the last bucket when the step is made. */
 static void check_departures(onebit_comm_t comm, void *context) {
   enum { EACH = 500, TENSORS = 6 }; /* two tensors a bucket */
   static const bool leaves[TENSORS] = {false, true, false, true, false, false};
@@ -43,8 +44,8 @@ Test(buckets, leave_when_they_are_ready) {
     on_ranks(size, check_departures, NULL);
 }
 
-/* An error of some bucket, or step, counts more than skips, and the first error counts, on all
- * ranks alike. */
+/* An error in any bucket, or step, has priority over skips. Of several errors the first counts, on
+ * all ranks alike. */
 Test(buckets, an_error_counts_more_than_a_skip) {
   static const onebit_status_t came[][2] = {
       {ONEBIT_SKIPPED, ONEBIT_ERROR_TRANSPORT},
@@ -67,7 +68,8 @@ Test(buckets, an_error_counts_more_than_a_skip) {
   onebit_comm_destroy(comm);
 }
 
-/* Ranks whose parameters differ get an error that names the tensor; equal ranks go on. */
+/* Ranks whose parameters differ get an error that names the tensor. Ranks with equal parameters
+ * continue. */
 
 enum { TENSORS = 40, LARGE = 70001, ODD = 33 };
 
@@ -113,7 +115,8 @@ static void compare_at_first_step(onebit_comm_t comm, void *context) {
 
 Test(compare, at_the_first_step) { on_ranks(3, compare_at_first_step, NULL); }
 
-/* Compares in the middle of the large tensor, and at the last of an odd number of 16-bit values. */
+/* Compares parameters that differ in the middle of the large tensor, and in the last of an odd
+ * number of 16-bit values. */
 static void compare_when_asked(onebit_comm_t comm, void *context) {
   (void)context;
   struct learner *learner = create_learner(comm, ONEBIT_BFLOAT16);
@@ -139,7 +142,7 @@ static void compare_at_interval(onebit_comm_t comm, void *context) {
   for (int step = 1; step <= 3; step++)
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
   learner->large[9] += (float)onebit_comm_rank(comm);
-  /* the first step and every third after it compare */
+  /* the first step, and every third step after it, compares the parameters */
   check_mismatch_message(onebit_optimizer_step(learner->optimizer, 0.1f), "tensors[0]");
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
@@ -147,7 +150,7 @@ static void compare_at_interval(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 0), ONEBIT_OK);
   for (int step = 0; step < 4; step++)
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.1f), ONEBIT_OK);
-  /* in parts, where the others make it in one go */
+  /* in parts, while the other ranks make the step in one call */
   CHECK_STATUS(onebit_optimizer_set_compare_interval(learner->optimizer, 1), ONEBIT_OK);
   if (onebit_comm_rank(comm) == 1) {
     CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.1f), ONEBIT_OK);
@@ -159,13 +162,13 @@ static void compare_at_interval(onebit_comm_t comm, void *context) {
 
 Test(compare, at_an_interval) { on_ranks(2, compare_at_interval, NULL); }
 
-/* A parameter without gradients stays where it is, and begins without a jump. */
+/* A parameter without gradients must not move, and must not jump when its first gradient comes. */
 
 enum { LATE = 4096 };
 
 /* Every eighth element has no gradient in the first 40 steps, whatever the bits of its neighbours
- * are; then it gets one. Its steps are not larger than those of other elements, since no momentum
- * has accumulated. */
+ * are. Afterwards it gets gradients. Its steps must not be larger than those of other elements,
+ * since no momentum has accumulated. */
 static void give_late_gradients(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float *parameters = allocate(LATE, 4), *gradients = allocate(LATE, 4), *start;
@@ -199,14 +202,15 @@ Test(still, elements_without_variance_stay_and_begin_without_a_jump) {
                                             .variance_update_scaler = 2,
                                             .local_step_scaler = 3,
                                             .local_step_clipper = 4};
-  on_ranks(3, give_late_gradients, &options); /* in the variance stage */
+  on_ranks(3, give_late_gradients, &options); /* their first gradients come in the variance stage */
   options.variance_freeze_step = 20;
-  on_ranks(3, give_late_gradients, &options); /* frozen: they never begin */
+  on_ranks(3, give_late_gradients, &options); /* their first gradients come after the freeze: they
+                                               * never move */
 }
 
 enum { STILL = 2048 * 3 };
 
-/* The first blocks have gradients and the last block has none; in some steps no block has any. */
+/* The first blocks have gradients and the last block has none. In some steps no block has any. */
 static void check_blocks_stay(onebit_comm_t comm, void *context) {
   static const size_t block_sizes[] = {0, 64};
   (void)context;

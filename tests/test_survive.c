@@ -1,7 +1,7 @@
 /*
- * A rank is lost, at the beginning of a step or in the middle of one, and perhaps another one while
- * the others are about to go on. They go on: onebit_optimizer_shrink, and their replicas are equal
- * to the bit, whatever each of them was doing when the rank was lost.
+ * A rank is lost, at the beginning of a step or in the middle of one. Another rank may be lost
+ * while the others are about to continue. The survivors continue with onebit_optimizer_shrink.
+ * Their replicas are equal to the bit, whatever each of them was doing when the rank was lost.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,17 +17,18 @@ enum moment { BEFORE_A_STEP, IN_A_STEP, AND_ANOTHER_ONE, MOMENTS };
 struct loss {
   const struct checkpoint_case *what;
   enum moment moment;
-  int step, rank; /* in which the rank is lost */
-  /* The survivors' results, by their number at first: steps made when they went on, and parameters
-   * after each step, or NULL. */
+  int step, rank; /* the step in which the rank is lost, and the rank */
+  /* The survivors' results, by their initial rank: parameters after each step, or NULL. went_on is
+   * the number of survivors that have continued. */
   unsigned char *parameters[MAX_RANKS][MAX_STEPS + 1];
   atomic_int went_on;
-  pthread_barrier_t created; /* of all ranks: an abort would end another rank's creation */
+  pthread_barrier_t created; /* for all ranks: an abort would end another rank's creation */
 };
 
 static float step_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
 
-/* Ends without a message, as a process that is killed: the others only see that it is silent. */
+/* Ends a rank without a message, as if its process were killed. The other ranks only notice that it
+ * sends nothing. */
 static void lose_rank(struct loss *loss, struct trainee *trainee, onebit_comm_t comm, int step) {
   if (loss->moment == IN_A_STEP && onebit_optimizer_begin(trainee->optimizer, step_rate(step)) == 0)
     for (size_t t = 3; t < TRAINEE_TENSORS; t++)
@@ -48,7 +49,8 @@ static void record_parameters(struct loss *loss, const struct trainee *trainee, 
   memcpy(*copy, trainee->parameters, bytes);
 }
 
-/* True if the first remaining rank is lost as well, between its two calls. */
+/* True if the first remaining rank is lost as well, between the two calls that it makes to
+ * continue. */
 static bool is_second_lost_rank(const struct loss *loss, int rank) {
   return loss->moment == AND_ANOTHER_ONE && rank == (loss->rank + 1) % loss->what->size;
 }
@@ -102,7 +104,7 @@ static void lose_and_go_on(onebit_comm_t first, void *context) {
     onebit_comm_destroy(comm);
 }
 
-/* Compares the parameters that the survivors have after they went on. */
+/* Compares the parameters of the survivors after they have continued. */
 static void compare_survivors(struct loss *loss) {
   const struct checkpoint_case *what = loss->what;
   int rank0 = -1, compared = 0;
@@ -148,12 +150,14 @@ Test(survive, in_a_step) { check_moment(IN_A_STEP); }
 Test(survive, and_another_one) { check_moment(AND_ANOTHER_ONE); }
 
 /*
- * The loss goes on as if nothing had happened when one of eight ranks is lost: at the end it is
- * within 0.5 % of that of the run that lost none. The survivors share the samples of the lost one,
- * so the mean of all gradients is the same, and what differs is what the lost rank alone had.
+ * The loss of the training is hardly affected when one of eight ranks is lost: at the end it is
+ * within 0.5 % of the loss of a run that lost no rank. The survivors share the samples of the lost
+ * rank, so the mean of all gradients is the same. Only the state that the lost rank alone had is
+ * missing.
  */
 
-/* Sample s wants unknown i to be target(s, i), and is seen through noise, another one in each step.
+/* For sample s, the target of unknown i is target(s, i). Noise is added to it, which differs in
+ * each step.
  */
 enum { RANKS = 8, UNKNOWNS = 1000, SAMPLES = 56, STEPS = 240, FREEZE = 40 };
 
@@ -162,7 +166,7 @@ static float target_value(int sample, size_t i) {
   return uniform_value(100000 + i) + 0.6f * uniform_value(200000 + (size_t)sample * 10000 + i);
 }
 
-/* The mean over the samples of half the squared distances, with weights. */
+/* Returns the mean over the samples of half the squared distances, with weights. */
 static double mean_loss(const float *w) {
   double loss = 0;
   for (size_t i = 0; i < UNKNOWNS; i++)
@@ -173,7 +177,7 @@ static double mean_loss(const float *w) {
   return loss;
 }
 
-/* The gradient of the samples rank, rank + size, ... */
+/* Computes the gradient of the samples rank, rank + size, ... */
 static void compute_gradient(const float *w, float *gradient, int rank, int size, int step) {
   for (size_t i = 0; i < UNKNOWNS; i++) {
     float sum = 0;
@@ -193,7 +197,7 @@ struct row {
 
 struct run {
   const struct row *row;
-  int lost_at; /* STEPS: no rank is lost */
+  int lost_at; /* STEPS if no rank is lost */
   int lost, joined_at;
   onebit_comm_t fewer[RANKS], again[RANKS];
   double loss;
@@ -203,7 +207,7 @@ static onebit_status_t create_optimizer(onebit_comm_t comm, const struct row *ro
                                         const onebit_tensor_t *tensors,
                                         onebit_optimizer_t *optimizer) {
   struct any_options options = any_options_of(row->method, NULL);
-  any_common(&options)->block_size = 32; /* each rank serves some */
+  any_common(&options)->block_size = 32; /* each rank then reduces some elements as a server */
   any_count(&options, "freeze_step", row->method == &ob_method_momentum ? 0 : FREEZE);
   any_count(&options, "variance_freeze_step", 60);
   any_count(&options, "variance_update_scaler", 8);
@@ -294,7 +298,8 @@ static void compare_losses(const char *name, double loss, double whole, int lost
                lost_at, joined_at, 100 * change);
 }
 
-/* Checks losses in the warm-up, if there is one, in the first compressed step, and later. */
+/* Checks the final loss if a rank is lost in the warm-up, if there is one, in the first compressed
+ * step, and later. */
 static void check_losses(const char *name, const struct row *row) {
   static const int lost_at[] = {15, FREEZE + 1, 150};
   double whole = loss_after(row, STEPS, 0, STEPS);

@@ -1,4 +1,4 @@
-/* onebit-info, onebit status, and the network of onebit-relay. */
+/* Tests onebit-info, onebit status, and the network of onebit-relay. */
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -10,7 +10,8 @@
 #include "tests/support_transports.h"
 #include "tools/relay/network.h"
 
-/* onebit-info prints what is available and what is chosen, and refuses what the library refuses. */
+/* onebit-info prints what is available and what is chosen, and refuses the values that the library
+ * refuses. */
 
 static void clear_environment(void) {
   unsetenv("ONEBIT_CODEC");
@@ -32,7 +33,8 @@ Test(info, says_what_is_there) {
   cr_expect(!strstr(said, "environment"), "%s", said);
 }
 
-/* A build with CUDA may run on a machine without a GPU: it prints that, and it is no failure. */
+/* A build with CUDA may run on a machine without a GPU. onebit-info then says so, and does not
+ * fail. */
 Test(info, says_whether_there_is_a_device) {
   const char *said = program(0, "onebit-info");
 #ifndef ONEBIT_HAVE_CUDA
@@ -81,9 +83,9 @@ Test(info, takes_no_arguments) {
   expect_output(program(2, "onebit-info --all"), "--all");
 }
 
-/* `onebit status`: ranks that wait are listed with whom they wait for, while they do. */
+/* `onebit status` lists ranks while they wait, with the rank for which they wait. */
 
-/* Reads the lines that `onebit status` prints of this process. */
+/* Reads the lines that `onebit status` prints about this process. */
 static void read_status(char text[4096]) {
   char line[1024], own[32];
   FILE *pipe = popen("tools/onebit status", "r");
@@ -110,7 +112,7 @@ static bool await_text(const char *wanted) {
 
 static pthread_barrier_t barrier;
 
-/* Rank 1 starts late, and calls late. */
+/* Rank 1 starts late, and makes its call late. */
 static void start_and_call_late(onebit_sockets_options_t *options, void *context) {
   float value = 1;
   onebit_comm_t comm = NULL;
@@ -129,13 +131,14 @@ static void start_and_call_late(onebit_sockets_options_t *options, void *context
   CHECK_STATUS(onebit_allreduce(&value, &value, plan), ONEBIT_OK);
   pthread_barrier_wait(&barrier);
   if (options->rank == 1)
-    CHECK(await_text("rank 1 of 2 over sockets: has waited for no rank for "), "it waits");
+    CHECK(await_text("rank 1 of 2 over sockets: has not waited for a rank in the last "),
+          "it waits");
   pthread_barrier_wait(&barrier);
   onebit_plan_destroy(plan);
   onebit_comm_destroy(comm);
 }
 
-/* Another `onebit status` seems to hold the first file that a rank would take. */
+/* Simulates another `onebit status` that holds the first file that a rank would use. */
 Test(presence, ranks_that_wait_are_listed) {
   char text[4096];
   snprintf(text, sizeof text, "/tmp/onebit-%lu", (unsigned long)geteuid());
@@ -151,7 +154,7 @@ Test(presence, ranks_that_wait_are_listed) {
   cr_expect_str_eq(text, "");
 }
 
-/* The file of a process that was killed goes away. */
+/* The file of a process that was killed is removed. */
 Test(presence, a_dead_process_is_not_listed) {
   char path[64], command[128];
   snprintf(path, sizeof path, "/tmp/onebit-%lu/%ld-999", (unsigned long)geteuid(), (long)getpid());
@@ -164,9 +167,10 @@ Test(presence, a_dead_process_is_not_listed) {
   cr_expect(access(path, F_OK) != 0);
 }
 
-/* The network of onebit-relay, on a clock that the tests move: rates, delay, losses, queues. */
+/* The network of onebit-relay, with a clock that the tests advance: rates, delay, losses,
+ * queues. */
 
-/* With its header a packet is 1000 bytes, which a link of 1 MB/s sends in 1 ms. */
+/* With its header a packet has 1000 bytes, which a link of 1 MB/s sends in 1 ms. */
 enum { BYTES = 1000 - RELAY_HEADER };
 #define MS ((uint64_t)1000000)
 
@@ -183,7 +187,7 @@ static void send_packet(int from, int to, uint64_t time) {
   relay_network_send(&network, from, to, data, BYTES, time);
 }
 
-/* The next packet arrives at this moment and not a nanosecond earlier. */
+/* Expects that the next packet arrives exactly at this time, and not a nanosecond earlier. */
 static void expect_packet(uint64_t time, int from, int to) {
   uint64_t next;
   while ((next = relay_network_next_time(&network)) < time)
@@ -224,7 +228,7 @@ Test(relay, packets_follow_each_other_at_the_rate_and_after_the_delay) {
   send_packet(0, 1, 5 * MS);
   send_packet(0, 1, 5 * MS);
   send_packet(0, 1, 50 * MS);
-  expect_packet(47 * MS, 0, 1); /* 1 up, 40, 1 down */
+  expect_packet(47 * MS, 0, 1); /* in ms: 1 up, 40 delay, 1 down */
   expect_packet(48 * MS, 0, 1);
   expect_packet(92 * MS, 0, 1);
   expect_no_packet();
@@ -263,7 +267,7 @@ Test(relay, without_a_rate_only_the_delay_counts) {
 Test(relay, a_full_queue_loses_what_comes) {
   make_network(2, 1e6);
   network.queue = 2000;
-  cr_expect_eq(count_received(10), 3); /* one leaves, two wait */
+  cr_expect_eq(count_received(10), 3); /* one packet is being sent, and two wait */
 }
 
 Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
@@ -277,14 +281,14 @@ Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
   }
   cr_expect_eq(received[0], received[1]);
   cr_expect_neq(received[0], received[2]);
-  for (int i = 0; i < 3; i++) /* within 4 standard deviations, of 30 */
+  for (int i = 0; i < 3; i++) /* within 4 standard deviations, each of 30 */
     cr_expect(received[i] > 8880 && received[i] < 9120, "%zu", received[i]);
 }
 
 Test(relay, a_host_that_has_vanished_sends_and_receives_nothing) {
   make_network(3, 1e6);
   network.delay = 10 * MS;
-  send_packet(0, 1, 0); /* under way when the host goes */
+  send_packet(0, 1, 0); /* the packet is on its way when the host vanishes */
   network.links[1].vanished = true;
   send_packet(1, 0, 1 * MS);
   send_packet(2, 1, 1 * MS);

@@ -1,7 +1,7 @@
 /*
- * The common part of the trainings of examples/, on small drawn digits and four ranks: each
- * optimizer learns, and does not learn without error feedback, a training that is saved and resumed
- * ends with the same bits, and options that must not matter do not.
+ * The common part of the trainings of examples/, on small drawn digits and four ranks. Each
+ * optimizer learns, and does not learn without error feedback. A training that is saved and resumed
+ * ends with the same bits. Options that must not matter change nothing.
  */
 #include <stdarg.h>
 
@@ -65,8 +65,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* Trains for 600 steps, none, a fifth or half of them dense. Guessing has a loss of ln 10 = 2.3,
- * and without error feedback most methods stay near that, or return to it. */
+/* Trains for 600 steps, of which none, a fifth or half are dense. Guessing has a loss of ln 10 =
+ * 2.3. Without error feedback most methods stay near that loss, or return to it. */
 static void check_learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
   const training_t control =
@@ -96,7 +96,7 @@ Test(training, zero_one_adam_learns) {
 }
 Test(training, momentum_learns) { check_learns("--optimizer momentum --learning-rate 0.02"); }
 
-/* Makes 60 exchanges, of all elements at once or a part at a time, applied at once or later.
+/* Makes 60 exchanges, of all elements at once or of a part at a time, applied at once or later.
  * Guessing has a loss of 2.3. */
 Test(training, outer_steps_learn) {
   const char *const cases[] = {
@@ -109,8 +109,8 @@ Test(training, outer_steps_learn) {
   }
 }
 
-/* On links that are modelled. Without a link a dense exchange wins while it takes less than a
- * twentieth of a gradient's time, which 5 s leave to it on a busy machine, too. */
+/* Uses modelled links. Without a link a dense exchange is chosen if it takes less than a twentieth
+ * of a gradient's time. With 5 s per gradient this holds even on a busy machine. */
 Test(training, method_is_chosen) {
   static const struct {
     const char *link;
@@ -125,7 +125,7 @@ Test(training, method_is_chosen) {
   }
 }
 
-/* Sites that are in time train as ranks do. */
+/* Sites that are in time train like ranks. */
 Test(training, sites_learn_as_ranks_do) {
   const char run[] = "--batch 8 --steps 45 --outer 10 --outer-bits 32";
   const training_t ranks = train_on(RANKS, "%s", run);
@@ -144,7 +144,7 @@ Test(training, dense_outer_steps_of_one_step_are_data_parallel) {
   cr_expect_gt(fabs(alone.quality.loss - dense.quality.loss), 1e-3, "local steps have no effect");
 }
 
-/* Numbers of 16 bits learn as well; float16's small gradients want a loss scale. */
+/* 16-bit numbers train as well as float32. float16 needs a loss scale for small gradients. */
 static void check_learns_in_sixteen_bits(const char *method) {
   const char *const cases[] = {
       "--parameters bfloat16 --gradients bfloat16",
@@ -166,7 +166,8 @@ Test(training, efficient_adam_learns_in_sixteen_bits) {
   check_learns_in_sixteen_bits("--optimizer efficient-adam");
 }
 
-/* --- Bits --------------------------------------------------------------------------------------*/
+/* --- Trainings that must end with the same bits
+ * -------------------------------------------------- */
 
 static void expect_same_end(const training_t *a, const training_t *b, const char *what) {
   cr_expect_eq(a->checksum, b->checksum, "%s: other parameters", what);
@@ -181,9 +182,9 @@ static void expect_different_end(const training_t *a, const training_t *b, const
   cr_expect_neq(a->checksum, b->checksum, "%s: the same parameters", what);
 }
 
-/* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives; or, of
- * Efficient-Adam, none. Saved in the first stage, at its end and in the second; between two
- * synchronisation steps of 0/1 Adam too. */
+/* Makes 30 steps. 10 of them are dense, or for 0/1 Adam 15 have a variance that is not frozen, or
+ * for Efficient-Adam none is dense. The training is saved in the first stage, at the end of this
+ * stage, and in the second stage, for 0/1 Adam also between two synchronisation steps. */
 static void check_resumes(const char *arguments) {
   char directory[PATH_ROOM];
   const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";
@@ -200,8 +201,8 @@ static void check_resumes(const char *arguments) {
   scratch_remove(directory);
 }
 
-/* test_checkpoint.c tests that every optimizer's checkpoint is complete; the cases here have
- * stages, shards, steps without an exchange, and a loss scale. */
+/* test_checkpoint.c tests that every optimizer's checkpoint is complete. The cases in this test
+ * have stages, shards, steps without an exchange, and a loss scale. */
 Test(training, goes_on_as_it_would_have) {
   check_resumes("--optimizer efficient-adam");
   check_resumes("--optimizer adam --shards parameters --parameters bfloat16");
@@ -211,7 +212,7 @@ Test(training, goes_on_as_it_would_have) {
   check_resumes("--dense --clip-norm 1");
 }
 
-/* The last of several checkpoints is resumed; a training that is complete is not. */
+/* The last of several checkpoints is resumed. A training that is complete is not resumed. */
 Test(training, the_latest_checkpoint_counts) {
   char directory[PATH_ROOM], arguments[PATH_ROOM + 100];
   struct outcome outcome = {.training = {0}};
@@ -229,7 +230,8 @@ Test(training, the_latest_checkpoint_counts) {
   scratch_remove(directory);
 }
 
-/* The bytes after `step` steps, by the log's last line; *lines: the number of its lines. */
+/* Returns the bytes after `step` steps, from the log's last line. Sets *lines to the number of
+ * lines. */
 static uint64_t logged_bytes(const char *path, size_t step, size_t *lines) {
   char line[300], last[300] = "";
   unsigned long long bytes = 0;
@@ -247,7 +249,7 @@ static uint64_t logged_bytes(const char *path, size_t step, size_t *lines) {
   return bytes;
 }
 
-/* A resumed training appends to its log, and replaces lines of steps after the checkpoint, and an
+/* A resumed training appends to its log. It replaces lines of steps after the checkpoint, and an
  * incomplete last line. */
 Test(training, the_log_goes_on_as_it_would_have) {
   const char *run = "--optimizer adam --batch 4 --steps 30 --freeze-step 10 --report-every 5 "
@@ -271,8 +273,9 @@ Test(training, the_log_goes_on_as_it_would_have) {
   scratch_remove(directory);
 }
 
-/* Changes options that must not change a bit: how gradients are handed over, a loss scale that is a
- * power of two, reports. Then options that must: the seed, the method. */
+/* Changes options that must not change a bit: how gradients are passed, a loss scale that is a
+ * power of two, and reports. Afterwards changes options that must change bits: the seed and the
+ * method. */
 static void check_which_options_matter(const char *method) {
   char run[100];
   snprintf(run, sizeof run, "--optimizer %s --batch 4 --steps 30", method);
@@ -306,12 +309,12 @@ Test(training, what_must_not_matter_does_not) {
   const char *const others[] = {"efficient-adam", "zero-one-adam"};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
     const training_t other = train_on(RANKS, "%s --dense --optimizer %s", run, others[i]);
-    expect_same_end(&adam, &other, others[i]); /* whose dense form is Adam */
+    expect_same_end(&adam, &other, others[i]); /* the dense form of these methods is Adam */
   }
 }
 
-/* Two micro-batches of 4 images have the sums of one of 8, except for their order. Gradients in
- * parts and after the backward pass give the same bits. */
+/* Two micro-batches of 4 images have the same sums as one of 8, except for the order of additions.
+ * Gradients that are passed in parts or after the backward pass give the same bits. */
 Test(training, micro_batches_add_up) {
   const char *run = "--optimizer momentum --dense --steps 10";
   const training_t one = train_on(1, "%s --batch 8", run);
@@ -324,7 +327,8 @@ Test(training, micro_batches_add_up) {
   cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
 }
 
-/* Makes one step from the same parameters on samples of rank 0 alone, and no step at all. */
+/* Compares one step, made from the same parameters on samples of rank 0 alone, with no step at
+ * all. */
 Test(training, hard_cases_are_what_they_say) {
   const char *run = "--dense --batch 4 --weight-decay 0";
   const training_t one = train_on(1, "%s --steps 1", run);

@@ -1,4 +1,4 @@
-/* The parts and the data of the trainings of examples/. */
+/* Tests the parts and the data of the trainings of examples/. */
 #include "compression/numerics.h"
 #include "examples/images.h"
 #include "examples/numbers.h"
@@ -8,7 +8,8 @@
 
 /* --- Numbers of 16 bits ------------------------------------------------------------------------*/
 
-/* Tests each value, and float32 values in the middle between two and next to it. */
+/* Tests each 16-bit value, the float32 value halfway between two of them, and the float32 values
+ * next to that. */
 Test(training_parts, sixteen_bits_are_those_of_the_library) {
   for (uint32_t bits = 0; bits < 1u << 16; bits++) {
     const uint16_t half = (uint16_t)bits;
@@ -149,7 +150,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_output(said, "* of 1-bit SGD in its compressed stage, after 3 steps of warm-up");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
-                 "--optimizer lion --quiet --json %s 2>/dev/null", /* the library's advice */
+                 "--optimizer lion --quiet --json %s 2>/dev/null", /* hides the library's advice */
                  small);
   cr_expect_eq(strncmp(said, "{\"training\":\"text\"", 18), 0, "%s", said);
   said = program(0,
@@ -171,7 +172,7 @@ Test(training_parts, programs_say_what_came_of_it) {
 
 /* --- Files -------------------------------------------------------------------------------------*/
 
-/* 2 x 3 x 4 bytes that count up from 0. */
+/* A file of 2 x 3 x 4 bytes that count up from 0. */
 enum { HEADER = 16, ELEMENTS = 24, PLAIN = HEADER + ELEMENTS };
 static const unsigned char plain[PLAIN] = {0,  0,  8,  3,  0,  0,  0,  2,  0,  0,  0,  3, 0,  0,
                                            0,  4,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11,
@@ -191,7 +192,7 @@ static void remove_file(void) {
 
 TestSuite(images, .fini = remove_file);
 
-/* Checks that a file of these bytes is refused, with a message that contains the part. */
+/* Checks that a file of these bytes is refused, with a message that contains `part`. */
 static void check_file_refused(const void *bytes, size_t count, size_t dimensions,
                                const char *part) {
   idx_t idx;
@@ -280,7 +281,8 @@ Test(images, images_and_labels_must_go_together) {
   cr_expect(strstr(error, "9 x 9 pixels"), "%s", error);
 }
 
-/* --- Drawn ones --------------------------------------------------------------------------------*/
+/* --- Drawn digits
+ * ------------------------------------------------------------------------------ */
 
 static images_t draw_digits(size_t count) {
   images_t images;
@@ -342,10 +344,11 @@ Test(images, splitting_keeps_every_image_with_its_label) {
 }
 
 /*
- * The words of examples/train_words: a text becomes numbers, by how often each word occurs.
+ * The words of examples/train_words: the words of a text become numbers, ordered by how often each
+ * word occurs.
  */
 
-/* The bytes are their own tokens. */
+/* Splits a text in which each byte is a token. */
 static words_t split_words(const char *bytes, size_t most) {
   static text_t text;
   words_t words;
@@ -374,7 +377,7 @@ Test(words, are_numbered_by_how_often_they_are_met) {
   expect_words("", 10, 1, 0, NULL);
 }
 
-/* A word that only the held-out tenth has is not in the vocabulary. */
+/* A word that occurs only in the held-out tenth is not in the vocabulary. */
 Test(words, come_from_what_there_is_to_learn) {
   words_t words = split_words("a b a b a b a b a new", 10);
   cr_expect_eq(words.training, 9);
@@ -383,7 +386,7 @@ Test(words, come_from_what_there_is_to_learn) {
   words_free(&words);
 }
 
-/* Many words: the hash table's collisions. */
+/* Uses many words, so that the hash table has collisions. */
 Test(words, that_differ_have_numbers_that_differ) {
   enum { KINDS = 3000 };
   static char bytes[2 * KINDS * 6 + 1];

@@ -1,4 +1,4 @@
-/* onebit-tune: the training model and the fit. */
+/* Tests onebit-tune: the model of a training, and the fit. */
 #include "onebit/efficient_adam.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
@@ -45,7 +45,7 @@ Test(tune, break_even_is_where_the_gain_is_small) {
 
 Test(tune, break_even_knows_never_and_always) {
   struct ob_costs costs = default_costs();
-  costs.compress = 10; /* a codec slower than any link */
+  costs.compress = 10; /* the codec is slower than any link */
   cr_expect_eq(tune_break_even(&costs, &some_training, TUNE_FLAT), 0);
   costs = default_costs();
   costs.compress = costs.reduce = costs.reduce_stream = costs.apply = 0;
@@ -66,7 +66,8 @@ Test(tune, overlap_never_costs_and_never_hides_all) {
   }
 }
 
-/* Cores of a host, cores that all hosts share, and how many times longer a rank computes. */
+/* Tests the cores of a host, cores that all hosts share, and the factor by which sharing slows down
+ * a rank's computation. */
 Test(tune, shared_cores_multiply_the_computation) {
   static const struct {
     double cores_per_host, cores_shared, sharing;
@@ -86,8 +87,9 @@ Test(tune, shared_cores_multiply_the_computation) {
   }
 }
 
-/* A computation that is long enough hides everything except the work of a core, and of the rest the
- * last bucket. That work is MPI's bytes, in a ring, or what the library does with an element. */
+/* If the computation is long enough, it hides everything except the work of a core and the exchange
+ * of the last bucket. The work of a core is MPI's handling of the bytes in a ring, or the library's
+ * handling of the elements. */
 Test(tune, the_work_of_a_core_is_not_hidden) {
   struct tune_training training = some_training;
   training.compute = 1e6;
@@ -110,7 +112,7 @@ Test(tune, the_work_of_a_core_is_not_hidden) {
       cr_expect_float_eq(step - 1e6, work[m] + (exchange.seconds - work[m]) * OB_STEP_EXPOSED, 1e-6,
                          "%s", tune_method_names[m]);
     }
-    costs.mpi_byte = 0; /* as fitted: a core moves the bytes even so */
+    costs.mpi_byte = 0; /* a fit may give 0, but a core moves the bytes all the same */
     costs.between.byte = 1e-9;
     cr_expect_float_eq(tune_exchange(&costs, &training, TUNE_DENSE).work, 12e-9 * n / cores, 1e-9);
   }
@@ -122,7 +124,7 @@ Test(tune, a_run_is_the_mean_of_its_steps) {
     double step[TUNE_METHODS];
     for (int m = 0; m < TUNE_METHODS; m++)
       step[m] = tune_step_seconds(&costs, &some_training, (enum tune_method)m, overlap);
-    struct tune_training endless = some_training; /* so long that the warm-up is negligible */
+    struct tune_training endless = some_training; /* a run so long that the warm-up is negligible */
     endless.steps = 1e15;
     double bits = fmin(tune_step_seconds(&costs, &endless, TUNE_FLAT, overlap),
                        tune_step_seconds(&costs, &endless, TUNE_HIERARCHICAL, overlap));
@@ -130,7 +132,8 @@ Test(tune, a_run_is_the_mean_of_its_steps) {
   }
 }
 
-/* A run as long as the warm-up sends 8 bits an element, one twice as long their mean with one. */
+/* A run as long as the warm-up sends 8 bits per element. A run twice as long sends the mean of 8
+ * bits and one bit. */
 Test(tune, a_short_run_is_the_warm_up) {
   struct ob_costs costs = default_costs();
   struct tune_training training = some_training;
@@ -143,7 +146,7 @@ Test(tune, a_short_run_is_the_warm_up) {
                      (one + eight) / 2, 1);
 }
 
-/* 0/1 Adam's steps, counted one by one. */
+/* Counts the steps of 0/1 Adam one by one, and compares with the policy of the model. */
 Test(tune, policy_is_the_optimizers) {
   for (double steps = 1; steps < 1e6; steps *= 3) {
     const onebit_zero_one_adam_options_t options = {.variance_freeze_step = TUNE_FREEZE_STEP};
@@ -187,7 +190,8 @@ static struct ob_costs slow_costs(double bits_a_second) {
   return costs;
 }
 
-/* Bytes of a compressed exchange: 2(K-1)/K of them and the scales, and 1/(30 H) of dense fp32's. */
+/* The bytes of a compressed exchange are 2(K-1)/K of the elements' bits and the scales. They are
+ * 1/(30 H) of the bytes of dense fp32. */
 Test(tune, a_run_sends_what_its_rounds_send) {
   struct ob_costs costs = slow_costs(1e8);
   const double rounds = ceil(slow_training.steps / 30), exchanged = 1.5 * slow_training.parameters;
@@ -206,7 +210,7 @@ Test(tune, a_run_sends_what_its_rounds_send) {
                900 * tune_whole(&costs, &slow_training, &one).host_bytes);
 }
 
-/* A run costs the mean of its dense and compressed steps, weighted by their numbers. */
+/* The time of a run is the mean of its dense and compressed steps, weighted by their numbers. */
 Test(tune, a_warm_up_costs_its_share) {
   struct ob_costs costs = slow_costs(1e8);
   const struct tune_way dense = {"", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0};
@@ -224,8 +228,8 @@ Test(tune, a_warm_up_costs_its_share) {
   cr_expect_lt(tune_whole(&costs, &slow_training, &mixed).seconds, whole.seconds);
 }
 
-/* A fragment waits for the time that `delay` steps do not hide, and at least as long as the codec
- * takes. */
+/* A fragment waits for the part of an exchange that `delay` steps do not hide, and at least as long
+ * as the codec takes. */
 Test(tune, delay_hides_the_exchange) {
   struct ob_costs costs = slow_costs(1e8);
   struct tune_way way = {"", 4, 4, 0, 30, 1, 0};
@@ -244,8 +248,8 @@ Test(tune, delay_hides_the_exchange) {
   cr_expect(!tune_way_error(&way));
 }
 
-/* With ever slower links the chosen way is near the time without a network or the fastest, and
- * changes training more and more. */
+/* With ever slower links, the chosen way stays close to the time without a network or to the
+ * fastest way, and changes the training more and more. */
 Test(tune, chooses_the_mildest_way_that_is_fast) {
   const struct tune_wanted wanted = {.bits = -1, .delay = -1};
   struct tune_way ways[TUNE_WAYS];
@@ -278,7 +282,7 @@ Test(tune, ways_are_what_is_asked_for) {
   cr_expect(ways[1].warm_up_steps == ONEBIT_WARMUP_STEPS && ways[1].local_steps == 1);
 }
 
-/* --- The fit: from other numbers back to those that made the measurements. */
+/* --- The fit: from other start values it must find the costs that gave the measurements. */
 
 static void add_measurements(const struct ob_costs *truth, struct tune_points *points) {
   for (size_t elements = 1; elements <= (size_t)1 << 24; elements *= 16)
@@ -344,8 +348,8 @@ static struct tune_card card_with_link(double link) {
   return card;
 }
 
-/* Nothing but the memory: 1-bit Adam's step among 8 ranks moves 12.26 + 12.13 and an eighth of
- * reduce's 9.15 bytes a parameter, a fused dense one 28 (docs/cuda.md). */
+/* Only memory bandwidth counts. 1-bit Adam's step on 8 ranks moves 12.26 + 12.13 bytes per
+ * parameter and an eighth of reduce's 9.15. A fused dense step moves 28 (docs/cuda.md). */
 Test(tune, kernels_take_what_their_bytes_take) {
   struct tune_card card = card_with_link(0);
   const struct tune_training host = {.parameters = 1e9, .hosts = 1, .ranks_per_host = 8};
@@ -356,7 +360,7 @@ Test(tune, kernels_take_what_their_bytes_take) {
   cr_expect_float_eq(dense, 28, 1e-9, "%g", dense);
 }
 
-/* Chunks are counted as cuda/device.c cuts them, 7 kernels in each, or 4. */
+/* Chunks are counted as cuda/device.c cuts them, with 7 kernels per chunk, or 4. */
 Test(tune, small_tensors_cost_launches) {
   struct tune_card card = card_with_link(0);
   struct tune_training host = {.parameters = 1000, .hosts = 1, .ranks_per_host = 8};
@@ -388,8 +392,9 @@ Test(tune, a_slow_link_takes_what_its_bytes_take) {
   cr_expect_lt(tune_card_update(&card, &hosts, TUNE_ZERO_ONE).host_bytes, wanted[3]);
 }
 
-/* A billion parameters on 4 hosts of 8 GPUs: the copies and the processors' passes, of all
- * parameters on each GPU or of an eighth, and the bits of a host either way. */
+/* A billion parameters on 4 hosts of 8 GPUs. The copies and the processors' work concern all
+ * parameters on each GPU, or an eighth of them. The bits that a host sends are the same in both
+ * cases. */
 Test(tune, staged_gpus_take_what_copies_and_processors_take) {
   struct tune_card card = card_with_link(1.25e8);
   const struct tune_training hosts = {.parameters = 1e9, .hosts = 4, .ranks_per_host = 8};

@@ -1,4 +1,5 @@
-/* onebit-tune as a program, without MPI: its predictions, its file, and what it refuses. */
+/* Tests the program onebit-tune, without MPI: its predictions, its file, and the arguments that it
+ * refuses. */
 #include "tests/support.h"
 #include "tools/tune/model.h"
 #include "tools/tune/tune.h"
@@ -39,7 +40,7 @@ Test(tune_program, predicts) {
                     "--bandwidth 2000gbit --latency 20us --tuning none");
   expect_output(said, "1.88 Tbit/s of payload");
   expect_output(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
-  /* Open MPI's best algorithm took this long on such a network. */
+  /* Open MPI's best algorithm was measured to take this long on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_output(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
@@ -51,7 +52,8 @@ Test(tune_program, predicts) {
   expect_output(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }
 
-/* Without a link it prints all usual links, with one all ways; and each option has its effect. */
+/* Without a link it prints all usual links, and with a link it prints all methods. Each option has
+ * its effect. */
 Test(tune_program, predicts_a_whole_run) {
   const char *said = program(0, PREDICT "--compute 0.5 --latency 40ms --whole-run");
   static const char *const links[] = {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s"};
@@ -74,7 +76,8 @@ Test(tune_program, predicts_a_whole_run) {
 
 #define PREDICT_CARDS "onebit-tune --predict --device cuda --parameters 340M --compute 0.1 "
 
-/* On a slow network compression pays, and over NVLink it does not: the summary says both. */
+/* On a slow network compression pays, and over NVLink it does not. The summary says so in both
+ * cases. */
 Test(tune_program, predicts_for_gpus) {
   const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
   static const enum tune_method methods[] = {TUNE_DENSE,        TUNE_HALF,     TUNE_FLAT,
@@ -99,7 +102,8 @@ Test(tune_program, predicts_for_gpus) {
   expect_output(said, "64 GB/s");
 }
 
-/* The hosts, ranks and link are those of the file, but a prediction is the model's all the same. */
+/* The hosts, ranks and link are those of the file, but a prediction still comes from the model
+ * alone. */
 Test(tune_program, predicts_without_corrections) {
   char path[] = "/tmp/onebit-tune-XXXXXX", command[256], plain[4096];
   static const char *const hosts[] = {"node1"};
@@ -119,7 +123,7 @@ Test(tune_program, predicts_without_corrections) {
   remove(path);
 }
 
-/* One host has measured nothing between hosts, whatever the fit has made of it. */
+/* A single host has measured nothing between hosts, whatever the fit has computed for it. */
 Test(tune_program, predicts_between_hosts_by_defaults_where_one_was_measured) {
   char path[] = "/tmp/onebit-tune-XXXXXX", plain[4096];
   static const char *const hosts[] = {"node1"};
@@ -154,7 +158,8 @@ Test(tune_program, says_what_is_wrong_in_a_command_line) {
   expect_output(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
 }
 
-/* An option that the selected mode would not use is refused, whatever its value and position. */
+/* An option that the selected mode would not use is refused, whatever its value and position
+ * are. */
 Test(tune_program, refuses_options_of_another_mode) {
   static const char *const rows[][2] = {
       {"--parameters 3M", "--parameters: is for --predict, not for measuring"},

@@ -1,4 +1,4 @@
-/* The tuning file: what is written is read, and nothing that a file may hold does harm. */
+/* Tests the tuning file: what was written can be read, and no content of a file does harm. */
 #include "collectives/cost/tuning.h"
 #include "tests/support.h"
 #include "tests/support_disk.h"
@@ -24,7 +24,7 @@ static struct ob_costs make_odd_costs(void) {
   return costs;
 }
 
-/* Returns the text of a good file; the caller frees it. */
+/* Returns the text of a good file. The caller frees it. */
 static char *make_good_file(void) {
   static const char *const hosts[] = {"node1", "node2", "4th#host"};
   static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI 4.1", hosts, 3};
@@ -47,7 +47,7 @@ static enum ob_tuning_state parse_text(const char *text, size_t length,
   return state;
 }
 
-/* Parses the good file with the first `old` replaced. */
+/* Parses the good file after replacing the first occurrence of `old`. */
 static enum ob_tuning_state parse_damaged_file(const char *old, const char *fresh,
                                                struct ob_costs *costs) {
   char *good = make_good_file(), *at = strstr(good, old);
@@ -113,7 +113,7 @@ Test(tuning, names_the_damaged_line) {
       {"codec avx2", "codec", "line 5 has no value for 'codec'"},
       {"codec avx2\n", "", "codec is missing"},
       {"host node1\nhost node2\nhost 4th#host\n", "", "host is missing"},
-      {"date 2026", "date x\ndate 2026", "line 4 gives date again"},
+      {"date 2026", "date x\ndate 2026", "line 4 repeats the key date"},
       {"hosts ", "guests ", "line 9 has an unknown key, 'guests'"},
       {"hosts 3", "hosts three #", "hosts is 'three', not a number"},
       {"hosts 3", "hosts nan #", "hosts is 'nan', not a number"},
@@ -125,7 +125,7 @@ Test(tuning, names_the_damaged_line) {
       {"hosts 3.00000000e+00", "hosts 1.2.3", "hosts is '1.2.3', not a number"},
       {"between.bandwidth ", "between.bandwidth 0\n#", "between.bandwidth is 0, not 1 to"},
       {"compress ", "#", "compress is missing"},
-      {"compress ", "compress 0\ncompress ", "gives compress again"},
+      {"compress ", "compress 0\ncompress ", "repeats the key compress"},
       {"correction allgather bits 1024 0.750", "correction allgather bits 1024",
        "line 39 is not 'correction SCHEDULE WIRE BYTES FACTOR'"},
       {"correction allgather bits 1024 0.750", "correction allgather bits 1024 1 1",
@@ -141,7 +141,7 @@ Test(tuning, names_the_damaged_line) {
       {"bits 1024 0.750", "bits 2048 0.750",
        "line 40 is of 2048 bytes, no more than the one before"},
       {"correction hierarchical", "correction allgather bits 1e9 1\ncorrection hierarchical",
-       "line 55 is one point too many: at most 16 are read"},
+       "line 55 is beyond the 16 points that are read"},
       {"chunk 4194304 131072", "chunk 4194304", "is not 'chunk BYTES ELEMENTS'"},
       {"chunk 4194304 131072", "chunk 4194304 31", "chunk is 31, not 32 to"},
       {"chunk 4194304", "chunk 16777216", "is of 16777216 bytes, no more than the one before"},
@@ -185,10 +185,11 @@ Test(tuning, does_not_take_another_machines) {
   char *text = make_good_file();
   struct ob_tuning_here other = {"node3", "avx2"};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
-  expect_defaults(&costs, "is of other hosts: node3 is not among them");
+  expect_defaults(&costs, "was measured on other hosts, without node3: run onebit-tune here");
   other = (struct ob_tuning_here){"4th#host", "scalar"};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_STALE);
-  cr_expect(strstr(costs.source, "is of codec avx2, here it is scalar"), "%s", costs.source);
+  cr_expect(strstr(costs.source, "was measured with codec avx2, this host uses scalar"), "%s",
+            costs.source);
   other = (struct ob_tuning_here){NULL, NULL};
   cr_expect_eq(parse_text(text, strlen(text), &other, &costs), OB_TUNING_READ);
   free(text);
@@ -200,11 +201,11 @@ Test(tuning, bounds_what_it_reads) {
   struct ob_costs costs;
   memset(text, 'a', length);
   cr_expect_eq(parse_text(text, length, &here, &costs), OB_TUNING_DAMAGED);
-  expect_defaults(&costs, "line 1 is too long, or no text");
+  expect_defaults(&costs, "line 1 is too long, or has a zero byte");
   memset(text, '\n', length);
   memcpy(text, "onebit tuning 1", 15);
   cr_expect_eq(parse_text(text, length, &here, &costs), OB_TUNING_DAMAGED);
-  expect_defaults(&costs, "is one too many");
+  expect_defaults(&costs, " lines that are read");
   free(text);
 }
 
@@ -227,7 +228,7 @@ Test(tuning, finds_the_file_of_the_environment) {
   cr_expect(ob_tuning_path(path) && strcmp(path, "/h/.config/onebit/tuning") == 0, "%s", path);
   unsetenv("HOME");
   cr_expect(!ob_tuning_path(path));
-  setenv("ONEBIT_TUNING", "/", 1); /* can be opened, and not read */
+  setenv("ONEBIT_TUNING", "/", 1); /* a path that can be opened but not read */
   cr_expect_neq(ob_tuning_find(&costs), OB_TUNING_READ);
 }
 

@@ -1,14 +1,15 @@
 /*
- * A compressed warm-up: its loss compared with a dense one's, replicas that are equal to the bit,
- * bytes, edge counts, and checkpoints with other bits.
+ * A compressed warm-up: its loss compared with that of a dense warm-up, replicas that are equal to
+ * the bit, bytes, counts at edges, and checkpoints with another number of bits.
  */
 #include "optimizers/optimizer.h"
 #include "tests/support_collectives.h"
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
 
-/* A sum of squares whose minima differ by rank, with the same curvature on all. The ranks disagree
- * by more than they agree, so their gradients do not vanish at the common optimum. */
+/* A sum of squares whose minima differ by rank, with the same curvature on all ranks. The minima
+ * differ more than they have in common, so a rank's gradient does not vanish at the common
+ * optimum. */
 enum { RANKS = 4, UNKNOWNS = 1500 };
 
 static float curvature(size_t i) { return 0.55f + 0.45f * uniform_value(i); }
@@ -45,7 +46,7 @@ struct run {
   size_t counts[2];
   int steps;
   bool skips;            /* each step is first tried with a gradient that is not finite */
-  uint64_t bytes[RANKS]; /* of a warm-up step */
+  uint64_t bytes[RANKS]; /* bytes of a warm-up step */
   float *parameters[RANKS];
 };
 
@@ -79,7 +80,8 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
   free(gradients);
 }
 
-/* All ranks must get the same bits; rank 0's are returned, and the caller frees them. */
+/* Checks that all ranks get the same parameters, to the bit. Returns rank 0's, which the caller
+ * frees. */
 static float *run_on_all_ranks(struct run *run) {
   const size_t count = run->counts[0] + run->counts[1];
   for (int rank = 0; rank < RANKS; rank++)
@@ -106,8 +108,8 @@ static double excess_after_run(struct any_case made, int bits, size_t bucket_siz
   return excess;
 }
 
-/* Just before the freeze all that differs is the warm-up. In 4 bits, and without noise in the
- * gradients, what the residual holds back is seen there. */
+/* Just before the freeze only the warm-up differs. With 4 bits, and without noise in the gradients,
+ * the effect of the values that the residual holds back is visible. */
 Test(warmup, comes_to_what_a_dense_one_does) {
   const double start = excess_after_run(methods[0], 0, 0, 0);
   for (size_t k = 0; k < METHODS; k++) {
@@ -124,7 +126,7 @@ Test(warmup, comes_to_what_a_dense_one_does) {
   }
 }
 
-/* Momentum SGD has 40 steps in 8 bits by default. */
+/* By default the warm-up of momentum SGD has 40 steps in 8 bits. */
 Test(warmup, of_momentum_is_forty_steps_in_eight_bits) {
   const struct any_case given = {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_STEPS)};
   const struct any_case own = {ANY(momentum, .warmup_steps = 0)},
@@ -145,7 +147,7 @@ static float warmup_residual(onebit_optimizer_t optimizer) {
   return largest;
 }
 
-/* The array is not used after the warm-up, whose end frees it. */
+/* The array is not used after the warm-up, the end of which frees it. */
 static void freeze_on_rank(onebit_comm_t comm, void *context) {
   const struct any_case *what = context;
   float parameters[100] = {0}, gradients[100];
@@ -173,8 +175,8 @@ Test(warmup, residuals_go_with_its_end) {
     on_ranks(RANKS, freeze_on_rank, &cases[k]);
 }
 
-/* A compressed warm-up has a residual of its own, in every bucket: a skipped step leaves nothing in
- * it. */
+/* A compressed warm-up has a residual of its own in every bucket. A skipped step must not change
+ * this residual. */
 Test(warmup, skips_leave_no_trace) {
   const struct any_case cases[] = {{ANY(adam, .freeze_step = 5)},
                                    {ANY(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},
@@ -197,7 +199,7 @@ Test(warmup, skips_leave_no_trace) {
     }
 }
 
-/* 2^20 elements: the scales are a 64th of a bit an element, and headers less. */
+/* With 2^20 elements the scales add a 64th of a bit per element, and headers add less. */
 Test(warmup, sends_bits) {
   for (size_t k = 0; k < METHODS; k++) {
     struct run run = {
@@ -214,7 +216,7 @@ Test(warmup, sends_bits) {
   }
 }
 
-/* Trains into the compressed steps, with every count at an edge of a word or a block. */
+/* Trains until steps are compressed, with each count at an edge of a word or a block. */
 Test(warmup, any_count) {
   static const size_t counts[][2] = {{0, 0}, {0, 1}, {1, 0}, {3, 31}, {32, 33}, {100, 65}};
   for (size_t k = 0; k < METHODS; k++)
@@ -249,8 +251,8 @@ static void make_twenty_steps(onebit_optimizer_t optimizer, const float *paramet
   }
 }
 
-/* A state saved in 4 bits continues in a dense warm-up, and the other way round, equally on every
- * rank. */
+/* A state that was saved with 4 bits continues in a dense warm-up, and a dense state with 4 bits,
+ * equally on every rank. */
 static void load_on_rank(onebit_comm_t comm, void *context) {
   static const int bits[] = {4, 0, 8};
   float parameters[3][COUNT] = {{0}}, gradients[COUNT];
@@ -280,7 +282,8 @@ Test(warmup, loads_with_other_bits) {
   directories_remove(&directories);
 }
 
-/* A state that was saved without a warm-up continues compressed where the default has a warm-up. */
+/* A state that was saved without a warm-up continues compressed, although the default has a
+ * warm-up. */
 static void load_compressed(onebit_comm_t comm, void *context) {
   float parameters[2][COUNT] = {{0}}, gradients[COUNT];
   const int rank = onebit_comm_rank(comm);
@@ -316,8 +319,8 @@ Test(warmup, goes_on_from_none) {
 
 enum { QUIET = 7, DIVIDED = 60, SIZES = 3 };
 
-/* Efficient-Adam on three tensors, of which one has its first gradient late and one is
- * uncompressed; steps without any gradient come first. */
+/* Efficient-Adam on three tensors. One tensor has its first gradient late, and one is uncompressed.
+ * The first steps have no gradient at all. */
 struct quiet_run {
   size_t quiet;
   int trust_ratio;

@@ -7,8 +7,9 @@
 #include "tests/support_wrong_calls.h"
 
 /*
- * Wrong calls of every public function: an error with a message that names the argument and the
- * value, and no crash. A function of include/onebit without a wrong call fails the test.
+ * Wrong calls of every public function must give an error with a message that names the argument
+ * and its value, and must not crash. The test fails if a function of include/onebit has no wrong
+ * call.
  */
 
 static void make_all_wrong_calls(void) {
@@ -25,8 +26,8 @@ static void make_all_wrong_calls(void) {
   wrong_scene_end(&scene);
 }
 
-/* Functions of mpi.h and mpi_calls.h are in mpi_wrong_calls.c, those of method.h in test_method.c,
- * those of cuda.h and nccl.h in tests/gpu. */
+/* mpi_wrong_calls.c tests the functions of mpi.h and mpi_calls.h, test_method.c those of method.h,
+ * and tests/gpu those of cuda.h and nccl.h. */
 Test(wrong_calls, are_made_of_every_function) {
 #if defined(__SANITIZE_THREAD__)
   cr_skip_test("this allocator gives the address of a destroyed communicator to the next object");
@@ -51,9 +52,9 @@ Test(wrong_calls, are_made_of_every_function) {
 
 /* ---- One rank of several ---- */
 
-/* Makes wrong calls that the scenarios of disagreement have not: a handle that is none, or one of
- * another kind. The own call is refused where it stands; the others wait until it makes the right
- * one. */
+/* Makes wrong calls that the scenarios of disagreement do not have: with a handle that is not
+ * valid, or of another kind. The wrong call is refused on its own rank. The other ranks wait until
+ * this rank makes the correct call. */
 static void make_one_wrong_call(onebit_comm_t comm, void *context) {
   float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
   const int rank = onebit_comm_rank(comm);
@@ -82,18 +83,18 @@ Test(wrong_calls, of_one_rank_are_told_to_the_others) {
 }
 
 /*
- * Wrong arguments that support_wrong_calls.c does not have, which tests each argument of each
- * public function once: the environment, counts beyond memory, types of two bytes.
- * Here on one rank; the scenarios of disagreement have what other ranks see.
+ * Wrong arguments that support_wrong_calls.c does not have, since it tests each argument of each
+ * public function once: the environment, counts that exceed memory, and types of two bytes. These
+ * tests use one rank. The scenarios of disagreement test the errors on other ranks.
  */
 
-/* A handle that must not survive a failing creation; never followed. */
+/* A handle that a failing creation must overwrite. It is never dereferenced. */
 #define STALE(type) ((type)(void *)&stale)
 static char stale;
 enum { TENSOR = 10 };
 
-/* Lets malloc return NULL under sanitizers, which otherwise end the program where there is not so
- * much memory. */
+/* Lets malloc return NULL under sanitizers. Otherwise they end the program if so much memory is not
+ * available. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
@@ -173,7 +174,7 @@ Test(arguments, environment) {
   check_environment("ONEBIT_THREADS", "99999999999999999999");
 }
 
-/* An empty variable counts as unset; options have priority over the environment. */
+/* An empty variable counts as unset. Options have priority over the environment. */
 Test(arguments, environment_that_is_sound) {
   static const char *const sound[][2] = {{"ONEBIT_CODEC", ""},
                                          {"ONEBIT_CODEC", "scalar"},
@@ -194,12 +195,12 @@ Test(arguments, environment_that_is_sound) {
 
 /* ---- Optimizers ---- */
 
-/* Elements of two bytes may begin at any even address, and at no odd one; overlaps are counted in
- * their size. */
+/* Elements of two bytes may begin at any even address, and at no odd address. Overlaps are computed
+ * with the size of these elements. */
 Test(arguments, tensors_of_two_bytes) {
   static float parameter[2 * TENSOR + 1], gradient[2 * TENSOR + 1];
   static const struct {
-    size_t parameter, gradient; /* bytes into the arrays */
+    size_t parameter, gradient; /* offsets in bytes in the arrays */
     const char *name, *value;
   } places[] = {{2, 6, NULL, NULL},
                 {3, 6, "tensors[0].parameter", "align"},
@@ -224,9 +225,10 @@ Test(arguments, tensors_of_two_bytes) {
   onebit_comm_destroy(comm);
 }
 
-/* One rank is wrong, or asks for something else: all ranks get an error. Ranks are threads. */
+/* One rank makes an error, or requests something else. All ranks must get an error. Ranks are
+ * threads. */
 
-/* Every rank of groups of `smallest` to 4 is the culprit once. */
+/* Runs the scenario in groups of `smallest` to 4 ranks. Every rank is the culprit once. */
 static void try_each_culprit(rank_body *scenario, struct culprit culprit, int smallest) {
   for (int size = smallest; size <= 4; size++)
     for (culprit.rank = 0; culprit.rank < size; culprit.rank++)
@@ -234,7 +236,7 @@ static void try_each_culprit(rank_body *scenario, struct culprit culprit, int sm
         on_ranks(size, scenario, &culprit);
 }
 
-/* Does the same in the other schedules. */
+/* Does the same with the other schedules. */
 static void try_each_culprit_on_hosts(rank_body *scenario, struct culprit culprit) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {2, 1}};
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++)
@@ -260,7 +262,7 @@ Test(disagreement, wrong_buffers_in_other_schedules) {
                             (struct culprit){.schedule = ONEBIT_SCHEDULE_HIERARCHICAL});
 }
 
-/* --- Steps of an optimizer: also clipped, where there is one exchange more, and in shards. */
+/* --- Steps of an optimizer: also with clipping, which adds an exchange, and with shards. */
 
 static const struct culprit steps[] = {{.rank = 0},
                                        {.clip_norm = 1.5},

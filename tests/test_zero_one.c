@@ -1,12 +1,13 @@
-/* 0/1 Adam: its parameters, and when it exchanges what. */
+/* Tests 0/1 Adam: its parameters, and which values it exchanges in which steps. */
 #include "optimizers/methods/zero_one_schedule.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 #include "tests/support_zero_one.h"
 
 /*
- * 0/1 Adam equals the oracle's in every bit of every rank's parameters after every step: variance
- * stage, freeze, local and synchronisation steps; for groups of 1 to 7 ranks.
+ * 0/1 Adam equals the oracle in every bit of every rank's parameters after every step: in the
+ * variance stage, at the freeze, in local steps and in synchronisation steps, for groups of 1 to 7
+ * ranks.
  */
 
 static void check_case_of_zero_one(const struct zero_one_case *what) {
@@ -15,7 +16,7 @@ static void check_case_of_zero_one(const struct zero_one_case *what) {
   zero_one_release(&run);
 }
 
-/* A case is a choice of each of these: every two are in some row. */
+/* A case is a choice for each of these. Any two choices occur together in some row. */
 enum {
   TENSORS,
   GROUP,
@@ -39,13 +40,14 @@ enum {
 static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
                                                    &adam_tensors_many_words, &adam_tensors_tiny,
                                                    &adam_tensors_none};
-/* Ranks and hosts; 0: in the schedule of one host. */
+/* Numbers of ranks and hosts; with 0 hosts the schedule is that of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 2}, {6, 3}, {6, 2}, {3, 1}};
-/* The freeze is after one step, after a compressed step, in the last step, or never in this run. */
+/* The freeze comes after one step, after a compressed step, in the last step, or never in this
+ * run. */
 static const size_t freezes[] = {1, 2, 7, 10, 30, 31};
-/* Scalers of 1, one that is never reached, clippers that are no power of two, and 1: then ranks
- * synchronise in every step. */
+/* Scalers of 1, a scaler that is never reached, clippers that are not powers of two, and a clipper
+ * of 1, with which ranks synchronise in every step. */
 static const size_t intervals[][3] = {{2, 3, 4}, {1, 1, 6},     {3, 2, 5},
                                       {2, 1, 1}, {100, 100, 3}, {1, 4, 7}};
 static const size_t bucket_sizes[] = {0, 1, 100, 2000, 5000};
@@ -71,7 +73,7 @@ static const size_t lengths[CHOICES] = {[TENSORS] = LENGTH(lists),
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* Sets the number of messages, their contents and ranks; DeepSpeed's profile has its own. */
+/* Sets the number of messages, their contents and ranks. DeepSpeed's profile has its own values. */
 static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->adam.options.common;
   const int *group = groups[choice[GROUP]];
@@ -94,8 +96,9 @@ static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   }
 }
 
-/* Movements are sent as float32, whatever the gradients are. If a gradient is not finite, all ranks
- * skip a step that exchanges; in a local step only this rank does not move. */
+/* Movements are sent as float32, whatever the type of the gradients is. If a gradient is not
+ * finite, all ranks skip a step that exchanges. In a local step only the rank with this gradient
+ * does not move. */
 static void choose_gradients(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->adam.options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
@@ -145,9 +148,9 @@ Test(zero_one, in_any_combination) {
 }
 
 /*
- * When 0/1 Adam exchanges what: the library's function of the step's number against counters that
- * go on step by step, against what DeepSpeed's code does, and against the volumes that follow from
- * its options.
+ * The schedule of 0/1 Adam's exchanges. The library computes it from the step's number. The result
+ * is compared with counters that advance step by step, with DeepSpeed's code, and with the volumes
+ * that follow from the options.
  */
 
 static struct ob_zero_one_schedule make_schedule(size_t freeze_step, size_t update_scaler,
@@ -157,7 +160,7 @@ static struct ob_zero_one_schedule make_schedule(size_t freeze_step, size_t upda
       &(struct ob_zero_one_schedule){freeze_step, update_scaler, step_scaler, clipper, deepspeed});
 }
 
-/* Walks step by step, with the sums over all steps so far. */
+/* Compares every step, and the sums over all steps so far. */
 static void check_schedule_step_by_step(size_t freeze_step, size_t update_scaler,
                                         size_t step_scaler, size_t clipper, bool deepspeed,
                                         size_t steps) {
@@ -206,14 +209,14 @@ Test(zero_one_schedule, defaults) {
   check_schedule_step_by_step(0, 0, 0, 0, true, 200000);
 }
 
-/* The engine's flags in a run of DeepSpeed's code: F, gradients were averaged before the step. */
+/* The engine's flags in a run of DeepSpeed's code. F: gradients were averaged before the step. */
 Test(zero_one_schedule, is_deepspeeds) {
   struct ob_zero_one_schedule schedule = make_schedule(8, 2, 2, 4, true);
   const char wanted[] = "FFFLFLFLLLLLLLLLLLLL";
   for (uint64_t step = 1; step < sizeof wanted; step++)
     cr_expect_eq(ob_zero_one_exchange(&schedule, step) == OB_EXCHANGE_DENSE,
                  wanted[step - 1] == 'F', "step %d", (int)step);
-  /* The schedules of two recorded runs: 1, averaged. */
+  /* The schedules of two recorded runs. 1: gradients were averaged. */
   const char *const recorded[] = {"111110101010001000100010000000000000000000000000000000000000",
                                   "111010101010001000100000000000000000000000000000000000000000"};
   const struct ob_zero_one_schedule theirs[] = {make_schedule(24, 4, 8, 4, true),
@@ -224,8 +227,8 @@ Test(zero_one_schedule, is_deepspeeds) {
                    recorded[k][step - 1] == '1', "run %d, step %d", (int)k, (int)step);
 }
 
-/* BERT-Large as DeepSpeed's examples train it. Its first call makes no step, so there is one step
- * less than calls. */
+/* BERT-Large as DeepSpeed's examples train it. DeepSpeed's first call makes no step, so there is
+ * one step less than calls. */
 Test(zero_one_schedule, volumes_of_bert) {
   const struct {
     size_t freeze_step, calls;
@@ -243,7 +246,7 @@ Test(zero_one_schedule, volumes_of_bert) {
   }
 }
 
-/* Numbers larger than any run reaches. */
+/* Uses numbers that are larger than any run reaches. */
 Test(zero_one_schedule, has_no_end) {
   struct ob_zero_one_schedule schedule = make_schedule((size_t)-1, 1, 1, (size_t)-1, false);
   uint64_t counts[3], far = (uint64_t)1 << 62;

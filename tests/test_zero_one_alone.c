@@ -1,6 +1,6 @@
 /*
- * 0/1 Adam between two synchronisations: ranks that go on alone, each with parameters of its own,
- * and the errors of such steps. test_zero_one.c checks that all ranks have the same parameters
+ * 0/1 Adam between two synchronisations: ranks continue alone, each with parameters of its own.
+ * Also the errors in such steps. test_zero_one.c checks that all ranks have the same parameters
  * after each synchronisation.
  */
 #include "base/hash.h"
@@ -54,7 +54,7 @@ static uint64_t hash_parameters(const struct learner *learner) {
 
 static uint64_t hashes[MOST_RANKS]; /* of the parameters after a synchronisation */
 
-/* --- Alone */
+/* --- Local steps */
 
 /* Returns options that freeze after three steps and synchronise in every fourth. */
 static onebit_zero_one_adam_options_t fourth_step_options(void) {
@@ -63,7 +63,8 @@ static onebit_zero_one_adam_options_t fourth_step_options(void) {
   return options;
 }
 
-/* Steps before the first local one with fourth_step_options, and local steps in a row. */
+/* The number of steps before the first local one with fourth_step_options, and of consecutive local
+ * steps. */
 #define BEFORE_LOCAL 8
 #define LOCAL_STEPS  3
 
@@ -90,7 +91,7 @@ static void check_synchronized(int ranks) {
 
 static pthread_barrier_t everyone;
 
-/* The other ranks begin their local steps when rank 0 has made its own. */
+/* The other ranks begin their local steps after rank 0 has made its own. */
 static void let_rank_0_go_first(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
@@ -124,7 +125,7 @@ static void spoil_gradients(struct learner *learner, int rank, int step, float v
     learner->gradients[i] = rank == 1 ? value : input_value(i, rank, step);
 }
 
-/* All gradients of rank 1 are NaN: first in local steps, then in a synchronisation step. */
+/* All gradients of rank 1 are NaN, first in local steps and then in a synchronisation step. */
 static void lose_gradients(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
@@ -138,7 +139,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
                  lost ? ONEBIT_SKIPPED : ONEBIT_OK);
     if (lost)
-      CHECK_WORDS("this rank alone");
+      CHECK_WORDS("this rank only");
     bool same = hash_parameters(learner) == before &&
                 !(optimizer_info(learner->optimizer).momentum_norm != momentum);
     CHECK(same == lost, "step %d: the parameters %s", step, same ? "stay" : "change");
@@ -152,7 +153,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   uint64_t before = hash_parameters(learner);
   spoil_gradients(learner, rank, 20, NAN);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
-  /* This element does not move, whatever its gradient is. */
+  /* This element must not move, whatever its gradient is. */
   find_gradients(learner, rank, 20);
   learner->gradients[STILL] = rank == 1 ? NAN : 0.0f;
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
@@ -163,7 +164,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   end_learning(learner);
 }
 
-/* Clipping also finds NaN in gradients. */
+/* Clipping also notices NaN in gradients. */
 Test(zero_one_alone, gradients_of_nan) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   for (int k = 0; k < 4; k++) {
@@ -177,7 +178,8 @@ Test(zero_one_alone, gradients_of_nan) {
 
 /* --- Clipping */
 
-/* Makes steps whose gradients are not clipped, and then a local step with them times `size`. */
+/* Makes steps whose gradients are not clipped. Then makes a local step with the same gradients
+ * times `size`. */
 static struct learner *train_to_local_step(onebit_comm_t comm,
                                            const onebit_zero_one_adam_options_t *options,
                                            float size) {
@@ -190,7 +192,8 @@ static struct learner *train_to_local_step(onebit_comm_t comm,
   return learner;
 }
 
-/* A rank that clips to half of its gradients' norm does the same as one with half the gradients. */
+/* A rank that clips its gradients to half of their norm makes the same steps as a rank with half
+ * the gradients. */
 static void clip_alone(onebit_comm_t comm, void *context) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
   (void)context;
@@ -211,7 +214,7 @@ Test(zero_one_alone, clips_by_its_own_norm) { on_ranks(1, clip_alone, NULL); }
 
 /* --- Mistakes */
 
-/* A step in which rank 1 tells of a tensor twice. */
+/* Makes a step in which rank 1 reports a tensor as ready twice. */
 static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
   CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
@@ -220,8 +223,8 @@ static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
   return onebit_optimizer_step(learner->optimizer, 1e-3f);
 }
 
-/* The mistake stays unknown to other ranks: the rank counts the step, as they do, and does not
- * move. */
+/* Other ranks are not told of the mistake. The rank with the mistake counts the step, as the others
+ * do, and does not move. */
 static void make_mistake(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
@@ -242,8 +245,8 @@ Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
   check_synchronized(3);
 }
 
-/* With a tensor that is exchanged uncompressed a message can report the mistake. It waits for the
- * end of the step although its tensor is ready: no rank makes the step. */
+/* If a tensor is exchanged uncompressed, its message can report the mistake. The message waits for
+ * the end of the step although its tensor is ready, and no rank makes the step. */
 static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);
@@ -257,11 +260,11 @@ static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
 
 Test(zero_one_alone, mistakes_travel_with_uncompressed_tensors) {
   onebit_zero_one_adam_options_t options = fourth_step_options();
-  options.common.dense_below = 1001; /* the first of the two */
+  options.common.dense_below = 1001; /* makes the first of the two tensors dense */
   on_ranks(3, make_mistake_with_messages, &options);
 }
 
-/* Rates that differ are found in the synchronisation step. */
+/* Learning rates that differ between ranks are noticed in the synchronisation step. */
 static void pass_different_rates(onebit_comm_t comm, void *context) {
   static const float rates[] = {2e-3f, NAN, -1.0f};
   int rank = onebit_comm_rank(comm);
@@ -303,8 +306,8 @@ Test(zero_one_alone, destroyed_while_a_local_step_is_open) {
 
 /* --- Rates of zero */
 
-/* With a learning rate of 0 there is no movement from which to compute a momentum: it is zero, not
- * a quotient by zero. */
+/* With a learning rate of 0 there is no movement from which a momentum could be computed. The
+ * momentum is zero, and nothing is divided by zero. */
 static void train_with_zero_rate(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = train_to_local_steps(comm, rank, context);

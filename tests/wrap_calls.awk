@@ -1,7 +1,7 @@
-# Writes, for each function of the record tests/abi that the names on standard input have, the
-# function __wrap_NAME: the call within float_call_begin and float_call_end. The linker's --wrap puts
-# it before NAME. With -v list=1: those options of the linker.
-# Use: nm LIBRARY | awk -f tests/wrap_calls.awk [-v list=1] - tests/abi/RECORD
+# Writes a function __wrap_NAME for each function of the record tests/abi that is among the names on
+# standard input. The wrapper makes the call between float_call_begin and float_call_end. The linker's
+# --wrap redirects calls of NAME to the wrapper. With -v list=1 the script prints these options of the
+# linker. Use: nm LIBRARY | awk -f tests/wrap_calls.awk [-v list=1] - tests/abi/RECORD
 FNR == NR {
   if ($2 == "T")
     defined_here[$3]

@@ -1,6 +1,6 @@
 /*
- * onebit-info: prints the properties of this build of the library, and its choices on this
- * machine.
+ * onebit-info: prints the properties of this build of the library, and what the library chooses on
+ * this machine.
  */
 #define _GNU_SOURCE /* environ */
 #include <limits.h>
@@ -37,7 +37,8 @@
 
 /* --- Knobs, with their values in force ---------------------------------------------------------*/
 
-/* Writes a knob's value in force. Returns an error if the library rejects the value. */
+/* Writes the value of a knob that is in force. Returns an error if the library rejects the
+ * value. */
 static onebit_status_t resolve_knob(enum ob_knob knob, char *value, size_t capacity) {
   const char *text = ob_knob_text(knob);
   const struct ob_codec *codec;
@@ -109,8 +110,8 @@ static onebit_status_t resolve_knob(enum ob_knob knob, char *value, size_t capac
   return status;
 }
 
-/* Prints variables of the environment whose names begin like a knob's and are none: typing errors,
- * or variables of Python's bindings and of builds. */
+/* Prints the environment's variables whose names begin like those of knobs, but are not names of
+ * knobs: typing errors, or variables of the Python package and of builds. */
 static void print_unknown_variables(void) {
   for (char **variable = environ; *variable; variable++) {
     const size_t length = strcspn(*variable, "=");
@@ -233,7 +234,7 @@ static void print_mpi(void) {
 #ifdef ONEBIT_HAVE_MPI
   char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length, version, subversion;
-  MPI_Get_library_version(name, &length); /* these two may be called before MPI_Init */
+  MPI_Get_library_version(name, &length); /* these two functions may be called before MPI_Init */
   MPI_Get_version(&version, &subversion);
   name[strcspn(name, "\n")] = '\0';
   printf("MPI               %d.%d: %s\n", version, subversion, name);

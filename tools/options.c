@@ -32,7 +32,7 @@ const char *tool_read_integer(const char *text, bool suffix, size_t *value) {
   return end + (letter != NULL);
 }
 
-/* Returns true if a word is the unit; that of a rate may end with "/s". */
+/* True if a word is the unit. The unit of a rate may end with "/s". */
 static bool is_unit(const char *word, const char *unit, enum tool_option_kind kind) {
   const size_t length = strlen(unit);
   return strncasecmp(word, unit, length) == 0 &&
@@ -85,7 +85,8 @@ int tool_find_name(const char *word, size_t length, const char *const *names) {
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* Returns the largest value. A double can not hold SIZE_MAX, only a number a little below it. */
+/* Returns the largest value of an option. A double can not hold SIZE_MAX, only a number a little
+ * below it. */
 static double get_max_value(const struct tool_option *option) {
   return option->high > 0               ? option->high
          : option->kind == TOOL_INTEGER ? INT_MAX
@@ -187,7 +188,7 @@ static void describe_expected(const struct tool_option *option, char *text, size
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-enum { HELP = 1 << 10, VERSION, LONG }; /* getopt's values: letters, these, LONG + a row's index */
+enum { HELP = 1 << 10, VERSION, LONG }; /* getopt's results: a letter, these, LONG + row */
 
 static bool has_value(const struct tool_option *option) {
   return option->kind != TOOL_FLAG && (option->kind != TOOL_CALL || option->argument);
@@ -197,7 +198,7 @@ static bool is_available(const struct tool *tool, const struct tool_option *opti
   return option->kind != TOOL_HEADING && (!option->groups || option->groups & tool->group);
 }
 
-/* The size of getopt's tables, which hold the rows of any program here. */
+/* The size of getopt's tables, which is enough for the rows of every program here. */
 enum { ROWS = 96 };
 
 static const struct tool_option *get_next_row(const struct tool_option *option) {
@@ -210,7 +211,7 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   int row = 0;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
-  letters += sprintf(letters, "-:hv"); /* -: operands stay in place; :: reports missing values */
+  letters += sprintf(letters, "-:hv"); /* -: operands stay in order; :: reports missing values */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
        option = get_next_row(option), row++) {
     if (!is_available(tool, option))
@@ -253,7 +254,7 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   return false;
 }
 
-/* Reports an argument that getopt_long rejects; `found` is the option in it that it knows, or 0. */
+/* Reports an argument that getopt_long rejects. found: the known option in the argument, or 0. */
 static enum tool_asked report_bad_argument(const char *argument, int got, int found,
                                            char error[TOOL_ERROR]) {
   if (got == 1)
@@ -269,8 +270,8 @@ static enum tool_asked report_bad_argument(const char *argument, int got, int fo
   return TOOL_WRONG;
 }
 
-/* True if an argument is an abbreviation. getopt_long accepts these, but a later option can make
- * them ambiguous. */
+/* True if an argument is an abbreviation of an option. getopt_long accepts abbreviations, but an
+ * option that is added later can make them ambiguous. */
 static bool is_abbreviated(const char *argument, const struct option *option) {
   size_t length = strlen(option->name);
   return strncmp(argument + 2, option->name, length) != 0 ||
@@ -316,7 +317,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
 
 /* --- Output ------------------------------------------------------------------------------------*/
 
-enum { COLUMN = 24 }; /* where the help of an option begins */
+enum { COLUMN = 24 }; /* the column at which the help of an option begins */
 
 static void print_default(const struct tool_option *option, const void *values) {
   const void *field = (const char *)values + option->at;

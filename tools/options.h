@@ -1,6 +1,7 @@
-/* Every program describes its command line by a table of options: one function reads the arguments,
- * another prints --help. Nothing runs before the whole line is read; the first error names the
- * option, its value and what was expected: "--ranks=0: expected an integer from 1 to 64". */
+/* Every program describes its command line by a table of options. One function reads the arguments
+ * by the table, another prints --help. Nothing runs before the whole line is read. The first error
+ * names the option, its value and what was expected: "--ranks=0: expected an integer from 1 to
+ * 64". */
 #ifndef TOOLS_OPTIONS_H
 #define TOOLS_OPTIONS_H
 
@@ -9,7 +10,7 @@
 
 enum tool_option_kind {
   TOOL_END,     /* the last row, all zeros */
-  TOOL_HEADING, /* no option: a paragraph of --help */
+  TOOL_HEADING, /* not an option: a paragraph of --help */
   TOOL_ROWS,    /* the last row: the rows of another table, `rows`, follow */
   TOOL_FLAG,    /* bool: sets true; takes no value */
   TOOL_INTEGER, /* int */
@@ -19,20 +20,20 @@ enum tool_option_kind {
   TOOL_FLOAT,   /* float: 1e-4 */
   TOOL_RATE,    /* double, bytes a second: 300mbit, 1gbit */
   TOOL_SECONDS, /* double: 0.250, 250ms, 50us */
-  TOOL_CHOICE,  /* int: the place of the word in `names` */
+  TOOL_CHOICE,  /* int: the index of the word in `names` */
   TOOL_TEXT,    /* const char * */
-  TOOL_CALL,    /* `read` reads the value; without `argument` there is none, and it gets NULL */
+  TOOL_CALL,    /* `read` reads the value; it gets NULL if the option has no `argument` */
 };
 
-/* Rows are written with a designator for at least one field, so that the others may be left out:
- * {"ranks", 0, TOOL_INTEGER, AT(ranks), "N", "how many", .low = 1, .high = 64}. */
+/* A row has a designator for at least one field, so that other fields may be left out: {"ranks", 0,
+ * TOOL_INTEGER, AT(ranks), "N", "how many", .low = 1, .high = 64}. */
 
-/* Reads a value. Returns NULL, or the fault: "expected N,N,..., each at least 1". */
+/* Reads a value. Returns NULL, or what was expected: "expected N,N,..., each at least 1". */
 typedef const char *tool_read(void *values, const char *value);
 
 struct tool_option {
-  const char *name; /* the long one, NULL: none */
-  char letter;      /* the short one, 0: none */
+  const char *name; /* the long name; NULL: none */
+  char letter;      /* the short name; 0: none */
   enum tool_option_kind kind;
   size_t at;                /* offset of the field in the program's struct of values */
   const char *argument;     /* the name of the value in --help */
@@ -40,7 +41,7 @@ struct tool_option {
   double low, high;         /* the range of a number; high 0: up to what the field can hold */
   const char *const *names; /* the words of a choice, with a NULL at the end */
   tool_read *read;
-  unsigned groups; /* the subcommands that have it, as bits; 0: all */
+  unsigned groups; /* bits of the subcommands that have the option; 0: all */
   const struct tool_option *rows;
 };
 
@@ -50,44 +51,44 @@ struct tool {
   const char *purpose; /* paragraphs before the options */
   const struct tool_option *options;
   const char *notes;    /* paragraphs after the options, or NULL */
-  unsigned group;       /* the subcommand's bit, where rows have groups */
+  unsigned group;       /* the subcommand's bit, if rows have groups */
   bool operands;        /* accepts arguments that are not options */
   const void *defaults; /* a struct of values: --help prints those of TOOL_COUNT and TOOL_FLOAT that
-                           are in their range and not 0. NULL: none */
+                         * are in their range and not 0. NULL: none */
 };
 
 enum tool_asked { TOOL_RUN, TOOL_HELP, TOOL_VERSION, TOOL_WRONG };
 enum { TOOL_ERROR = 320, TOOL_USAGE = 2 /* exit status of TOOL_WRONG */ };
 
 /* Reads argv[1..] into the program's struct of values, which has the defaults. Operands are moved
- * to argv[1..*argc - 1]; arguments of a tool without operands stay as they are. `error` is filled
- * in with TOOL_WRONG. --help and --version end the reading. Long names are not abbreviated. */
+ * to argv[1..*argc - 1]; if the tool takes no operands, arguments stay as they are. With
+ * TOOL_WRONG, `error` is filled in. The reading ends at --help or --version. Long names can not be
+ * abbreviated. */
 enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void *values,
                            char error[TOOL_ERROR]);
 
-/* Prints help or version on stdout, or the error on stderr, instead of running. Returns the exit
- * status. */
+/* Prints the help or the version on stdout, or the error on stderr; the caller then exits. Returns
+ * the exit status. */
 int tool_print_answer(const struct tool *tool, enum tool_asked asked, const char *error);
 
 /* Prints "PROGRAM: " and a line to stderr. */
 void tool_print_error(const char *program, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* --- Parts, for functions that read a value of their own */
+/* --- Parts, for functions that read special values */
 
-/* Reads the integer that a text begins with, with K, M or G behind it where `suffix` allows;
- * returns the end of what was read, or NULL: there is none, or it is too large. */
+/* Reads the integer at the beginning of a text; if `suffix`, K, M or G may follow it. Returns the
+ * end of the part that was read, or NULL if the text has no integer or a too large one. */
 const char *tool_read_integer(const char *text, bool suffix, size_t *value);
 
-/* Reads a number with its unit, as the kinds TOOL_REAL, TOOL_RATE and TOOL_SECONDS have it. */
+/* Reads a number with its unit, in the form of TOOL_REAL, TOOL_RATE or TOOL_SECONDS. */
 bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *value);
 
-/* Reads N,N,...: at most `capacity` integers in a range; returns their number, 0: the text is not
- * that. */
+/* Reads N,N,...: at most `capacity` integers in a range. Returns their number, or 0 if the text is
+ * no such list. */
 size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t capacity);
 
-/* Finds a word of `length` bytes among names that end with NULL; returns its place, -1: it is not
- * there. */
+/* Finds a word of `length` bytes among names that end with NULL. Returns its index, or -1. */
 int tool_find_name(const char *word, size_t length, const char *const *names);
 
 #endif

@@ -1,5 +1,5 @@
-"""DistributedDataParallel as it is, and with torch's hooks: half precision, and PowerSGD after 10 steps
-in float32."""
+"""DistributedDataParallel without a hook, and with torch's hooks: half precision, and PowerSGD
+after 10 steps in float32."""
 
 import functools
 
@@ -15,8 +15,8 @@ def make_ddp(hook, model, optimizer, short):
 
 
 def make_power_sgd(rank, model, optimizer, short):
-    # The hook makes several exchanges a bucket, and gloo runs those of several buckets in any
-    # order: one bucket avoids mixing them.
+    # The hook makes several exchanges for each bucket, and gloo runs those of several buckets in
+    # any order. With one bucket they can not be mixed up.
     model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=rank, start_powerSGD_iter=short(10)

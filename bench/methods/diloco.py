@@ -1,5 +1,6 @@
-"""DiLoCo every 20 steps: in float32 as its paper has it (arXiv 2311.08105), AdamW inside and an outer
-step with Nesterov momentum; and onebit's, with that outer step in 4 bits, and the plain mean in one."""
+"""DiLoCo with an exchange every 20 steps. In float32 as in its paper (arXiv 2311.08105): AdamW as inner
+optimizer, and an outer step with Nesterov momentum. By onebit: the same outer step in 4 bits, and a
+plain mean in one bit."""
 
 import functools
 

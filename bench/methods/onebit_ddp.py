@@ -1,6 +1,6 @@
-"""onebit beside DistributedDataParallel: compress, whose AdamW is Efficient-Adam in one bit after 40
-steps in 8 bits, the hook, which sends gradients in 8 bits to torch's own AdamW, and auto, which times
-the network and chooses among them, dense sums and local steps."""
+"""onebit with DistributedDataParallel, in three ways. compress: its AdamW is Efficient-Adam, in one
+bit after 40 steps in 8 bits. hook: it sends gradients in 8 bits to torch's own AdamW. auto: it times
+the network and chooses one of these, dense sums or local steps."""
 
 from torch.nn.parallel import DistributedDataParallel
 

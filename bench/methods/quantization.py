@@ -1,4 +1,4 @@
-"""torch's quantization hook: 8 bits an element, gathered by all ranks."""
+"""torch's quantization hook: each rank sends gradients in 8 bits an element to all ranks."""
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import quantization_hooks
@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def make_quantized(model, optimizer, short):
-    # The hook waits in a gloo thread for its own exchange: with several buckets it would hang.
+    # The hook waits for its own exchange in a gloo thread: with several buckets it would hang.
     model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
     return model, optimizer, None

@@ -1,6 +1,7 @@
 /*
- * The functions that onebit_mpi.f90 calls convert Fortran's handles and arrays to C's. Arrays come
- * as the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the Fortran compiler's).
+ * The functions that onebit_mpi.f90 calls. They convert Fortran's handles and arrays to C's. Arrays
+ * are passed as the descriptors of Fortran 2018 (ISO_Fortran_binding.h comes with the Fortran
+ * compiler).
  */
 #include <ISO_Fortran_binding.h>
 #include <mpi.h>
@@ -8,12 +9,14 @@
 
 #include "onebit/mpi_calls.h"
 
-/* Returns the address of an array, or NULL, which every call refuses, if the array has gaps. */
+/* Returns the address of an array. If the array has gaps, returns NULL, which every call
+ * rejects. */
 static void *buffer_address(const CFI_cdesc_t *array) {
   return array->rank == 0 || CFI_is_contiguous(array) ? array->base_addr : NULL;
 }
 
-/* Fortran recognises MPI_IN_PLACE by its address, C by its value. */
+/* Returns the send buffer in C's form: Fortran recognises MPI_IN_PLACE by its address, C by its
+ * value. */
 static const void *source_address(const CFI_cdesc_t *sendbuf, const CFI_cdesc_t *in_place) {
   return sendbuf->base_addr == in_place->base_addr ? MPI_IN_PLACE : buffer_address(sendbuf);
 }
@@ -63,7 +66,8 @@ int ob_fortran_test(ONEBIT_Request *request, int *flag) {
 
 int ob_fortran_same(const void *a, const void *b) { return a == b; }
 
-/* which: 0 for ONEBIT_AVG, 1 for ONEBIT_BFLOAT16_TYPE, 2 for ONEBIT_FLOAT16_TYPE. */
+/* Returns a handle as a Fortran integer. which: 0 for ONEBIT_AVG, 1 for ONEBIT_BFLOAT16_TYPE, 2 for
+ * ONEBIT_FLOAT16_TYPE. */
 int ob_fortran_handle(int which) {
   return which == 0   ? MPI_Op_c2f(ONEBIT_AVG)
          : which == 1 ? MPI_Type_c2f(ONEBIT_BFLOAT16_TYPE)

@@ -1,12 +1,12 @@
-! The calls of include/onebit/mpi_calls.h, which is their manual, for programs that use mpi_f08.
+! The calls of include/onebit/mpi_calls.h for programs that use mpi_f08. That header is their manual.
 !
 !   use mpi_f08
 !   use onebit_mpi
 !   call ONEBIT_Allreduce(MPI_IN_PLACE, gradient, size(gradient), MPI_REAL, ONEBIT_AVG(), MPI_COMM_WORLD)
 !
-! Buffers are of any type and rank, and contiguous: a section with gaps is MPI_ERR_BUFFER. Those of a
-! call in flight must have the asynchronous attribute where they are declared, as with MPI. ierror is
-! optional, as with MPI.
+! Buffers may have any type and rank, but must be contiguous: a section with gaps gives MPI_ERR_BUFFER.
+! As with MPI, the buffers of a call in flight must have the asynchronous attribute where they are
+! declared, and ierror is optional.
 module onebit_mpi
   use, intrinsic :: iso_c_binding, only: c_int, c_ptr, c_null_ptr, c_associated, c_char
   use mpi_f08
@@ -33,7 +33,8 @@ module onebit_mpi
     module procedure requests_differ
   end interface
 
-  ! MPI_IN_PLACE and MPI_STATUS_IGNORE are recognised by their addresses, so calls pass them to C.
+  ! MPI_IN_PLACE and MPI_STATUS_IGNORE are recognised by their addresses, so the calls pass these
+  ! addresses to C.
   interface
     integer(c_int) function f_allreduce(sendbuf, recvbuf, in_place, count, datatype, op, comm) &
         bind(C, name="ob_fortran_allreduce")

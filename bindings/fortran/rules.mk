@@ -1,6 +1,6 @@
-# Builds the Fortran module and the C functions that it calls, a library beside libonebit, with the
-# compiler of $(MPIFC). The Makefile includes this file if FORTRAN=1. Warnings of C are no errors, since
-# MPICH's wrapper passes flags of Fortran to the C compiler.
+# Builds the Fortran module, and the C functions that it calls, with the compiler of $(MPIFC). They
+# form a library beside libonebit. The Makefile includes this file if FORTRAN=1. Warnings of C are
+# not errors, since MPICH's wrapper passes flags of Fortran to the C compiler.
 
 FORTRANS := $(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod)
 FORTRAN_FLAGS := -O2 -g -fPIC -Wall

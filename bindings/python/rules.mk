@@ -1,5 +1,5 @@
 # Builds the libraries inside the Python package, and its wheels. The Makefile includes this file.
-# setup.py makes the first two targets.
+# setup.py builds the first two targets.
 #
 #   python-library   the library without MPI, stripped: with MPI=0
 #   python-mpi       the transport over MPI, for the ABI of MPICC's mpi.h: with MPI=1. The library of
@@ -14,7 +14,8 @@ WHEELS         ?= $(BUILD)/wheels
 PYTHON         ?= python3
 .PHONY: python-library python-mpi wheel
 
-# Not every linker knows -Bsymbolic-functions; no data is exported.
+# Some linkers do not know -Bsymbolic-functions. -Bsymbolic has the same effect here: no data is
+# exported.
 LINK_PYTHON = $(CC) -shared -s -Wl,-soname,$(1) -Wl,-Bsymbolic $(DEFINED) $(NODELETE) \
   $(ALL_LDFLAGS)
 

@@ -1,11 +1,12 @@
-"""Builds the package, by setuptools: the library into it, and the source distribution.
+"""Builds the package with setuptools: it builds the library inside the package, and makes the source
+distribution.
 
-The library is built by the Makefile, the one place that knows how: GNU make and a C compiler have to
-be there. Where an mpicc is found, the transport over its MPI is built too, of each kind
-(mpicc.openmpi, mpicc.mpich); the library is linked to no MPI either way.
+The Makefile builds the library, so GNU make and a C compiler are needed. If mpicc is found, the
+    transport over its MPI is also built, one for each kind of MPI (mpicc.openmpi, mpicc.mpich). In
+    either case the library is linked to no MPI.
 
-Environment: CC and CFLAGS, as ever; MPICCS, the wrappers to take ("" for none); ONEBIT_MAKE, settings
-for make ("OPENMP=0 CUDA=1"); ONEBIT_LABEL, which comes behind the version ("cu13").
+Environment: CC and CFLAGS, as usual; MPICCS, the MPI compiler wrappers to use ("" for none);
+    ONEBIT_MAKE, settings for make ("OPENMP=0 CUDA=1"); ONEBIT_LABEL, a suffix of the version ("cu13").
 """
 
 import os
@@ -27,7 +28,7 @@ except ImportError:  # before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 HERE = pathlib.Path(__file__).resolve().parent
-# In the repository this lies in bindings/python; a source distribution has it at the top too.
+# In the repository this file is in bindings/python. A source distribution also has it at the top.
 TOP = HERE if (HERE / "Makefile").exists() else HERE.parents[1]
 PACKAGE = TOP / "bindings/python"
 # The sources of the library and of the package.
@@ -36,7 +37,8 @@ SOURCES = (
     " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
     " packaging/install.mk docs/site/rules.mk tests/rules.mk tests/gpu/rules.mk"
 ).split()
-# Paths that the sources leave out, among them the folder onebit-VERSION that setuptools makes here.
+# Paths that are not part of the sources, such as the folder onebit-VERSION that setuptools creates
+# here.
 LEFT_OUT = re.compile(
     r"(^|/)(__pycache__|build[^/]*|onebit-\d[^/]*|[^/]*\.egg-info|\..*)(/|$)"
     r"|\.(so|pyc|whl)$|_interface\.py$"
@@ -44,7 +46,7 @@ LEFT_OUT = re.compile(
 
 
 def interface():
-    """The text of onebit/_interface.py."""
+    """Returns the text of onebit/_interface.py."""
     label = os.environ.get("ONEBIT_LABEL", "")
     generate_module = runpy.run_path(str(PACKAGE / "onebit/_headers.py"))["generate_module"]
     return generate_module(TOP / "include/onebit", f"+{label}" if label else "")
@@ -62,13 +64,13 @@ def settings():
 
 
 def compiler():
-    """The command of CC, as make will have it."""
+    """Returns the command of CC that make will use."""
     named = [one[len("CC=") :] for one in settings() if one.startswith("CC=")]
     return shlex.split((named or [os.environ.get("CC", "cc")])[-1])
 
 
 def machine():
-    """Returns the machine that the compiler compiles for, as wheels name it."""
+    """Returns the machine for which the compiler compiles, in the form that wheels use."""
     ask = [*compiler(), "-E", "-dM", "-x", "c", os.devnull]
     macros = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
     known = (one for one in ("x86_64", "aarch64") if f"__{one}__ " in macros)
@@ -91,7 +93,7 @@ def mpi_wrappers():
         path = shutil.which(name)
         if path is None and named is not None:
             raise SystemExit(f"onebit: MPICCS names {name}, which is not there")
-        if path is not None:  # Debian's mpicc is a link to one of the others
+        if path is not None:  # Debian's mpicc is a link to another one
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
@@ -127,12 +129,13 @@ def build_library():
 
 
 class BuildPackage(build_py):
-    """Builds the package with the library in it, or beside the sources of an editable installation."""
+    """Builds the package with the library in it. For an editable installation puts the library beside
+    the sources."""
 
     def run(self):
         super().run()
         folder = PACKAGE if self.editable_mode else pathlib.Path(self.build_lib)
-        for stale in (folder / "onebit").glob("libonebit_*.so"):  # of another machine or MPI
+        for stale in (folder / "onebit").glob("libonebit_*.so"):  # from another machine or MPI
             stale.unlink()
         for path in build_library():
             shutil.copy(path, folder / "onebit")
@@ -140,21 +143,21 @@ class BuildPackage(build_py):
 
 
 class Binary(Distribution):
-    """Installs as for one machine: auditwheel refuses a library among pure Python."""
+    """Installs as for one machine: auditwheel rejects a library in a package of pure Python."""
 
     def has_ext_modules(self):
         return True
 
 
 class Wheel(bdist_wheel):
-    """Names a wheel for any Python 3, and for the machine that the library is built for."""
+    """Names a wheel for any Python 3 and for the machine of the library."""
 
     def get_tag(self):
         return "py3", "none", f"linux_{machine()}"
 
 
 class SourceDistribution(sdist):
-    """Makes the repository's tree, with pyproject.toml and setup.py at its top too."""
+    """Packs the repository's tree, and also puts pyproject.toml and setup.py at its top."""
 
     def make_release_tree(self, base_dir, files):
         for source in SOURCES:

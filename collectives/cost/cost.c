@@ -1,4 +1,4 @@
-/* The cost model: the seconds and bytes of a call, and the choice of the schedule. */
+/* The cost model: predicts the seconds and bytes of a call, and chooses the schedule. */
 #include "collectives/cost/cost.h"
 
 #include <stdio.h>
@@ -36,9 +36,9 @@ double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *
   return costs->call * model.core + task_schedule(task, schedule, wire)->cost(&model, wire, chunk);
 }
 
-/* Returns the time of the faster of two algorithms: recursive doubling, which sends all elements in
- * each of few rounds, and a ring, which sends a segment in each of many, and in which one rank of a
- * host sends to the next host. */
+/* Returns the time of the faster of two algorithms. Recursive doubling has few rounds, each of
+ * which sends all elements. A ring has many rounds, each of which sends a segment, and one rank of
+ * each host sends to the next host. */
 double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                            size_t size) {
   struct ob_cost_model model = ob_cost_model(costs, task);
@@ -74,19 +74,19 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
 
 /* --- The candidates, and the text that says why one was chosen ---------------------------------*/
 
-/* The elements that a message of one bit may have; the first number is preferred, and messages of
- * more bits have fewer. The smallest is 64 Ki (8 kB): below that the cost of each message is larger
- * than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as long from 1 MiB on, 2 and
- * 4 hosts at 1 Gbit/s). The largest is 448 Ki (57 kB with its scales), which stays below the 64 KiB
- * that MPI libraries send eagerly over TCP. */
+/* The candidates for the elements of a message of one bit; messages of more bits have fewer. The
+ * first number is preferred. The smallest is 64 Ki (8 kB): below that size the cost of each message
+ * is larger than the gain of finer overlap (measured: 16 Ki took 1.3 to 2 times as long from 1 MiB
+ * on, 2 and 4 hosts at 1 Gbit/s). The largest is 448 Ki (57 kB with its scales), which stays below
+ * the 64 KiB that MPI libraries send eagerly over TCP. */
 static const size_t chunks[] = {131072, 65536, 262144, 458752};
 
-/* A chunk is preferred to the first one only if its time is below this part: the model is not more
- * precise than two per cent. */
+/* Another chunk size replaces the first one only if its time, divided by that of the first, is
+ * below this number: the model is not more precise than two per cent. */
 #define WORTH 0.98
 
-/* Bits are chosen only if they are faster by this factor, because they round and float32 does not.
- * */
+/* A compressed schedule is chosen only if it is faster than float32 by this factor, because
+ * compression rounds values and float32 does not. */
 #define ROUNDING_COSTS 1.03
 
 const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES] = {
@@ -118,7 +118,7 @@ static bool is_candidate_allowed(const struct ob_cost_task *task,
   return task->wire == row->wire || (task->dense_allowed && row->wire == ONEBIT_WIRE_DENSE);
 }
 
-/* A candidate's time with its fastest chunk. */
+/* A candidate's predicted time, with its fastest chunk size. */
 struct estimate {
   size_t chunk;
   double seconds;
@@ -153,7 +153,7 @@ static void append_line(struct ob_cost_choice *choice, const char *line) {
   snprintf(choice->text + length, sizeof choice->text - length, "%s", line);
 }
 
-/* Adds a line about a candidate, with its time or the reason why it has none. */
+/* Appends a line about a candidate: its predicted time, or the reason why it cannot be used. */
 static bool append_candidate_line(struct ob_cost_choice *choice, const struct ob_cost_task *task,
                                   const struct ob_cost_candidate *row,
                                   const struct estimate *estimate) {
@@ -187,8 +187,8 @@ static void set_choice(struct ob_cost_choice *choice, const struct ob_cost_candi
   choice->seconds = estimate->seconds;
 }
 
-/* If the only allowed schedule is one that these ranks cannot run, the choice is exchange, which
- * all can. */
+/* Chooses the exchange, which all ranks can run, if these ranks cannot run the only schedule that
+ * is allowed. */
 static void choose_exchange(const struct ob_costs *costs, const struct ob_cost_task *task,
                             struct ob_cost_choice *choice) {
   size_t k = 0;
@@ -231,7 +231,7 @@ bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) 
 }
 
 /* True if corrections apply to the task: it is of the kind that was measured. With one scale for
- * the buffer nothing overlaps, so corrections measured with blocks do not apply. */
+ * the whole buffer no steps overlap, so corrections that were measured with blocks do not apply. */
 static bool is_corrected(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
          task->ranks_per_host > 0 && costs->hosts == task->hosts &&
@@ -242,8 +242,8 @@ static double buffer_bytes(const struct ob_cost_task *task) {
   return (double)task->elements * (double)sizeof(float);
 }
 
-/* Returns the logarithm to base 2, exact at powers of two and linear in between. It is the same on
- * every machine; the C library's is not. */
+/* Returns the logarithm to base 2, exact at powers of two and linear in between. Unlike the C
+ * library's log2, it gives the same result on every machine. */
 static double log2_linear(double bytes) {
   double whole = 0;
   for (; bytes >= 2; bytes /= 2)
@@ -272,8 +272,8 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
   return k + 1 < count ? interpolate_curve(curve, k, bytes) : curve->point[k].value;
 }
 
-/* Sizes below half of the smallest measured one use the model: they are hardly more than one
- * message. */
+/* Returns the fastest measured chunk at the nearest size. Sizes below half of the smallest measured
+ * size use the model instead: they are hardly more than one message. */
 size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
                               size_t candidate) {
   const struct ob_cost_candidate *which = &ob_cost_candidates[candidate];

@@ -1,19 +1,20 @@
 /*
- * The cost model: how long a collective takes, from what links and cores can do. Plans choose their
- * schedule by it, onebit-tune fits it to a cluster, onebit-tune --predict extrapolates with it.
+ * The cost model predicts how long a collective takes, from the speed of links and cores. Plans
+ * choose their schedule by it. The program onebit-tune fits the model to a cluster, and onebit-tune
+ * --predict extrapolates with it.
  *
- * A phase sends K messages to each peer. Its parts overlap, except that the first message passes
- * through all of them:
+ * A phase of a call sends K messages to each peer. Work and transfer of different messages overlap,
+ * except for the first message:
  *
  *   seconds = call + latencies + (sum of all parts) / K + apply
  *             + (1 - 1/K) * (max(wire, cores) + unhidden * min(wire, cores))
  *
  * wire: the time of the bytes that leave the busiest host; cores: the time of compressing,
- * reducing, sending and receiving, longer where ranks share a core. The model uses only + - * / on
+ * reducing, sending and receiving, longer if ranks share a core. The model uses only + - * / on
  * doubles, so that all ranks with the same costs make the same choice.
  *
- * If whole calls were measured on the same number of hosts and ranks, the model's times are
- * multiplied by the quotient measured/model of the nearest sizes.
+ * If a tuning file has measurements of whole calls on the same number of hosts and ranks, the
+ * model's times are multiplied by the quotient measured/model of the nearest sizes.
  */
 #ifndef OB_COLLECTIVES_COST_H
 #define OB_COLLECTIVES_COST_H
@@ -25,15 +26,16 @@
 
 struct ob_link {
   double latency;   /* seconds from a rank's send to another's receive, software included */
-  double bandwidth; /* bytes a second each way: of a host, or inside of a rank */
-  double message;   /* seconds of a core that sending, or receiving, a message takes */
-  double byte;      /* seconds of a core that a byte sent, or received, takes */
+  double bandwidth; /* bytes a second each way, of a host; `inside`: of a rank */
+  double message;   /* seconds of a core to send, or to receive, one message */
+  double byte;      /* seconds of a core to send, or to receive, one byte */
 };
 
 #define OB_COST_CODEC_CAPACITY  16
 #define OB_COST_SOURCE_CAPACITY 256
 
-/* A candidate of the choice; the array has the order in which they are tried. */
+/* A candidate of the choice: a schedule and a wire format. The array has the order in which the
+ * candidates are tried. */
 struct ob_cost_candidate {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
@@ -41,8 +43,8 @@ struct ob_cost_candidate {
 enum { OB_COST_CANDIDATES = 5, OB_COST_POINTS = 16 };
 extern const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES];
 
-/* A curve over the bytes (as float32) of allreduce buffers, ascending: either a factor measured /
- * model, or the chunk size (elements) that was fastest. */
+/* A curve over the size of allreduce buffers, in bytes as float32, ascending. Its values are
+ * factors measured/model, or the fastest chunk sizes in elements. */
 struct ob_cost_curve {
   double count; /* of points */
   struct {
@@ -53,32 +55,33 @@ struct ob_cost_curve {
 #define OB_COST_MIN_FACTOR 0.05
 #define OB_COST_MAX_FACTOR 20.0
 
-/* Curves for the number of hosts, and of ranks on each, that was measured. */
+/* Curves measured with one number of hosts and of ranks on each host. */
 struct ob_cost_measured {
   struct ob_cost_curve factor[OB_COST_CANDIDATES];
   struct ob_cost_curve chunk; /* of the compressed exchange */
 };
 
-/* The costs. The struct has no pointers: rank 0 may send its bytes to the others. Seconds are those
- * of a core that ranks do not share. */
+/* The numbers of the cost model. The struct has no pointers: rank 0 may send its bytes to the other
+ * ranks. Seconds hold for a core that only one rank uses. */
 struct ob_costs {
   struct ob_link between, inside; /* between hosts; between the ranks of a host */
-  /* Seconds an element: compress; reduce, and reduce one message more; decode to the caller's
-   * buffer; read dense input into a message or shared memory; add a dense message; write dense
-   * output. */
+  /* Seconds an element. compress: a rank's values; reducing P messages takes reduce + P *
+   * reduce_stream; apply: decode to the caller's buffer; load: read dense input into a message or
+   * shared memory; add: add a dense message; convert: write dense output. */
   double compress, reduce, reduce_stream, apply, load, add, convert;
   double call; /* seconds that a call takes on each rank, whatever its size */
-  /* The part of between.bandwidth that a compressed exchange reaches; the codec's times within an
-   * exchange over those alone; of the smaller of wire and cores, the part that does not hide behind
-   * the larger, since MPI moves messages only when it is called. All are fitted. */
+  /* exchange_efficiency: the part of between.bandwidth that a compressed exchange reaches.
+   * codec_factor: the time of the codec within an exchange, divided by its time alone. unhidden: of
+   * the smaller of wire and cores, the part that does not overlap with the larger, since MPI moves
+   * messages only when it is called. All three are fitted. */
   double exchange_efficiency, codec_factor, unhidden;
-  /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth, seconds of
-   * a core a byte. */
+  /* MPI_Allreduce: seconds of a call, seconds of each of its rounds, the part of the bandwidth that
+   * it reaches, and seconds of a core for each byte. */
   double mpi_call, mpi_round, mpi_efficiency, mpi_byte;
-  /* Seconds that a wait for another rank takes longer for each rank that shares its core. */
+  /* Seconds by which a wait for another rank becomes longer for each further rank on its core. */
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */
-  double cores_shared;   /* cores that all hosts share, being one machine; 0: each has its own */
+  double cores_shared;   /* of hosts that are all one machine; 0: each host has its own cores */
   double hosts, ranks_per_host; /* the cluster that was measured; 0: none was */
   double residual; /* root mean square of log(predicted / measured) of the fit; 0: no fit */
   struct ob_cost_measured measured;
@@ -86,22 +89,23 @@ struct ob_costs {
   char source[OB_COST_SOURCE_CAPACITY]; /* the origin of these costs */
 };
 
-/* The call whose schedule is chosen, and the limits of the choice. */
+/* The call for which a schedule is chosen, and the limits of the choice. */
 struct ob_cost_task {
   onebit_operation_t operation;
   size_t elements; /* the plan's count */
-  size_t block;    /* elements a scale; 0: the default; ONEBIT_BLOCK_BUFFER: no overlap */
+  size_t block;    /* elements a scale; 0: default; ONEBIT_BLOCK_BUFFER: one scale, no overlap */
   onebit_wire_t wire;
-  int bits;                   /* of an element, with ONEBIT_WIRE_BITS; 0 is 1 */
-  int hosts, ranks_per_host;  /* ranks_per_host 0: not the same on all */
-  int ranks, max_ranks;       /* in all, and on the fullest host; 0: by the two above */
+  int bits;                   /* bits an element, with ONEBIT_WIRE_BITS; 0: 1 */
+  int hosts, ranks_per_host;  /* ranks_per_host 0: hosts have different numbers of ranks */
+  int ranks, max_ranks;       /* in all; on the fullest host; 0: from the two above */
   int threads;                /* of each rank; 0 is 1 */
   onebit_schedule_t schedule; /* AUTOMATIC: any that is possible */
   bool dense_allowed;         /* wire is bits, but dense may be chosen where it is faster */
   size_t chunk;               /* elements in a message; 0: any */
 };
 
-/* With at most three ranks the allgather sends no more messages than doubling has rounds. */
+/* The fewest ranks that use doubling. With three ranks or fewer the allgather sends no more
+ * messages than doubling has rounds. */
 #define OB_COST_DOUBLING_RANKS 4
 
 struct ob_cost_choice {
@@ -112,22 +116,22 @@ struct ob_cost_choice {
   char text[1024]; /* a line for each candidate, with the time predicted for it */
 };
 
-/* Sets the costs to those of a gigabit Ethernet between hosts, of shared memory inside, and of this
- * codec on one core of a server. NULL or an unknown codec: the scalar one's. */
+/* Sets the default costs: a gigabit Ethernet between hosts, shared memory inside a host, and this
+ * codec on one core of a server. NULL or an unknown codec: the scalar codec. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
 
 /* Sets cores_shared for hosts that are all on one machine, as containers and emulated hosts may be,
- * and adds that to `source`. Measured costs include it already and are not changed. */
+ * and notes that in `source`. Measured costs include this effect already and are not changed. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
-/* Returns by which factor shared cores make a rank's work slower than alone: 1 or more. */
+/* Returns the factor by which shared cores slow down a rank's work: 1 or more. */
 double ob_cost_sharing_factor(const struct ob_costs *costs, const struct ob_cost_task *task);
 
 /* True if the ranks of the task can use this schedule. */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire);
 
-/* Returns the seconds of one call, on the slowest rank, by the model alone. */
+/* Returns the seconds of one call on the slowest rank, without corrections by measurements. */
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk);
 
@@ -139,17 +143,19 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
 double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
                           onebit_wire_t wire);
 
-/* Returns the factor that corrects the model's time of a candidate: the quotient measured/model,
- * interpolated linearly in the logarithm of the size; 1 if no such call was measured. */
+/* Returns the factor that corrects the model's time of a candidate. It is the quotient
+ * measured/model, interpolated linearly in the logarithm of the size; 1 if no such call was
+ * measured. */
 double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *task,
                       size_t candidate, bool *measured);
 
-/* Returns the elements of the messages that were fastest at the nearest size; 0: none was
+/* Returns the chunk size, in elements, that was fastest at the nearest measured size; 0: none was
  * measured. */
 size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
                               size_t candidate);
 
-/* Adds a point to a curve. False when the curve is full, or the size does not ascend. */
+/* Adds a point to a curve. Returns false if the curve is full, or `bytes` is not larger than in the
+ * point before. */
 bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value);
 
 /* Chooses the fastest possible candidate. */

@@ -1,4 +1,5 @@
-/* The default costs, the seconds of phases of messages, and those of parts that overlap. */
+/* Computes the default costs, the seconds of phases of messages, and the time of parts that
+ * overlap. */
 #include "collectives/cost/model.h"
 
 #include <stdio.h>
@@ -14,9 +15,10 @@ struct codec_speed {
   double compress, reduce, reduce_stream, apply;
 };
 
-/* Nanoseconds an element: onebit-bench codec -m 32M on one core of an AMD EPYC, medians of 5; a
- * line through the reductions of 2 and 8 streams. neon was not measured: twice avx2's, since its
- * vectors are half as long. The last serves codecs that are not here. */
+/* Nanoseconds an element, measured with onebit-bench codec -m 32M on one core of an AMD EPYC,
+ * medians of 5. reduce and reduce_stream are the line through the times of reducing 2 and 8
+ * streams. The codec neon was not measured: its numbers are twice those of avx2, since its vectors
+ * are half as long. The last row serves codecs that are not listed. */
 static const struct codec_speed speeds[] = {
     {"avx512", 0.31, 0.13, 0.038, 0.14},
     {"avx2", 0.30, 0.09, 0.058, 0.15},
@@ -33,17 +35,17 @@ static const struct codec_speed *find_codec_speed(const char *codec) {
 
 void ob_costs_default(const char *codec, struct ob_costs *costs) {
   const struct codec_speed *speed = find_codec_speed(codec);
-  memset(costs, 0, sizeof *costs); /* also the padding, because the bytes are sent */
+  memset(costs, 0, sizeof *costs); /* the padding too, because rank 0 sends the bytes */
   /* TCP carries 1448 bytes in 1538 on the wire; the kernels and a switch take 50 microseconds. */
   costs->between = (struct ob_link){50e-6, 125e6 * 1448 / 1538, 4e-6, 0.3e-9};
-  /* A call of two ranks takes 1 to 2 microseconds in all, which includes two messages and one
-   * latency. */
+  /* A call of two ranks on a host takes 1 to 2 microseconds in all, which includes two messages and
+   * one latency. */
   costs->inside = (struct ob_link){1e-6, 5e9, 0.2e-6, 0.2e-9};
   costs->compress = 1e-9 * speed->compress;
   costs->reduce = 1e-9 * speed->reduce;
   costs->reduce_stream = 1e-9 * speed->reduce_stream;
   costs->apply = 1e-9 * speed->apply;
-  /* A core moves 40 GB/s: load and convert move eight bytes an element, add moves four. */
+  /* A core moves 40 GB/s. For each element load and convert move eight bytes, add moves four. */
   costs->load = costs->convert = 0.2e-9;
   costs->add = 0.1e-9;
   costs->call = 10e-6;
@@ -52,8 +54,8 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->unhidden = 0.2;
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
-  /* These lie within the fits to Open MPI's ring over an emulated gigabit Ethernet with few cores:
-   * 0.6 to 0.8, and 1.5 to 8 ns. */
+  /* These values lie within the fits to Open MPI's ring over an emulated gigabit Ethernet with few
+   * cores: an efficiency of 0.6 to 0.8, and 1.5 to 8 ns a byte. */
   costs->mpi_efficiency = 0.7;
   costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
@@ -116,7 +118,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
 
 /* --- Phases ------------------------------------------------------------------------------------*/
 
-/* The number of messages to each peer, rounded up. */
+/* Returns the number of messages to each peer, rounded up. */
 static double message_count(double elements, size_t chunk) {
   double exact = elements / (double)chunk;
   size_t whole = (size_t)exact;

@@ -1,4 +1,4 @@
-/* Reads a tuning file, without trusting its contents, and estimates the gain of compressing. */
+/* Reads a tuning file, whose contents are not trusted, and estimates the gain of compression. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/cost/tuning.h"
 
@@ -14,8 +14,8 @@
 #include "collectives/cost/cost.h"
 #include "compression/codec.h"
 
-/* The longest line has a key and the name of a host; a file has a line for each host and some
- * more. */
+/* The limits of a file: the longest line has a key and the name of a host; a file has one line for
+ * each host and some more. */
 #define LINE_CAPACITY 512
 #define MAX_LINES     100000
 
@@ -23,7 +23,7 @@ static const char heading[] = "onebit tuning ";
 
 /* --- Words */
 
-/* Sets the default costs, and the reason in `source`. */
+/* Sets the default costs, and writes the reason to `source`. */
 static enum ob_tuning_state refuse_tuning(struct ob_costs *costs, const struct ob_tuning_here *here,
                                           enum ob_tuning_state state, const char *path,
                                           const char *why) {
@@ -52,11 +52,11 @@ struct reader {
   bool seen[OB_TUNING_KEYS];
   size_t hosts, line;
   bool here_listed;
-  char wrong[OB_TUNING_WRONG_CAPACITY]; /* the fault of the line, or "" */
+  char wrong[OB_TUNING_WRONG_CAPACITY]; /* the line's fault, or "" */
 };
 
-/* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
- * zero byte, is wrong. */
+/* Reads a line without its end. Returns false at the end of the file. A line that is too long, or
+ * contains a zero byte, is an error. */
 static bool read_next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
   size_t length = 0;
   int c = getc(file);
@@ -64,7 +64,7 @@ static bool read_next_line(struct reader *reader, FILE *file, char line[LINE_CAP
     return false;
   for (; c != EOF && c != '\n'; c = getc(file)) {
     if (c == '\0' || length == LINE_CAPACITY - 1) {
-      snprintf(reader->wrong, sizeof reader->wrong, "is too long, or no text");
+      snprintf(reader->wrong, sizeof reader->wrong, "is too long, or has a zero byte");
       break;
     }
     line[length++] = (char)c;
@@ -73,24 +73,25 @@ static bool read_next_line(struct reader *reader, FILE *file, char line[LINE_CAP
     length--;
   line[length] = '\0';
   if (++reader->line > MAX_LINES)
-    snprintf(reader->wrong, sizeof reader->wrong, "is one too many");
+    snprintf(reader->wrong, sizeof reader->wrong, "is beyond the %d lines that are read",
+             MAX_LINES);
   return true;
 }
 
 static void read_text_value(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY],
                             const char *key, const char *value) {
   if (*text)
-    snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
+    snprintf(reader->wrong, sizeof reader->wrong, "repeats the key %.40s", key);
   snprintf(text, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
 }
 
-/* A comment may follow a number; names and words may have a # in them. */
+/* Parses the number of a key. A comment may follow a number; names and texts may contain a #. */
 static void read_number_value(struct reader *reader, size_t k, char *text) {
   const struct ob_tuning_key *key = &ob_tuning_keys[k];
   text[strcspn(text, " \t#")] = '\0';
   double value;
   if (reader->seen[k])
-    snprintf(reader->wrong, sizeof reader->wrong, "gives %s again", key->name);
+    snprintf(reader->wrong, sizeof reader->wrong, "repeats the key %s", key->name);
   else if (!ob_tuning_number(text, &value))
     snprintf(reader->wrong, sizeof reader->wrong, "%s is '%.40s', not a number", key->name, text);
   else if (value < key->low || value > key->high)
@@ -164,7 +165,8 @@ static void check_complete(struct reader *reader) {
   for (size_t k = 0; !missing && k < OB_TUNING_KEYS; k++)
     missing = reader->seen[k] ? NULL : ob_tuning_keys[k].name;
   if (missing && !*reader->wrong)
-    snprintf(reader->wrong, sizeof reader->wrong, "is the last, and %s is missing", missing);
+    snprintf(reader->wrong, sizeof reader->wrong, "is the last one, and the key %s is missing",
+             missing);
 }
 
 /* Reads the whole file into the reader. */
@@ -189,17 +191,19 @@ static enum ob_tuning_state accept_costs(struct reader *reader, const char *path
   const struct ob_tuning_here *here = reader->here;
   char why[256];
   if (here->host && !reader->here_listed) {
-    snprintf(why, sizeof why, "is of other hosts: %.80s is not among them", here->host);
+    snprintf(why, sizeof why, "was measured on other hosts, without %.80s: run onebit-tune here",
+             here->host);
     return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   if (here->codec && strcmp(reader->codec, here->codec) != 0) {
-    snprintf(why, sizeof why, "is of codec %.20s, here it is %.20s", reader->codec, here->codec);
+    snprintf(why, sizeof why, "was measured with codec %.20s, this host uses %.20s", reader->codec,
+             here->codec);
     return refuse_tuning(costs, here, OB_TUNING_STALE, path, why);
   }
   *costs = reader->costs;
   snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_CAPACITY - 1, reader->codec);
   snprintf(costs->source, sizeof costs->source, "%.120s of %.40s, %g host%s", path,
-           *reader->origin.date ? reader->origin.date : "some day", costs->hosts,
+           *reader->origin.date ? reader->origin.date : "an unknown day", costs->hosts,
            costs->hosts > 1 ? "s" : "");
   return OB_TUNING_READ;
 }
@@ -209,7 +213,7 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
                                      struct ob_tuning_origin *origin) {
   struct reader reader = {.here = here};
   char why[256];
-  memset(&reader.costs, 0, sizeof reader.costs); /* padding too */
+  memset(&reader.costs, 0, sizeof reader.costs); /* the padding too */
   enum ob_tuning_state state = read_tuning_lines(&reader, file);
   if (origin)
     *origin = reader.origin;

@@ -1,6 +1,6 @@
 /* Reads and writes the lines of a tuning file: keys with their numbers, and points, which are
- * measurements of whole calls. The bounds of numbers are wider than any machine needs: they exclude
- * values that break the model's arithmetic, not slow machines. */
+ * measurements of whole calls. The bounds of numbers are wider than any machine needs: they only
+ * exclude values that break the model's arithmetic. */
 #include "collectives/cost/tuning.h"
 
 #include <string.h>
@@ -43,8 +43,8 @@ const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS] = {
 
 /* --- Points: measurements of whole calls, one in each line -------------------------------------*/
 
-/* Sizes of buffers and messages range from one element to more than any memory holds; the elements
- * of a chunk are an int. */
+/* Bounds of points: sizes of buffers and messages range from one element to more than any memory
+ * holds, and the elements of a chunk are an int. */
 #define MIN_BYTES 4.0
 #define MAX_BYTES 1e15
 #define MIN_CHUNK 32.0
@@ -56,7 +56,8 @@ static const char *wire_word(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "bits";
 }
 
-/* Cuts a text at spaces into exactly `count` fields; a comment ends the text. */
+/* Cuts a text at spaces into fields, and fails unless it has exactly `count`; a comment ends the
+ * text. */
 static bool tuning_points_split(char *text, char *field[], size_t count) {
   text[strcspn(text, "#")] = '\0';
   for (size_t k = 0; k < count; k++) {
@@ -85,14 +86,14 @@ static bool tuning_points_read_number(const char *name, const char *text, double
 static void tuning_points_add(struct ob_cost_curve *curve, double bytes, double value,
                               char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (curve->count == OB_COST_POINTS)
-    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one point too many: at most %d are read",
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is beyond the %d points that are read",
              OB_COST_POINTS);
   else if (!ob_cost_add_point(curve, bytes, value))
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is of %.0f bytes, no more than the one before",
              bytes);
 }
 
-/* Returns OB_COST_CANDIDATES for an unknown name. */
+/* Returns the index of the candidate; OB_COST_CANDIDATES if the name is unknown. */
 static size_t candidate_of(const char *schedule, const char *wire) {
   size_t k = 0;
   while (k < OB_COST_CANDIDATES &&

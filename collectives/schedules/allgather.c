@@ -1,18 +1,19 @@
 /*
  * Allgather: every rank sends its message to every other one. In an allreduce each rank computes
- * the mean; in the operation allgather each message goes to an output of its own. Values are
- * rounded once, not a second time by servers. Methods without servers exchange signs in this way
- * (EF-SGD, Karimireddy et al. 2019).
+ * the mean of all messages. In the operation allgather each message is decoded to an output of its
+ * own. Values are rounded once, not a second time by a server. Methods without servers exchange
+ * signs in this way (EF-SGD, Karimireddy et al. 2019).
  *
  *   bits       C0 G0 C1 G1 ... | c0 c1 ... | decide | A0 A1 ...
  *   one scale  C0 C1 ... finish G0 G1 ... | c0 c1 ... | decide | A0 A1 ...
  *   dense      C0 G0 C1 G1 ... | c0 c1 ... R0 R1 ... | decide | A0 A1 ...
  *
- * The mean of dense messages is computed before the decision, because it may overflow.
+ * The mean of dense messages is computed before the step DECIDE, because it may overflow.
  *
- * Limits: every rank sends (P - 1) n elements, so it is for two or three ranks, and for small
- * buffers; one small message among four ranks or more is sent in rounds (doubling.c), but not among
- * few ranks of one host. Optimizers cannot use it: they need messages of servers.
+ * Limits: every rank sends (P - 1) n elements, so this schedule is for two or three ranks, and for
+ * small buffers. With four ranks or more one small message is sent in rounds (doubling.c), but not
+ * among few ranks of one host. Optimizers cannot use this schedule, since they need messages of
+ * servers.
  */
 #include "base/error.h"
 #include "collectives/plan_private.h"
@@ -64,7 +65,7 @@ static double allgather_bits_cost(const struct ob_cost_model *model, const struc
   const struct ob_costs *costs = model->costs;
   double n = (double)model->task->elements;
   double decode = model->task->operation == ONEBIT_ALLGATHER
-                      ? model->ranks * costs->apply /* each to an output of its own */
+                      ? model->ranks * costs->apply /* each message to its own output */
                       : ob_cost_of_mean(model);
   struct ob_call_parts parts = {
       .wire = ob_phase_wire(model, phase, true),
@@ -84,8 +85,8 @@ static double allgather_dense_cost(const struct ob_cost_model *model, const stru
          latency;
 }
 
-/* Returns the seconds of a call, with the latencies of doubling if the message is sent in rounds.
- * */
+/* Returns the seconds of a call; if the message is sent in rounds, with the latencies of
+ * doubling. */
 static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   struct ob_phase phase = ob_phase_among_all(model, wire, (double)model->task->elements, chunk);
   double latency = ob_phase_latency(model, &phase);

@@ -1,13 +1,15 @@
 /*
  * Doubling: an allgather of one small message in log2(P) rounds, each of which doubles the number
- * of messages that a rank has. 2^k ranks exchange in pairs (recursive doubling), so that the peer's
- * message carries TCP's acknowledgement; another number of ranks uses the allgather of Bruck et al.
- * (1997), and results lie in the order of their distance from the rank.
+ * of messages that a rank has. If the number of ranks is a power of two, they exchange in pairs
+ * (recursive doubling), so that the peer's message carries TCP's acknowledgement. Any other number
+ * of ranks uses the allgather of Bruck et al. (1997), in which results lie in the order of their
+ * distance from the rank.
  *
  *   C | round 0 | round 1 | ... | R, if dense | decide | A
  *
- * Round k sends up to 2^k ranks' messages: in pairs to the rank whose number differs in bit k,
- * which sends as many back; else to the rank whose number is smaller by 2^k, modulo P.
+ * In round k a rank sends the messages of up to 2^k ranks. In pairs it sends them to the rank whose
+ * number differs in bit k, which sends as many back. Otherwise it sends them to the rank whose
+ * number is smaller by 2^k, modulo P.
  *
  * Limits: each rank has one message, and a round's bytes must fit an MPI count, an int.
  */
@@ -17,8 +19,8 @@
 #include "collectives/messages.h"
 #include "collectives/watch.h"
 
-/* True if rounds are used among these ranks. Ranks that are threads have no cost model, so any
- * number from OB_COST_DOUBLING_RANKS on uses them. */
+/* True if these ranks use rounds. Ranks that are threads have no cost model, so they use rounds
+ * from OB_COST_DOUBLING_RANKS ranks on. */
 static bool are_rounds_used(onebit_comm_t comm) {
   const struct ob_cost_task task = {
       .hosts = comm->hosts.count, .ranks = comm->size, .max_ranks = comm->hosts.max};
@@ -31,22 +33,22 @@ bool ob_doubling_fits(const struct onebit_plan *plan) {
   return plan->schedule == &ob_schedule_allgather && plan->options.operation == ONEBIT_ALLREDUCE &&
          are_rounds_used(plan->comm) && plan->comm->transport->host_messages &&
          geometry->chunks == 1 &&
-         geometry->stride <= (size_t)INT_MAX / (geometry->members / 2); /* the last round's */
+         geometry->stride <= (size_t)INT_MAX / (geometry->members / 2); /* in the last round */
 }
 
 static bool is_in_pairs(const struct onebit_plan *plan) { return !plan->geometry.rotated; }
 
-/* The messages of a round: their number, their places, and the ranks that send and receive them. */
+/* The messages of a round: their number, their positions, and the ranks that they go to and come
+ * from. */
 struct round {
-  size_t count, from_position, to_position; /* among the results in memory */
+  size_t count, from_position, to_position; /* positions among the results in memory */
   size_t to, from;                          /* members */
 };
 
 static struct round plan_round(const struct onebit_plan *plan, size_t number) {
   size_t size = plan->geometry.members, own = plan->geometry.member;
   size_t distance = (size_t)1 << number;
-  if (is_in_pairs(
-          plan)) { /* each rank of a pair has the messages of its group of `distance` ranks */
+  if (is_in_pairs(plan)) { /* each rank of a pair has the messages of its `distance` ranks */
     size_t peer = own ^ distance;
     return (struct round){distance, own & ~(distance - 1), peer & ~(distance - 1), peer, peer};
   }
@@ -124,11 +126,11 @@ static void doubling_build(struct onebit_plan *plan, bool decided) {
     ob_steps_add(plan, OB_STEP_REDUCE_WHOLE, 0);
 }
 
-/* Whole strides are sent, so that all bytes of a round are contiguous. */
+/* Computes the sizes. A round sends whole strides, so that all its bytes are contiguous. */
 static void doubling_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   ob_schedule_allgather.sizes(plan, sizes);
   sizes->wire_bytes = (plan->geometry.members - 1) * plan->geometry.stride;
 }
 
-/* The cost model has no row for doubling: the cost of the allgather includes the rounds. */
+/* The cost model has no row for doubling: the allgather's cost includes the rounds. */
 const struct ob_schedule ob_schedule_doubling = {.build = doubling_build, .sizes = doubling_sizes};

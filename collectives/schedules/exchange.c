@@ -1,19 +1,21 @@
 /*
- * Exchange: member k reduces segment k. It is the reduce-scatter and the allgather of
- * Rabenseifner's allreduce (Thakur, Rabenseifner, Gropp 2005), each sent directly and in compressed
- * form, with a residual on either side (1-bit Adam, Tang et al. 2021: compressed_allreduce). A
- * reduce-scatter is its first half.
+ * Exchange: member k reduces segment k. The schedule consists of the reduce-scatter and the
+ * allgather of Rabenseifner's allreduce (Thakur, Rabenseifner, Gropp 2005). Messages are compressed
+ * and go directly to their destination, and both workers and servers have a residual (1-bit Adam,
+ * Tang et al. 2021: compressed_allreduce). A reduce-scatter is the first half of the schedule.
  *
  *   allreduce       C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | early? c0 A0 c1 A1 ... | decide
  *   one scale       C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | early? ...
  *   reduce-scatter  C0 E0 C1 E1 ... | r0 r1 ... | decide | A0 A1 ...
  *
- * While a rank compresses chunk i + 1, chunk i is sent; while it reduces chunk i, the next ones
- * arrive and results are sent. Results are decoded when they arrive if every worker's flags have
+ * While a rank compresses chunk i + 1, chunk i is sent. While it reduces chunk i, the next chunks
+ * arrive and results are sent. A result is decoded when it arrives if every worker's flags have
  * been received and no rank can cause the call to be skipped any more (messages.c,
- * ob_steps_check_early); otherwise after the decision, so that a skipped call changes no buffer.
+ * ob_steps_check_early). Otherwise results are decoded after the step DECIDE, so that a skipped
+ * call changes no buffer.
  *
- * Limits: 2 (P - 1) messages a chunk and rank, and n / P elements in one of them.
+ * Limits: a rank sends 2 (P - 1) messages for each chunk; the messages of one segment have n / P
+ * elements in all.
  */
 #include "collectives/plan_private.h"
 
@@ -78,8 +80,8 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
   return ob_cost_overlap(costs, &parts);
 }
 
-/* Returns the seconds of a call. In a dense one a rank waits for a chunk's result before it reduces
- * the next but one, as if nothing overlapped. */
+/* Returns the seconds of a call. In a dense call a rank waits for a chunk's result before it
+ * reduces the chunk after the next one, so the model assumes that nothing overlaps. */
 static double exchange_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   double n = (double)model->task->elements, segment = n / model->ranks;
   if (model->task->operation == ONEBIT_REDUCE_SCATTER)

@@ -1,22 +1,25 @@
 /*
- * Hierarchical: each rank of a host adds one part of the elements of all its ranks in full
- * precision; between hosts, the ranks with the same local number exchange bits as in exchange.c;
- * and the ranks of a host publish the bits to each other (the two-level allreduce of Goyal et al.
- * 2017, section 4, and of Horovod, with messages of one bit between hosts).
+ * Hierarchical, in three stages. Each rank of a host adds one part of the elements of all ranks of
+ * the host, in full precision. Between hosts, the ranks with the same local number exchange
+ * compressed messages as in exchange.c. Then the ranks of a host publish the results to each other.
+ * (This is the two-level allreduce of Goyal et al. 2017, section 4, and of Horovod, with messages
+ * of one bit between hosts.)
  *
  *   P0 P1 B0 C0 E0 P2 B1 C1 E1 ... | r0 f0 R0 G0 ... | c0 p0 w0 early? A0 c1 p1 w1 A1 ... | decide
  *
- * Letters as in schedule.h. Inside the host: P put a chunk of the input, when there is space, B
- * barrier, f wait until the result of an earlier call is no longer used, p publish a chunk of the
- * results, w wait for those of the other ranks. A rank puts its input one chunk ahead, so that the
- * ranks of a host may differ by a chunk. Applying results early requires the flags of the host's
- * other ranks, which have received from other workers: all are known when the first chunk of
- * results has been published.
+ * The letters are those of schedule.h. Further letters stand for steps inside the host. P: put a
+ * chunk of the input into shared memory, once there is space. B: barrier. f: wait until no rank
+ * uses the result of an earlier call. p: publish a chunk of the results. w: wait for those of the
+ * other ranks. A rank puts its input one chunk ahead, so that the ranks of a host may differ by a
+ * chunk. Before results are applied early, a rank needs the flags of the host's other ranks, which
+ * receive messages from other workers. All flags are known when every rank has published the first
+ * chunk of results.
  *
- * The steps over shared memory are in host.c, those on a stream in cuda/stream_messages.c.
+ * The steps inside a host are in host.c for shared memory, and in cuda/stream_messages.c for a
+ * stream.
  *
- * Limits: all hosts have the same number of ranks; each block has a scale, since a rank compresses
- * only a part of the buffer.
+ * Limits: all hosts must have the same number of ranks. Each block must have a scale, since a rank
+ * compresses only a part of the buffer.
  */
 #include "base/error.h"
 #include "collectives/plan_private.h"
@@ -33,10 +36,11 @@ static onebit_status_t hierarchical_applicable(const struct onebit_plan *plan,
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "schedule is %s, which this plan's device and transport do not have", name);
   if (shape->one_scale)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "
-                    "buffer only",
-                    name);
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: each rank compresses a part "
+        "of the buffer, so the buffer cannot have one scale",
+        name);
   if (!hosts->each)
     return ob_error(
         ONEBIT_ERROR_UNSUPPORTED,
@@ -85,7 +89,8 @@ static void hierarchical_build(struct onebit_plan *plan, bool decided) {
   }
 }
 
-/* A rank compresses its part of the elements only. Results in shared memory are the host's. */
+/* Computes the sizes. A rank compresses only its part of the elements. Results in shared memory
+ * belong to the host. */
 static void hierarchical_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   const struct ob_geometry *geometry = &plan->geometry;
   const size_t *own = geometry->bounds + geometry->first_segment * geometry->chunks;
@@ -112,7 +117,7 @@ static const char *hierarchical_refuse(const struct ob_cost_task *task, onebit_w
 
 /* Returns the seconds of a call. Every rank copies its input to shared memory, and adds the
  * segments of its local number. The ranks of a host wait for each other three times: before and
- * after adding, and for the published bits. */
+ * after adding, and for the published results. */
 static double hierarchical_cost(const struct ob_cost_model *model, onebit_wire_t wire,
                                 size_t chunk) {
   const struct ob_costs *costs = model->costs;

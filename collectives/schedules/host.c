@@ -1,4 +1,4 @@
-/* Counters and memory that the ranks of a host share. */
+/* The counters and the memory that the ranks of a host share. */
 #include "collectives/schedules/host.h"
 
 #include <stdatomic.h>
@@ -11,16 +11,17 @@
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
-/* Chunks of inputs in the window: one that is summed, one that is loaded, and one more for a rank
- * that is ahead. They are few, so that they stay in the caches. */
+/* The number of chunks of inputs in the window: one that is summed, one that is loaded, and one
+ * more for a rank that is ahead. The number is small, so that the chunks stay in the caches. */
 #define WINDOW_CHUNKS 3
 
-/* Progress counters of a rank, in chunks, each on a cache line of its own: loaded into its window,
- * read from all windows, collected from the other hosts, applied. */
+/* Progress counters of a rank, in chunks, each in a cache line of its own: chunks that the rank has
+ * loaded into its window, read from all windows, collected from the other hosts, and applied. */
 enum counter { LOADED, USED, COLLECTED, APPLIED, COUNTERS };
 
-/* The beginning of a rank's block. Flags and the agreed number have one entry for calls of even
- * number and one for odd: no rank is more than one call ahead of another. */
+/* The beginning of a rank's block. Flags and the agreed number have one entry for calls with an
+ * even number and one for calls with an odd number: no rank is more than one call ahead of
+ * another. */
 struct page {
   struct {
     _Alignas(OB_ALIGNMENT) _Atomic uint64_t chunks;
@@ -28,7 +29,7 @@ struct page {
   _Alignas(OB_ALIGNMENT) _Atomic uint32_t flags[2];
   _Atomic uint32_t agreed[2];
   _Atomic float rms[2];  /* struct ob_ladder */
-  _Atomic uint32_t gone; /* 1: the rank's transport has failed; `end` has the error message */
+  _Atomic uint32_t gone; /* 1: the rank's transport has failed, with the error message `end` */
   char end[OB_END_BYTES];
 };
 
@@ -102,14 +103,15 @@ static bool is_gone(const struct ob_host *host, size_t rank) {
   return atomic_load_explicit(&rank_page(host, rank)->gone, memory_order_acquire);
 }
 
-/* Returns the ranks of this host. */
+/* Returns the list of the ranks on this host. */
 static const int *host_ranks(const struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   return hosts->ranks + hosts->host * hosts->each;
 }
 
-/* True if all ranks of the host have done `chunks` chunks, or one of them has failed. Otherwise
- * advances this rank's messages, because the other ranks may wait for them. */
+/* True if the counters of all ranks of the host have reached `chunks`, or if a rank has failed.
+ * Otherwise the transport advances this rank's messages, because the other ranks may wait for
+ * them. */
 static bool have_all_ranks_done(const struct onebit_plan *plan, enum counter kind,
                                 uint64_t chunks) {
   const struct ob_host *host = &plan->host;
@@ -140,7 +142,7 @@ static void publish_flags(const struct onebit_plan *plan) {
                         memory_order_relaxed);
 }
 
-/* Records the flags that other ranks of the host have received. */
+/* Records the flags that the other ranks of the host have published. */
 static void record_host_flags(const struct onebit_plan *plan) {
   const struct ob_host *host = &plan->host;
   const unsigned parity = plan->flight->host.parity;
@@ -164,15 +166,15 @@ void ob_host_begin(const struct onebit_plan *plan) {
   const unsigned parity = plan->state->calls & 1;
   plan->flight->host = (struct ob_host_call){
       .base = plan->state->calls * plan->geometry.chunks, .parity = parity, .awaited = -1};
-  ob_host_end(plan); /* the previous call may never have been applied: ob_plan_apply */
+  ob_host_end(plan); /* needed if the previous call was never applied (ob_plan_apply) */
   atomic_store_explicit(&page->flags[parity], 0, memory_order_relaxed);
   atomic_store_explicit(&page->agreed[parity], plan->flight->call.agreed, memory_order_relaxed);
   plan->state->calls++;
 }
 
-/* Sets the counters to their values after the call, so that no rank waits for steps that a skipped
- * call has left out. A rank whose transport has failed does not, so that the other ranks do not
- * take its missing steps for done. */
+/* Sets this rank's counters to their values after the call, so that no rank waits for steps that a
+ * skipped call has left out. A rank whose transport has failed leaves its counters as they are, so
+ * that the other ranks do not believe that it has done its missing steps. */
 void ob_host_end(const struct onebit_plan *plan) {
   for (int kind = 0; kind < COUNTERS && !plan->state->broken; kind++)
     set_counter(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
@@ -195,7 +197,7 @@ void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment
          (slot * plan->geometry.segments + segment) * host->segment_bytes;
 }
 
-/* True if the slot's earlier chunk is no longer needed. */
+/* True if no rank still needs the chunk that used this slot before. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
   uint64_t number = plan->flight->host.base + chunk + 1, slots = plan->host.slots;
   return number <= slots || have_all_ranks_done(plan, USED, number - slots);
@@ -260,7 +262,7 @@ bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-/* Checks the results that the other ranks of the host have collected, in their blocks of memory. */
+/* Checks the results that the other ranks of the host have collected in their blocks of memory. */
 static void check_collected_results(const struct onebit_plan *plan, size_t chunk) {
   const size_t members = plan->geometry.members;
   const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;

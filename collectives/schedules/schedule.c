@@ -1,4 +1,4 @@
-/* Cuts a plan in segments, chunks and steps, for all schedules. */
+/* Cuts a plan into segments, chunks and steps, for all schedules. */
 #include "collectives/schedules/schedule.h"
 
 #include <stdio.h>
@@ -8,14 +8,14 @@
 #include "base/memory.h"
 #include "collectives/plan_private.h"
 
-/* Elements in a message of one bit (8 kB) where neither the plan's options nor the cost model
- * decide. Messages of more bits have fewer. Very large segments have longer messages, to bound
- * their number. */
+/* The elements in a message of one bit (8 kB) if neither the plan's options nor the cost model set
+ * them. Messages of more bits have fewer elements. A segment has at most MAX_CHUNKS messages, so
+ * very large segments have longer messages. */
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
-/* A larger number of chunks is refused: chunk_size is a mistake, or no memory has so many
- * elements. */
+/* A larger number of chunks is an error: either chunk_size is a mistake, or memory is too small for
+ * so many elements. */
 #define MAX_CHUNKS_ASKED ((size_t)1 << 20)
 
 static size_t divide_rounding_up(size_t a, size_t b) { return a / b + (a % b != 0); }
@@ -25,7 +25,7 @@ static size_t scale_by_fraction(size_t total, size_t part, size_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-/* Returns the first word of segment k, which the caller moves to the start of a block. */
+/* Returns the first word of segment k; the caller rounds it up to the start of a block. */
 static size_t segment_first_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                                  size_t k) {
   const struct ob_layout *layout = &plan->geometry.layout;
@@ -36,12 +36,13 @@ static size_t segment_first_word(const struct onebit_plan *plan, const struct ob
   return scale_by_fraction(layout->words, k, plan->geometry.segments);
 }
 
-/* Returns the elements of a message between processors, for a segment of so many elements. */
+/* Returns the number of elements of a message between processors, for a segment of `elements`
+ * elements. */
 static size_t choose_host_chunk(const struct onebit_plan *plan, size_t elements) {
   const size_t fixed = CHUNK_ELEMENTS / (plan->geometry.dense ? 1 : plan->geometry.width);
   size_t chunk = plan->comm->transport->network ? plan->choice.chunk : fixed;
-  /* A chunk of the host's inputs is as many elements of every segment, which should stay in the
-   * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
+  /* A chunk of a host's inputs has this number of elements from every segment, and should stay in
+   * the caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
   if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > fixed)
     chunk = fixed;
   return divide_rounding_up(elements, chunk) > MAX_CHUNKS ? divide_rounding_up(elements, MAX_CHUNKS)
@@ -63,7 +64,8 @@ static size_t choose_chunk_count(const struct onebit_plan *plan, const struct ob
   return divide_rounding_up(elements, chunk < max ? chunk : max);
 }
 
-/* Adds the number of chunks of a device to the explanation; the cost model's is for a processor. */
+/* Adds the number of chunks on a device to the explanation; the number from the cost model is for a
+ * processor. */
 static void explain_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   char *text = plan->choice.text;
   size_t length = strlen(text);
@@ -137,7 +139,8 @@ static size_t message_stride(size_t bytes) {
   return divide_rounding_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
 }
 
-/* Allocates for the longest message of the largest width that the plan may use. */
+/* Sets the strides so that memory suffices for the longest message of the largest width of the
+ * plan. */
 static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *plan) {
   const unsigned width = geometry->width;
   geometry->width = (unsigned)plan->options.max_bits;
@@ -148,12 +151,13 @@ static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *
     }
   geometry->stride = message_stride(geometry->stride);
   geometry->width = width;
-  /* One more cache line: messages of all peers are read together, and at distances of a multiple of
-   * 4 kB they would compete for the same few lines of the L1 cache. */
+  /* The stride between peers has one more cache line. The messages of all peers are read together;
+   * at distances that are a multiple of 4 kB they would compete for the same few lines of the L1
+   * cache. */
   geometry->peer_stride = geometry->slots * geometry->stride + OB_ALIGNMENT;
 }
 
-/* Replaces the allgather of one small message by doubling. */
+/* Replaces an allgather of one small message by doubling, if doubling is possible. */
 static void use_doubling_if_possible(struct onebit_plan *plan) {
   struct ob_geometry *geometry = &plan->geometry;
   if (!ob_doubling_fits(plan))

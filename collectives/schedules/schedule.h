@@ -1,10 +1,10 @@
 /*
- * A schedule defines which rank reduces which elements, in which messages, and in which order. It
- * is a row of five functions, in a file of its own. Drawings show steps as letters, for chunks 0,
- * 1, ...:
+ * A schedule defines which rank reduces which elements, in which messages, and in which order. Each
+ * schedule is a row of five functions, in a file of its own. The files show the steps as letters,
+ * with the numbers of chunks, 0, 1, ...:
  *
  *   C compress   E exchange: send to servers   r receive from workers   R reduce
- *   G gather: send results to all              c collect them           A apply
+ *   G gather: send results to all              c collect results        A apply
  */
 #ifndef OB_COLLECTIVES_SCHEDULES_SCHEDULE_H
 #define OB_COLLECTIVES_SCHEDULES_SCHEDULE_H
@@ -16,11 +16,12 @@
 #include "collectives/cost/model.h"
 #include "collectives/steps.h"
 
-/* The limit of a message: an MPI count is an int, and a dense message has 4 bytes an element. */
+/* The largest number of elements of a message: an MPI count is an int, and a dense message has 4
+ * bytes an element. */
 #define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
 
-/* The limit of messages on a stream: counts are a size_t, and a launch has fewer than 2^31 thread
- * blocks, each of which takes 4 blocks of at least 32 elements. */
+/* The largest number of elements of a message on a stream: counts are a size_t; a launch has fewer
+ * than 2^31 thread blocks, each of which processes 4 blocks of at least 32 elements. */
 #define OB_MAX_STREAM_ELEMENTS ((size_t)1 << 37)
 
 struct onebit_plan;
@@ -28,9 +29,9 @@ struct ob_plan_shape;
 
 /* The memory that a schedule needs on this rank. */
 struct ob_schedule_sizes {
-  size_t outgoing, incoming, results;      /* numbers of members whose messages each holds */
+  size_t outgoing, incoming, results;      /* members for whose messages there is memory */
   size_t compressed_first, compressed_end; /* the blocks that this rank compresses */
-  bool reduces;                            /* this rank reduces its segment, with a residual */
+  bool reduces;                            /* this rank reduces its segment, which has a residual */
   uint64_t wire_bytes;                     /* bytes that this rank sends in a call */
 };
 
@@ -38,27 +39,28 @@ struct ob_schedule {
   size_t window; /* the number of message slots; 0: one for each chunk */
   bool whole;    /* each message of an allreduce covers all elements: no servers */
 
-  /* Fails unless this plan can use the schedule with its options. NULL: every plan can. */
+  /* Fails if this plan cannot use the schedule with its options. NULL: every plan can. */
   onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-  /* Appends steps of a call (ob_steps_add): with `decided` false those before OB_STEP_DECIDE, with
-   * true those after it, which apply the results. The caller appends OB_STEP_DECIDE. */
+  /* Appends steps of a call (ob_steps_add). `decided` false: the steps before OB_STEP_DECIDE.
+   * `decided` true: those after it, which apply the results. The caller appends OB_STEP_DECIDE
+   * itself. */
   void (*build)(struct onebit_plan *plan, bool decided);
 
-  /* Computes the memory that this rank needs. Called once the plan is cut into messages. */
+  /* Computes the memory that this rank needs; called once the plan is cut into messages. */
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
-  /* Returns NULL if the model can estimate the task in this schedule, else the reason why not, or
-   * "". NULL: it can estimate every task. */
+  /* Returns NULL if the model can estimate the task with this schedule; otherwise the reason, which
+   * may be "". A NULL pointer: the model can estimate every task. */
   const char *(*refuse)(const struct ob_cost_task *task, onebit_wire_t wire);
 
-  /* Returns the modelled seconds of a call, without those that a call of any size takes. NULL: the
-   * model uses another row's function. */
+  /* Returns the predicted seconds of a call, without the time that a call of any size takes. NULL:
+   * the model uses another row's function. */
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
 };
 
-/* The schedules with a public name, in the order of onebit_schedule_t from 1 on: checks, names and
- * programs walk this list. */
+/* The schedules that have a public name, in the order of onebit_schedule_t from 1 on. Checks, names
+ * and programs are generated from this list. */
 #define OB_SCHEDULES(row)                                                                          \
   row(EXCHANGE, exchange) row(ALLGATHER, allgather) row(HIERARCHICAL, hierarchical)
 #define OB_SCHEDULE_NAME(constant, name)     , #name
@@ -70,39 +72,39 @@ enum { OB_SCHEDULE_LAST = OB_SCHEDULES(OB_SCHEDULE_COUNTED) };
 #undef OB_SCHEDULE_COUNTED
 extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
 
-/* Returns the row of a public name; for AUTOMATIC the exchange's. */
+/* Returns the row of a schedule with a public name; for AUTOMATIC the row of the exchange. */
 const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
 
-/* Decides plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT or ONEBIT_ERROR_UNSUPPORTED when
- * the requested schedule is not possible. */
+/* Sets plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT or ONEBIT_ERROR_UNSUPPORTED: the
+ * requested schedule is not possible. */
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Cuts the layout into segments and chunks, and may replace the allgather by doubling. Fills in
- * plan->sizes and the plan's geometry, except the places of messages. */
+ * plan->sizes and the plan's geometry, except the addresses of messages. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Sets the bits an element of all later messages. The plan must have memory for them. Between
- * calls. */
+/* Sets the bits an element of all later messages, for which the plan must have memory. Called
+ * between calls. */
 void ob_schedule_set_width(struct onebit_plan *plan, unsigned width);
 
-/* Writes the list of steps. */
+/* Writes the plan's list of steps. */
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan);
 
 /* --- Functions that schedules share */
 
 void ob_schedule_add_all(struct onebit_plan *plan, enum ob_step_kind kind);
 
-/* Adds the steps that compress every chunk and send it as soon as its scales are known: at once or,
- * with one scale a buffer, after the last chunk is compressed. */
+/* Adds the steps that compress every chunk and send it as soon as its scales are known: each chunk
+ * at once, or with one scale for the buffer all chunks after the last one is compressed. */
 void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compress,
                              enum ob_step_kind send);
 
-/* Return the bytes of this rank's messages to the servers, about the other members' segments, and
- * to all others, about its own segment. */
+/* Return the bytes that this rank sends: to the servers, in messages about the other members'
+ * segments; and to all other members, in messages about its own segment. */
 uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
-/* A wire's name for people: "one bit", "8 bits", "float32". */
+/* Returns the name of a wire format for people: "one bit", "8 bits", "float32". */
 const char *ob_wire_name(onebit_wire_t wire, int bits);
 
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
@@ -110,7 +112,7 @@ const char *ob_wire_name(onebit_wire_t wire, int bits);
 ob_step_run ob_begin_round, ob_end_round;
 struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t round);
 
-/* True if the messages of a plan that gathers allow doubling. */
+/* True if the messages of a plan with the allgather schedule can be sent by doubling. */
 bool ob_doubling_fits(const struct onebit_plan *plan);
 
 #endif

@@ -1,18 +1,18 @@
 /*
- * Dense window: float32 or 16-bit values in few message buffers, for the warm-up of an optimizer,
- * whose messages would otherwise need as much memory as the gradients (a pipelined reduce-scatter
- * and allgather, chunk by chunk, with two chunks in flight).
+ * Dense window: sends float32 or 16-bit values through few message buffers, for the warm-up of an
+ * optimizer. Without the window, messages would need as much memory as the gradients. The schedule
+ * is a pipelined reduce-scatter and allgather, chunk by chunk, with two chunks in flight.
  *
  *   allreduce       C0 E0 | C1 E1 r0 R0 G0 | C2 E2 r1 R1 G1 c0 A0 | C3 E3 r2 ... decide
  *   reduce-scatter  C0 E0 | C1 E1 r0 A0 | ... decide
  *   allgather       C0 G0 | C1 G1 c0 A0 | ... decide
  *
- * An allreduce's results are applied a chunk later than they could be, so that the network has the
- * next messages first. A hierarchical plan applies them at once; there put and barrier come before
- * C, wait free before R, publish and wait after c (hierarchical.c).
+ * An allreduce's results are applied one chunk later than possible, so that the next messages are
+ * sent first. A hierarchical plan applies them at once; its steps inside the host are put and
+ * barrier before C, wait free before R, and publish and wait after c (hierarchical.c).
  *
- * Limits: results are applied before the call is known to succeed, so a caller who must be able to
- * skip it has them written to a buffer of its own.
+ * Limits: results are applied before the call is known to succeed. A caller that must be able to
+ * skip a call passes a separate buffer for the results.
  */
 #include "collectives/plan_private.h"
 
@@ -53,7 +53,8 @@ static void add_receiving_steps(struct onebit_plan *plan, size_t chunk) {
   }
 }
 
-/* Adds the steps that end an allreduce's chunk, before the slot of its result is needed again. */
+/* Adds the steps that end an allreduce's chunk; they come before the slot of its result is used
+ * again. */
 static void window_add_results(struct onebit_plan *plan, size_t chunk) {
   ob_steps_add(plan, OB_STEP_COLLECT, chunk);
   ob_steps_add(plan, OB_STEP_APPLY, chunk);
@@ -81,7 +82,7 @@ static void window_sizes(const struct onebit_plan *plan, struct ob_schedule_size
     ob_schedule_exchange.sizes(plan, sizes);
 }
 
-/* Returns the time of a dense operation other than allreduce. */
+/* Returns the seconds of a dense reduce-scatter or allgather. */
 static double window_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   (void)wire;
   return ob_cost_of_window(model, chunk, (double)model->task->elements, 1);

@@ -1,4 +1,5 @@
-/* Creates and destroys communicators over MPI, and creates new ones of the remaining ranks. */
+/* Creates and destroys communicators over MPI, and creates new communicators of the surviving
+ * ranks. */
 #ifdef ONEBIT_HAVE_MPI
 #include <limits.h>
 #include <sched.h>
@@ -15,12 +16,12 @@
 #include "collectives/watch.h"
 #include "onebit/mpi.h"
 
-/* Requests on different communicators may depend on each other, so those of a process move
- * together. */
+/* The requests of all communicators of a process advance together, since requests on different
+ * communicators may depend on each other. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-/* Waits for a request until the timeout of the environment, and then leaves it unfinished. `call`
- * names the operation in error messages. */
+/* Waits for a request until the timeout that the environment sets, and then leaves the request
+ * unfinished. `call` names the operation in error messages. */
 static onebit_status_t mpi_wait(MPI_Request *request, const char *call) {
   struct ob_watch watch = {0};
   double timeout;
@@ -39,7 +40,7 @@ static onebit_status_t mpi_wait(MPI_Request *request, const char *call) {
 
 /* --- State -------------------------------------------------------------------------------------*/
 
-/* On failure *result is NULL, and the MPI communicator is still the caller's. */
+/* Creates the state. On failure *result is NULL, and the caller still owns the MPI communicator. */
 static onebit_status_t mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_state **result) {
   struct ob_mpi_state *state = ob_allocate(1, sizeof *state);
   int provided = MPI_THREAD_SINGLE;
@@ -58,8 +59,8 @@ static onebit_status_t mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_st
   return ONEBIT_OK;
 }
 
-/* A failed communicator is not freed: messages may still be in flight, and MPI_Comm_free would wait
- * for other ranks. */
+/* Destroys the state. The MPI communicator of a failed communicator is not freed: messages may
+ * still be in flight, and MPI_Comm_free would wait for other ranks. */
 void ob_mpi_state_destroy(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   bool finalized = ob_mpi_is_finalized(), ended = atomic_load(&comm->end.set);
@@ -92,17 +93,20 @@ static onebit_status_t mpi_check_usable(MPI_Comm mpi) {
   return ob_launch_check(mpi);
 }
 
-/* Memory that MPI may still write to after a wait has timed out: then it is never freed. */
+/* The memory of a creation. MPI may still write to it after a wait has timed out; it is then never
+ * freed. */
 struct creation {
   MPI_Comm mpi, host;
   int first;
-  /* The numbers that ranks agree on: the status, the machine's number, and its negative. */
+  /* The numbers that the ranks agree on: the status, the machine's number, and the negative of that
+   * number. */
   int own[3], minimum[3];
   int *host_of;
   struct ob_costs costs;
 };
 
-/* Finds every rank's host, named by the first of its ranks. MPI's split has no nonblocking form. */
+/* Finds the host of every rank; a host's number is its lowest rank. MPI_Comm_split_type has no
+ * nonblocking form. */
 static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   MPI_Request request;
   creation->first = rank;
@@ -111,13 +115,14 @@ static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
   OB_TRY(mpi_wait(&request, "creation of a communicator: first rank of the host"));
   MPI_Comm_free(&creation->host);
-  /* PMPI, since libonebit-mpi.so may replace MPI's collectives. */
+  /* PMPI is called, since libonebit-mpi.so may replace MPI's collectives. */
   MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
                                               MPI_INT, creation->mpi, &request));
   return mpi_wait(&request, "creation of a communicator: hosts of the ranks");
 }
 
-/* Creates this rank's communicator; if any rank fails, the caller frees the duplicate. */
+/* Creates this rank's communicator. If this fails on any rank, the caller frees the duplicate of
+ * the MPI communicator. */
 static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
@@ -136,13 +141,13 @@ static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit
     return status;
   }
   bool known = MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found;
-  state->end_tag = known ? *largest : 32767; /* the least that MPI guarantees */
+  state->end_tag = known ? *largest : 32767; /* the smallest limit that MPI allows */
   (*comm)->largest_tag = state->end_tag - 1;
   return ONEBIT_OK;
 }
 
-/* Agrees on the worst status of all ranks, and on the smallest and largest number of a machine,
- * which are equal if all ranks are on one machine. */
+/* Agrees on the worst status of all ranks, and on the smallest and the largest number of a machine.
+ * These two are equal if all ranks are on one machine. */
 static onebit_status_t mpi_agree_on_status(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
   creation->own[0] = mine;
@@ -151,11 +156,12 @@ static onebit_status_t mpi_agree_on_status(struct creation *creation, onebit_sta
   OB_TRY(mpi_wait(&request, "creation of a communicator: agreement"));
   onebit_status_t worst = (onebit_status_t)creation->minimum[0];
   if (mine == ONEBIT_OK && worst != ONEBIT_OK)
-    return ob_error(worst, "another rank reports %s", onebit_status_string(worst));
+    return ob_error(worst, "another rank failed with %s: read its error message",
+                    onebit_status_string(worst));
   return mine;
 }
 
-/* True if all ranks are on one machine, which represents several hosts. */
+/* True if all ranks are on one machine but on several hosts, as with containers. */
 static bool mpi_is_one_machine(const struct creation *creation, int size) {
   const int *minimum = creation->minimum, *host_of = creation->host_of;
   int rank = 1;
@@ -164,7 +170,7 @@ static bool mpi_is_one_machine(const struct creation *creation, int size) {
   return minimum[1] > 0 && minimum[1] == -minimum[2] && rank < size;
 }
 
-/* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
+/* Sets the costs of rank 0 on all ranks, so that all ranks choose the same schedules. */
 static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int size) {
   struct ob_costs *costs = &creation->costs;
   MPI_Request request;
@@ -176,7 +182,8 @@ static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int s
   return mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
 
-/* Collective on every rank: a rank without memory for the list still takes part. */
+/* Creates the communicator. Collective on every rank: a rank without memory for the list of hosts
+ * still takes part. */
 static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
   int rank, size;
   onebit_status_t status = ONEBIT_OK;
@@ -198,13 +205,14 @@ static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit
   return ob_agree_names(*comm, NULL);
 }
 
-/* Cleans up after a failure. Memory that MPI may still use stays, and so does its communicator. */
+/* Cleans up after a failure. Memory that MPI may still use is not freed, nor is the MPI
+ * communicator. */
 static void mpi_clean_up(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
   bool stays = status == ONEBIT_ERROR_TRANSPORT;
   if (comm && stays)
     ob_comm_receive_end(comm, onebit_last_error());
   if (comm)
-    onebit_comm_destroy(comm); /* this frees the duplicate, too */
+    onebit_comm_destroy(comm); /* also frees the duplicate */
   else if (!stays)
     MPI_Comm_free(&creation->mpi);
   if (stays)
@@ -213,9 +221,9 @@ static void mpi_clean_up(struct creation *creation, onebit_comm_t comm, onebit_s
     ob_release(creation->host_of);
 }
 
-/* MPI_Comm_dup would run the program's attribute callbacks for a communicator that the program did
- * not make. MPI_Comm_split does not return while a rank is missing, so this first waits for all
- * ranks. */
+/* Duplicates the communicator by MPI_Comm_split, since MPI_Comm_dup would run the program's
+ * attribute callbacks for a communicator that the program did not create. MPI_Comm_split does not
+ * return while a rank is missing, so this function first waits for all ranks. */
 static onebit_status_t duplicate_communicator(MPI_Comm mpi_comm, struct creation *creation) {
   MPI_Request request;
   int rank = 0;
@@ -232,7 +240,8 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (result)
     *result = NULL;
   OB_TRY(mpi_check_usable(mpi_comm));
-  /* ob_allocate, which tests make fail, is not used here: the other ranks could not be told. */
+  /* calloc is used, not ob_allocate, which tests make fail: after a failure here the other ranks
+   * could not be told. */
   struct creation *creation = calloc(1, sizeof *creation);
   if (!creation)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");

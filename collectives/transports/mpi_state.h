@@ -11,10 +11,10 @@
 
 struct ob_mpi_state {
   MPI_Comm comm;
-  int end_tag;          /* the tag of messages about the end; no batch uses it */
+  int end_tag;          /* the tag of messages about the communicator's end; no batch uses it */
   bool multiple;        /* several threads may call MPI at once */
-  atomic_bool inside;   /* a thread is in MPI; means nothing if several may be */
-  atomic_bool to_tell;  /* the message about the end is still to be sent */
+  atomic_bool inside;   /* a thread is inside MPI; used only if `multiple` is false */
+  atomic_bool to_tell;  /* the message about the end has still to be sent */
   pthread_mutex_t lock; /* protects the fields below */
   MPI_Request *told;    /* sends of the message about the end, one for each rank */
   char out[OB_END_BYTES], in[OB_END_BYTES];
@@ -24,10 +24,11 @@ struct ob_mpi_state {
 onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
 void ob_mpi_state_destroy(onebit_comm_t comm);
 
-/* True if MPI has user-level failure mitigation. */
+/* True if the MPI library has user-level failure mitigation (ULFM). */
 bool ob_mpi_has_ulfm(void);
 
-/* Waits a moment for the messages about the end. Returns true if all of them have been sent. */
+/* Waits a moment until the messages about the communicator's end are sent. Returns true if all have
+ * been sent. */
 bool ob_mpi_end_is_sent(const struct ob_mpi_state *state, int size);
 
 onebit_status_t ob_mpi_error(const char *call, int code);

@@ -1,4 +1,5 @@
-/* Exchanges the hosts, costs and names of a new communicator in messages of its own. */
+/* Exchanges the hosts, costs and host names of a new communicator, in the library's own
+ * messages. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/communicator.h"
 
@@ -12,7 +13,7 @@
 #include "collectives/cost/tuning.h"
 #include "collectives/watch.h"
 
-/* Returns a number for the host. */
+/* Returns a number that identifies the host. */
 static uint64_t settle_host_number(const char *name) {
   char own[256] = "";
   if (!name && gethostname(own, sizeof own - 1) == 0)
@@ -20,7 +21,7 @@ static uint64_t settle_host_number(const char *name) {
   return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
 }
 
-/* Finds the hosts from the names that the ranks have sent. */
+/* Finds out from the host numbers that the ranks have sent which ranks share a host. */
 static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
@@ -34,7 +35,7 @@ static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
   return status;
 }
 
-/* True if all ranks are on the same machine, which represents several hosts. */
+/* True if all ranks are on one machine but on several hosts, as with containers. */
 static bool settle_is_one_machine(onebit_comm_t comm) {
   uint64_t first = ob_agree_note(comm, 0);
   int rank = 1;
@@ -43,7 +44,7 @@ static bool settle_is_one_machine(onebit_comm_t comm) {
   return first && rank == comm->size && comm->hosts.count > 1;
 }
 
-/* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
+/* Sets the costs of rank 0 on all ranks, so that all ranks choose the same schedules. */
 static onebit_status_t settle_find_costs(onebit_comm_t comm) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
@@ -71,7 +72,7 @@ onebit_status_t ob_comm_exchange_setup(onebit_comm_t comm, onebit_status_t statu
   status = settle_find_costs(comm);
   if (status == ONEBIT_ERROR_TRANSPORT)
     return status;
-  const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",
+  const struct ob_term costs = {"the cost table that rank 0 sent (shown as a hash)",
                                 ob_hash(OB_HASH_START, &comm->costs, sizeof comm->costs)};
   OB_TRY(ob_agree(comm, status, &costs, 1));
   return ob_agree_names(comm, host);

@@ -1,4 +1,4 @@
-/* The system calls of connecting, and the addresses that they take. */
+/* The system calls that connecting needs, and the addresses that they use. */
 #define _GNU_SOURCE
 #include "collectives/transports/sockets_calls.h"
 
@@ -88,7 +88,7 @@ bool ob_net_is_absence(int code) {
   return false;
 }
 
-/* Returns the remedy for an error, if one is known. */
+/* Returns the remedy for an error as text; NULL: none is known. */
 static const char *find_remedy(int code) {
   switch (code) {
   case ENFILE:
@@ -115,7 +115,7 @@ const char *ob_net_reason(int code, char text[OB_NET_REASON]) {
   struct rlimit limit;
   const char *reason = strerror(code);
   if (code == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0)
-    snprintf(text, OB_NET_REASON, "%s: this process may have %llu (ulimit -n)", reason,
+    snprintf(text, OB_NET_REASON, "%s: this process may open %llu files (ulimit -n)", reason,
              (unsigned long long)limit.rlim_cur);
   else
     snprintf(text, OB_NET_REASON, "%s%s", reason, find_remedy(code));
@@ -131,7 +131,7 @@ void ob_net_raise_limit(void) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
     limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit); /* if it fails, opening files reports it */
+    setrlimit(RLIMIT_NOFILE, &limit); /* a failure shows when a file cannot be opened */
   }
 }
 
@@ -163,8 +163,8 @@ static onebit_status_t resolve_host(const char *host, const char *port,
   return ONEBIT_OK;
 }
 
-/* Returns the interface of a link-local address, which is meaningless without it; NULL for
- * others. */
+/* Returns a pointer to the interface number of a link-local address, which is meaningless without
+ * it; NULL for other addresses. */
 static uint32_t *find_scope_id(struct ob_address *address) {
   struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address->storage;
   bool local = address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
@@ -211,7 +211,7 @@ bool ob_address_is_loopback(const struct ob_address *address) {
   return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
-/* Relies on the port's place, which both families share. */
+/* Returns the port, which is at the same offset in addresses of both families. */
 int ob_address_port(const struct ob_address *address) {
   return ntohs(((const struct sockaddr_in *)&address->storage)->sin_port);
 }
@@ -261,7 +261,7 @@ int ob_address_listen(const struct ob_address *address) {
   int file = ob_net_socket(at.storage.ss_family);
   if (file < 0)
     return -1;
-  /* Connections of a job that has ended keep a port for a minute. */
+  /* Connections of a job that has ended would block its port for a minute. */
   setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (net_bind(file, &at) == 0 && net_listen(file) == 0)
     return file;

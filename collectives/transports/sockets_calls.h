@@ -1,7 +1,7 @@
 /*
- * The system calls of connecting. Each function does the same as the system call of its name and
- * fails in the same way, with errno. Files that it opens do not block, and are this process's alone
- * (base/process.h).
+ * The system calls that connecting needs. Each function does the same as the system call of its
+ * name, and sets errno if it fails. Files that it opens are nonblocking, and closed in forked
+ * children (base/process.h).
  */
 #ifndef OB_COLLECTIVES_SOCKETS_CALLS_H
 #define OB_COLLECTIVES_SOCKETS_CALLS_H
@@ -15,17 +15,17 @@
 
 #include "onebit/status.h"
 
-/* --- Addresses as text, "192.0.2.7 29500", in which form ranks send them -----------------------*/
+/* --- Addresses: ranks send them as text, "192.0.2.7 29500" -------------------------------------*/
 
 #define OB_ADDRESS_BYTES 64
 
 struct ob_address {
   struct sockaddr_storage storage;
   socklen_t length;
-  bool named; /* given by a name that means this host on other hosts too */
+  bool named; /* given by a name that means this host on other hosts, too */
 };
 
-/* Resolves "host:port" or "[host]:port". ONEBIT_ERROR_ARGUMENT. */
+/* Resolves "host:port" or "[host]:port". Fails with ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_address_resolve(const char *text, struct ob_address *address);
 
 bool ob_address_is_loopback(const struct ob_address *address);
@@ -33,17 +33,17 @@ bool ob_address_is_loopback(const struct ob_address *address);
 int ob_address_port(const struct ob_address *address);
 void ob_address_set_port(struct ob_address *address, int port);
 
-/* Prints an address, without the interface of a link-local one: other hosts name theirs
- * differently. */
+/* Prints an address. The interface of a link-local address is left out, since other hosts have
+ * other names for their interfaces. */
 void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]);
-/* Returns false if the text is no address. */
+/* Parses a printed address. Returns false if the text is no address. */
 int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address);
 
-/* Gives a link-local address without an interface the interface of another address. */
+/* Sets the interface of a link-local address that has none to that of the address `from`. */
 void ob_address_set_scope(struct ob_address *address, const struct ob_address *from);
 
-/* Listens, nonblocking, at the address's port: on all interfaces, unless the address is a numeric
- * loopback one. Returns -1, with errno. */
+/* Opens a nonblocking listener at the address's port: on all interfaces, unless the address is a
+ * numeric loopback address. Returns -1 on failure, and sets errno. */
 int ob_address_listen(const struct ob_address *address);
 
 /* --- Calls -------------------------------------------------------------------------------------*/
@@ -58,23 +58,24 @@ int ob_net_epoll_create(void);
 int ob_net_epoll_add(int events, int file, struct epoll_event *event);
 int ob_net_getrandom(void *data, size_t bytes);
 
-/* True if the error means that the other side is not there, or not yet, or that nothing has
- * arrived; any other error is this process's or host's own, and waiting does not help. */
+/* True if the error means that the other side does not exist, is not ready, or has sent nothing
+ * yet. Any other error is one of this process or host, and waiting does not help. */
 bool ob_net_is_absence(int code);
 
-/* Writes the reason to `text`: "Too many open files: this process may have 16 (ulimit -n)". Returns
- * `text`. */
+/* Writes to `text` the reason for an error: "Too many open files: this process may open 16 files
+ * (ulimit -n)". Returns `text`. */
 enum { OB_NET_REASON = 224 };
 const char *ob_net_reason(int code, char text[OB_NET_REASON]);
 
-/* Reports a call that has failed by errno: "sockets: accept: Too many open files: ...". */
+/* Reports a call that has failed, with the reason from errno: "sockets: accept: Too many open
+ * files: ...". */
 onebit_status_t ob_net_failed(const char *call);
 
-/* Raises the number of files that this process may open to the limit set by the administrator. */
+/* Raises this process's limit of open files to the highest value that the administrator allows. */
 void ob_net_raise_limit(void);
 
-/* A hook of tests, called before each call with its name: a result other than 0 is the error with
- * which the call fails. May be NULL. */
+/* A hook for tests, called with a call's name before each call. If its result is not 0, the call
+ * fails with that error. May be NULL. */
 extern int (*ob_net_fault)(const char *call);
 
 #endif

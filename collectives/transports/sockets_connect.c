@@ -1,6 +1,7 @@
 /*
  * Connects ranks that have found each other: each rank connects to all ranks with lower numbers.
- * Every connection begins with a greeting; one that sends something else, or nothing, is closed.
+ * Every connection begins with a greeting; a connection that sends something else, or nothing, is
+ * closed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,15 +14,17 @@
 #include "collectives/transports/sockets_rendezvous.h"
 
 #define PAUSE_NS 1000000
-/* Seconds that members wait longer than rank 0, which can name the missing ranks. */
+/* The time in seconds by which the other ranks' timeout is longer than that of rank 0, whose error
+ * message names the missing ranks. */
 #define GRACE 1.0
-/* A refusal this old came from a rank 0 that has exited since; a new rank 0 answers sooner. */
+/* The age in seconds of a refusal from which on it is too old: the rank 0 that sent it has exited,
+ * and a new rank 0 would have answered by now. */
 #define RECENT_SECONDS 2.0
 
 /* --- Errors, sends and receives ----------------------------------------------------------------*/
 
-/* True if a rank 0 of another job has refused this rank recently: the timeout may expire during the
- * next attempt. */
+/* True if rank 0 of another job has refused this rank recently. The timeout may expire while this
+ * rank tries to connect again. */
 static bool is_refused_by_other_job(const struct ob_rendezvous *state) {
   return state->refused_since > 0 && ob_seconds() - state->refused_last < RECENT_SECONDS;
 }
@@ -49,7 +52,7 @@ onebit_status_t ob_rendezvous_failed(const struct ob_rendezvous *state, const ch
   int code = errno;
   onebit_status_t status = ob_net_failed(call);
   if (code == EMFILE)
-    return ob_error(status, "%s, and each other rank takes %d of them", onebit_last_error(),
+    return ob_error(status, "%s; each connected rank needs %d open files", onebit_last_error(),
                     state->streams + 1);
   return status;
 }
@@ -66,7 +69,7 @@ bool ob_send_all(int file, const void *data, size_t bytes) {
   return ob_net_send(file, data, bytes) == (ssize_t)bytes;
 }
 
-/* Returns the status of a send or receive that has moved `moved` bytes, or has failed. */
+/* Returns the status of a send or receive that has transferred `moved` bytes, or has failed. */
 static onebit_status_t check_transfer(struct ob_rendezvous *state, const char *call,
                                       ssize_t moved) {
   if (moved > 0)
@@ -125,8 +128,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
       greeting->rank >= state->size || greeting->stream < 0 || greeting->stream > state->streams ||
       !ob_send_all(visitor->file, &answer, sizeof answer))
     return false;
-  /* Replaces an earlier connection with this number, which the sender has given up and over which
-   * nothing was sent. */
+  /* An earlier connection with the same number is replaced: the sender has given it up, and no
+   * message was sent over it. */
   ob_own_close(state->sockets->links[greeting->rank].streams[greeting->stream].file);
   onebit_status_t status =
       ob_sockets_adopt(state->sockets, greeting->rank, greeting->stream, visitor->file);
@@ -137,7 +140,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
   return false;
 }
 
-/* A connection to a rank with a lower number: it connects, greets, and waits for the answer. */
+/* An attempt to connect to a rank with a lower number: this rank connects, sends a greeting, and
+ * waits for the answer. */
 struct attempt {
   struct ob_visitor visitor;
   bool greeted, over;
@@ -148,7 +152,8 @@ static void fail_attempt(struct attempt *attempt) {
   *attempt = (struct attempt){.visitor = {.file = -1}};
 }
 
-/* Continues to connect, and greets. Attempts that the other side is not ready for are repeated. */
+/* Continues an attempt: connects, and sends the greeting. If the other side is not ready, the
+ * attempt is repeated. */
 static onebit_status_t open_attempt(struct ob_rendezvous *state, struct attempt *attempt, int rank,
                                     int stream) {
   struct ob_visitor *visitor = &attempt->visitor;
@@ -195,7 +200,7 @@ static onebit_status_t continue_attempt(struct ob_rendezvous *state, struct atte
   return ONEBIT_OK;
 }
 
-/* Returns the first rank that is not connected yet, or -1. */
+/* Returns the lowest rank that is not connected yet, or -1. */
 static int find_unconnected_rank(const struct ob_rendezvous *state) {
   for (int rank = 0; rank < state->size; rank++)
     for (int i = 0; i <= state->streams && rank != state->rank; i++)
@@ -215,7 +220,8 @@ static struct ob_answer make_report(const struct ob_rendezvous *state, onebit_st
   return answer;
 }
 
-/* Reports that this rank is connected with all others. ONEBIT_OK: all ranks are. */
+/* Reports to rank 0 that this rank is connected with all others. ONEBIT_OK: all ranks are
+ * connected. */
 static onebit_status_t report_connected(struct ob_rendezvous *state, bool *reported) {
   const struct ob_answer answer = make_report(state, ONEBIT_OK);
   if (state->rank == 0 && (ob_members_find_unconnected(state) >= 0 || !ob_join_is_quiet(state)))
@@ -227,7 +233,8 @@ static onebit_status_t report_connected(struct ob_rendezvous *state, bool *repor
   return state->rank == 0 ? state->refused : ONEBIT_IN_PROGRESS;
 }
 
-/* Reads the other ranks' messages. ONEBIT_IN_PROGRESS: none ends the rendezvous. */
+/* Reads messages: on rank 0 the other ranks' reports, on another rank the verdict.
+ * ONEBIT_IN_PROGRESS: no message ends the rendezvous yet. */
 static onebit_status_t read_reports_or_verdict(struct ob_rendezvous *state) {
   if (state->rank > 0)
     return ob_verdict_read(state);
@@ -293,7 +300,7 @@ static void close_rendezvous(struct ob_rendezvous *state) {
   ob_release(state->addresses);
 }
 
-/* Sends the other ranks the outcome, and keeps this rank's error message. */
+/* Sends the outcome to the other ranks, and restores this rank's error message afterwards. */
 static void send_outcome(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
   const struct ob_answer answer = make_report(state, status);

@@ -1,4 +1,5 @@
-/* Serves the connections that others have made, and rank 0's part of the rendezvous. */
+/* Serves the connections that other ranks open to this rank, and runs rank 0's part of the
+ * rendezvous. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,14 +11,15 @@
 #include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
-/* --- Connections that have been made to this rank, until it is known whose they are ------------*/
+/* --- Visitors: accepted connections whose rank is not known yet --------------------------------*/
 
 void ob_visitor_close(struct ob_visitor *visitor) {
   ob_own_close(visitor->file);
   visitor->file = -1;
 }
 
-/* A new connection replaces the oldest visitor. */
+/* Accepts new connections as visitors. If all entries are used, a new visitor replaces the
+ * oldest. */
 static onebit_status_t accept_connections(struct ob_rendezvous *state) {
   for (int file; (file = ob_net_accept(state->listener)) >= 0;) {
     struct ob_visitor *visitor = &state->visitors[state->next_visitor++ % OB_VISITORS];
@@ -31,7 +33,8 @@ static bool is_other_version(const struct ob_visitor *visitor) {
   return visitor->done >= 2 * sizeof(uint32_t) && visitor->greeting.version != OB_GREETING_VERSION;
 }
 
-/* A greeting of another version is complete as soon as its version is known. */
+/* Reads a visitor's greeting; returns true when it is complete. A greeting of another version is
+ * complete as soon as its version is known. */
 bool ob_visitor_read_greeting(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (visitor->done == sizeof *greeting)
@@ -66,8 +69,9 @@ onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept
 
 /* --- Ranks that join ---------------------------------------------------------------------------*/
 
-/* Two jobs without names are only noticed when a second connection claims the same rank. The ranks
- * of a job that no launcher names start within this many seconds of each other. */
+/* If two jobs without names use the same port, rank 0 only notices it when a second connection
+ * claims the same rank. The ranks of a job without a name from a launcher are assumed to start
+ * within this many seconds of each other. */
 double ob_join_quiet = 2.0;
 double ob_join_last = 2.0;
 
@@ -81,19 +85,20 @@ static void refuse_visitor(const struct ob_visitor *visitor, onebit_status_t sta
   (void)!ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-static const char *job_source_name(const char *named) { return *named ? named : "nothing"; }
+static const char *job_source_name(const char *named) { return *named ? named : "no variable"; }
 
 static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   const char *named = visitor->greeting.named;
   char text[256];
   if (strncmp(named, state->job.named, sizeof state->job.named) == 0)
-    snprintf(text, sizeof text, "rank 0 at %.100s is of another job: its %s is another one",
+    snprintf(text, sizeof text,
+             "rank 0 at %.100s belongs to another job: its %s differs from this rank's",
              state->options->rendezvous, job_source_name(named));
   else
     snprintf(
         text, sizeof text,
-        "rank 0 at %.72s is of another job, or takes the job's name from %s, and this rank from "
-        "%.31s: set ONEBIT_JOB on all ranks",
+        "rank 0 at %.72s belongs to another job, or its job name comes from %s and this rank's "
+        "from %.31s: set ONEBIT_JOB on all ranks",
         state->options->rendezvous, job_source_name(state->job.named), job_source_name(named));
   refuse_visitor(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
@@ -110,7 +115,8 @@ static bool send_challenge(struct ob_rendezvous *state, struct ob_visitor *visit
   return ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-/* Returns false if more of the proof is to come, or the connection has ended. */
+/* Reads the proof that a visitor sends. Returns false if more of it has to arrive, or the
+ * connection has ended. */
 static bool read_proof(struct ob_visitor *visitor) {
   ssize_t got = ob_net_recv(visitor->file, (char *)visitor->proof + visitor->proof_done,
                             sizeof visitor->proof - visitor->proof_done);
@@ -126,8 +132,8 @@ static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_vi
   return memcmp(proof, visitor->proof, sizeof proof) == 0;
 }
 
-/* Refuses a second rank with the same number. In a job without an exact name, either could be this
- * job's: then the communicator fails. */
+/* Refuses a second rank with the same number. If the job has no exact name, either of the two ranks
+ * may belong to it: then the communicator fails. */
 static void refuse_second_rank(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   char text[256];
@@ -159,7 +165,7 @@ static void gather_add_member(struct ob_rendezvous *state, struct ob_visitor *vi
   visitor->file = -1;
 }
 
-/* Visitors get the error if rank 0 has failed. */
+/* Serves a visitor that wants to join. If rank 0 has failed, the visitor gets the error. */
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (greeting->version != OB_GREETING_VERSION)
@@ -182,20 +188,20 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   else
     gather_add_member(state, visitor);
   if (state->verdict.status != ONEBIT_OK && greeting->rank < state->size)
-    state->members[greeting->rank].connected = true; /* the member has been told */
+    state->members[greeting->rank].connected = true; /* the member has received the error */
   return false;
 }
 
 /* --- Reports to rank 0 -------------------------------------------------------------------------*/
 
-/* A member that did not receive the list, or has not reported since, connects again for the
- * verdict. */
+/* Closes a member's connection that has ended. A member that did not receive the list of addresses,
+ * or has not reported since then, connects again to get the verdict. */
 static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool joining) {
   bool connected = state->members[rank].connected;
   ob_own_close(state->members[rank].file);
   state->members[rank] = (struct ob_member){.file = -1, .connected = connected};
   if (joining)
-    return ONEBIT_OK; /* it may be started again */
+    return ONEBIT_OK; /* the member may be started again */
   return ob_error(ONEBIT_ERROR_TRANSPORT,
                   "sockets: rank %d at %.63s has ended before all ranks were connected", rank,
                   state->addresses[rank]);
@@ -235,8 +241,8 @@ int ob_members_find_unconnected(const struct ob_rendezvous *state) {
 
 /* --- Answers of rank 0 -------------------------------------------------------------------------*/
 
-/* Sends the verdict, and closes the members' connections, so that ranks that still come find a free
- * file descriptor. */
+/* Sends the verdict to the members and closes their connections, so that file descriptors are free
+ * for ranks that still join. */
 static void send_verdict(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_member *member = &state->members[rank];
@@ -253,7 +259,7 @@ static void send_verdict(struct ob_rendezvous *state) {
 void ob_members_send_verdict(struct ob_rendezvous *state, const struct ob_answer *verdict) {
   double until = ob_seconds() + ob_join_last;
   bool late = state->watch.waited >= state->timeout;
-  bool two_jobs = !state->job.exact && state->refused != ONEBIT_OK; /* more of their ranks come */
+  bool two_jobs = !state->job.exact && state->refused != ONEBIT_OK; /* more ranks may come */
   state->verdict = *verdict;
   send_verdict(state);
   while (verdict->status != ONEBIT_OK && !late && state->listener >= 0 &&
@@ -265,7 +271,8 @@ void ob_members_send_verdict(struct ob_rendezvous *state, const struct ob_answer
 
 /* --- The whole rendezvous of rank 0 ------------------------------------------------------------*/
 
-/* Writes "rank 2, rank 5, rank 6 and 12 more"; returns false if all have joined. */
+/* Writes a text such as "rank 2, rank 5, rank 6 and 12 more"; returns false if all ranks have
+ * joined. */
 static bool list_missing_ranks(const struct ob_rendezvous *state, char *text, size_t bytes) {
   int missing = 0;
   size_t length = 0;
@@ -280,8 +287,9 @@ static bool list_missing_ranks(const struct ob_rendezvous *state, char *text, si
   return missing > 0;
 }
 
-/* Listens at the rendezvous address. If a communicator of this process has the port, its listener
- * is used; if another rank 0 has it, that rank is told, so that both jobs fail. */
+/* Listens at the rendezvous address. If a communicator of this process already listens there, its
+ * listener is used. If rank 0 of another job listens there, that rank is told, so that both jobs
+ * fail. */
 static onebit_status_t listen_at_rendezvous(struct ob_rendezvous *state) {
   char reason[OB_NET_REASON];
   state->listener = ob_address_listen(&state->at);
@@ -308,7 +316,7 @@ static onebit_status_t gather_send_addresses(struct ob_rendezvous *state) {
     if (status == ONEBIT_OK)
       status = ob_rendezvous_send(state, file, state->addresses, bytes);
     if (status == ONEBIT_IN_PROGRESS) {
-      OB_TRY(read_member(state, rank, false)); /* the rank may have sent a reason */
+      OB_TRY(read_member(state, rank, false)); /* the rank may have sent its error */
       return lose_member(state, rank, false);
     }
     OB_TRY(status);
@@ -316,7 +324,8 @@ static onebit_status_t gather_send_addresses(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* Until the list is sent, ranks may leave again and others take their places. */
+/* Waits until all ranks have joined. Until the list of addresses is sent, a rank's process may end
+ * and another may take its place. */
 static onebit_status_t wait_for_members(struct ob_rendezvous *state) {
   char missing[96];
   for (;;) {
@@ -349,23 +358,25 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
 /* --- Late ranks --------------------------------------------------------------------------------*/
 
 /*
- * Rank 0 keeps its port after all have joined. A job without an exact name (sockets_join.c) cannot
- * tell its ranks from those of another job at the same port. Late ranks of the other job could join
- * each other at a port that was given up; so the port is kept, and late ranks are refused.
+ * Rank 0 goes on listening after all ranks have joined. A job without an exact name
+ * (sockets_join.c) cannot distinguish its ranks from those of another job at the same port. If rank
+ * 0 closed the port, late ranks of the other job could join each other there. So rank 0 listens and
+ * refuses late ranks.
  */
 
-/* Warns of a rank that is late: a rank of another job may have taken its place. */
+/* Warns of a rank that came too late, since a rank of another job may have taken its place. */
 static void warn_of_late_rank(struct ob_sockets *sockets) {
   if (!sockets->warned)
-    ob_log(
-        OB_LOG_WARN, sockets->rank,
-        "sockets: a rank has come to this job's port when all %d had joined: if another job uses "
-        "the port, too, its ranks may be in this one (ONEBIT_JOB names a job)",
-        sockets->size);
+    ob_log(OB_LOG_WARN, sockets->rank,
+           "sockets: another rank has come to this job's port after all %d had joined. If another "
+           "job uses this port, some of its ranks may have joined this one: give each job its own "
+           "port or ONEBIT_JOB",
+           sockets->size);
   sockets->warned = true;
 }
 
-/* Reads the greeting first: closing a connection with unread bytes discards the answer. */
+/* Refuses a late rank. The greeting is read first: if a connection is closed with unread bytes, the
+ * system discards the answer. */
 static void refuse_late_rank(struct ob_sockets *sockets, int file) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,
@@ -381,7 +392,7 @@ static void refuse_late_rank(struct ob_sockets *sockets, int file) {
   (void)!ob_net_recv(file, &greeting, sizeof greeting);
   (void)!ob_send_all(file, &answer, sizeof answer);
   ob_own_close(file);
-  /* A rank with this key comes for the job's next communicator. */
+  /* A rank whose greeting has this key comes for the next communicator of this job. */
   if (greeting.magic == OB_GREETING_MAGIC &&
       memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0)
     warn_of_late_rank(sockets);

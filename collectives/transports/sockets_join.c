@@ -1,4 +1,4 @@
-/* Finds the name of the job, which all its ranks share; and lets ranks 1 and up join rank 0. */
+/* Finds the name of the job, which all its ranks share, and lets ranks 1 and up join rank 0. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 /* --- The job of a rank -------------------------------------------------------------------------*/
 
 /* The variables in which launchers set job numbers. `part` distinguishes jobs with the same number,
- * such as the steps of an allocation. `exact`: no two jobs have the same number. A launcher comes
- * before the launcher that started it. */
+ * such as the steps of an allocation. `exact`: no two jobs have the same number. If a launcher can
+ * be started by another one in the table, it comes first. */
 static const struct launcher {
   const char *number, *part;
   bool exact;
@@ -31,7 +31,8 @@ static const struct launcher {
     {"LSB_JOBID", NULL, false},
 };
 
-/* Returns NULL if the variable has no job number. torchrun without an id writes "none". */
+/* Returns the job number that the variable has; NULL: it has none. torchrun without an id writes
+ * "none". */
 static const char *read_job_number(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text && strcmp(text, "none") != 0 ? text : NULL;
@@ -72,10 +73,12 @@ void ob_job_make_proof(const struct ob_job *job, const uint64_t nonce[2], uint64
 
 /* --- Joining rank 0 ----------------------------------------------------------------------------*/
 
-/* A job that has ended keeps its port for a moment only, a running one for longer. */
+/* The time in seconds after which a refusal by another job is final: a job that has ended keeps its
+ * port only for a moment, a running job for longer. */
 #define OTHER_JOB_SECONDS 5.0
 
-/* Waits for rank 0, which the latest attempt did not find, or which has not answered yet. */
+/* Waits a moment for rank 0, which did not answer, or could not be reached, in the latest
+ * attempt. */
 static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
   char whom[384], at[OB_ADDRESS_BYTES], reason[OB_NET_REASON];
   bool refused = state->refused_since > 0;
@@ -92,7 +95,7 @@ static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
                                         : status;
 }
 
-/* Tries once to connect. ONEBIT_IN_PROGRESS: not yet. */
+/* Tries once to connect to rank 0. ONEBIT_IN_PROGRESS: rank 0 is not reachable yet. */
 static onebit_status_t connect_root(struct ob_rendezvous *state) {
   state->root = ob_net_socket(state->at.storage.ss_family);
   if (state->root < 0)
@@ -111,7 +114,7 @@ static onebit_status_t connect_root(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* Listens at the local address of the connection with rank 0. */
+/* Listens at the local address of this rank's connection with rank 0. */
 static onebit_status_t open_own_listener(struct ob_rendezvous *state, char text[OB_ADDRESS_BYTES]) {
   struct ob_address own, bound;
   char reason[OB_NET_REASON];
@@ -132,8 +135,8 @@ static onebit_status_t open_own_listener(struct ob_rendezvous *state, char text[
   return ONEBIT_OK;
 }
 
-/* Handles a refusal. A temporary one may come from a job that has just ended, or from the next
- * communicator of this job. */
+/* Handles a refusal. A refusal that is marked as temporary may come from a job that has just ended,
+ * or from the next communicator of this job. */
 static onebit_status_t handle_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   if (answer->streams != OB_ANSWER_FOR_NOW)
@@ -161,7 +164,7 @@ static onebit_status_t read_answer(struct ob_rendezvous *state, struct ob_answer
 static onebit_status_t send_proof(struct ob_rendezvous *state, const struct ob_answer *challenge) {
   uint64_t proof[2];
   if (challenge->status != ONEBIT_IN_PROGRESS)
-    return ONEBIT_IN_PROGRESS; /* it is not rank 0's answer */
+    return ONEBIT_IN_PROGRESS; /* the answer is not rank 0's */
   ob_job_make_proof(&state->job, challenge->key, proof);
   OB_TRY(ob_rendezvous_send(state, state->root, proof, sizeof proof));
   state->joined = true;
@@ -169,7 +172,7 @@ static onebit_status_t send_proof(struct ob_rendezvous *state, const struct ob_a
 }
 
 /* Replaces loopback addresses in the list by the address at which this rank reaches rank 0. Ranks
- * on rank 0's host have loopback addresses if its name stands for one there. */
+ * on rank 0's host have loopback addresses if the host's name resolves to one there. */
 static void replace_loopback_addresses(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_address listed, reached = state->at;
@@ -197,7 +200,8 @@ static onebit_status_t read_addresses(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* Greets rank 0, with this rank's listening address unless it only comes to report. */
+/* Sends a greeting to rank 0. The greeting has this rank's listening address, unless the rank
+ * connects only to report. */
 static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -214,7 +218,7 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
 static onebit_status_t send_greeting_and_proof(struct ob_rendezvous *state, bool listens) {
   struct ob_answer answer;
   onebit_status_t status = greet_root(state, listens);
-  if (status == ONEBIT_IN_PROGRESS) /* it may have been refused earlier */
+  if (status == ONEBIT_IN_PROGRESS) /* the rank may have been refused earlier */
     shutdown(state->root, SHUT_WR);
   else
     OB_TRY(status);
@@ -228,8 +232,8 @@ static void close_root(struct ob_rendezvous *state) {
   state->joined = false;
 }
 
-/* Tries to join. ONEBIT_IN_PROGRESS: rank 0 is not there yet, or another program listens at the
- * port. */
+/* Tries once to join. ONEBIT_IN_PROGRESS: rank 0 is not reachable yet, or another program listens
+ * at the port. */
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)
@@ -266,8 +270,8 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
                                             : ob_rendezvous_repeat_error(state, &state->verdict);
 }
 
-/* Joins rank 0 first, which may start later, if this rank has not joined yet. A failure to send the
- * report is ignored. */
+/* Reports an error to rank 0. If this rank has not joined yet, it joins first, for which it may
+ * have to wait until rank 0 starts. A failure to send the report is ignored. */
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report) {
   double until = ob_seconds() + ob_join_last;
   state->timeout = ob_join_last;
@@ -282,7 +286,8 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
     (void)!ob_send_all(state->root, report, sizeof *report);
 }
 
-/* Joins as a second rank 0, which makes a job without an exact name fail. */
+/* Joins as a second rank 0. In a job without an exact name this makes the communicator of the first
+ * one fail. */
 void ob_join_as_second_root(struct ob_rendezvous *state) {
   struct ob_answer answer;
   double timeout = state->timeout;

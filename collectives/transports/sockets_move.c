@@ -1,4 +1,4 @@
-/* Moves bytes between connections and messages. */
+/* Transfers the bytes of messages over connections. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>
@@ -13,10 +13,12 @@
 #include "collectives/transports/sockets_state.h"
 
 #define END_MAGIC 0x4542314fu /* the bytes "O1BE" */
-/* The most events taken at once, and the most reads of a stream before the next stream's turn. */
+/* The largest number of events handled at once, and of reads of one stream before the next stream
+ * is read. */
 #define EVENTS 64
 #define READS  8
-/* The longest sleep, since another thread may take the event that this one waits for. */
+/* The longest wait in seconds; it is short, since another thread may handle the event that this
+ * thread waits for. */
 #define LONGEST_SLEEP 0.005
 
 static bool is_control_stream(const struct ob_stream *stream) {
@@ -31,7 +33,7 @@ static void stop_listening(struct ob_stream *stream) {
   stream->ended = true;
 }
 
-/* Reads the rank's note about the end. */
+/* Reads the note about the communicator's end that a rank has sent on its control connection. */
 static void read_end_note(struct ob_stream *control) {
   struct ob_sockets_link *link = control->link;
   struct ob_end_note *note = &link->note;
@@ -54,7 +56,7 @@ static void read_end_note(struct ob_stream *control) {
 static void lose_link(struct ob_sockets_link *link, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Marks a link as lost; its rank may have sent a reason on the control connection. */
+/* Marks a link as lost. The other rank may have sent the reason on the control connection. */
 static void lose_link(struct ob_sockets_link *link, const char *format, ...) {
   struct ob_sockets *sockets = link->sockets;
   va_list arguments;
@@ -75,7 +77,8 @@ static void end_stream(struct ob_stream *stream) {
   stop_listening(stream);
   link->ended++;
   if (link->ended == link->sockets->streams || stream->in_done || stream->in_left)
-    lose_link(link, "it has closed its connections: its process has ended, or has given up");
+    lose_link(link, "it has closed its connections: its process has ended, or its communicator "
+                    "has failed");
 }
 
 void ob_sockets_send_end_note(struct ob_sockets *sockets, const char *text) {
@@ -102,7 +105,7 @@ static onebit_status_t grow_tags(struct ob_sockets_link *link) {
   return ONEBIT_OK;
 }
 
-/* Returns the index of the tag, or the one where it belongs. */
+/* Returns the index of the tag, or the index at which the tag has to be inserted. */
 static size_t find_tag_index(const struct ob_sockets_link *link, int tag) {
   size_t low = 0, high = link->tag_count;
   while (low < high) {
@@ -161,13 +164,13 @@ static void write_stream(struct ob_stream *stream) {
     end_segment(stream);
 }
 
-/* Returns the number of streams that carry messages. */
+/* Returns the number of streams of the link that carry messages. */
 static int used_stream_count(const struct ob_sockets_link *link) {
   return link->far || link->sockets->use_all ? link->sockets->streams : 1;
 }
 
 /* Chooses the stream for the next segment of the link's first message. A short message takes the
- * first free stream; the segments of a long one alternate between streams. */
+ * first free stream; the segments of a long message alternate between streams. */
 static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
   int streams = used_stream_count(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
@@ -203,7 +206,8 @@ static void assign_segment(struct ob_sockets_link *link, struct ob_stream *strea
     link->last = &link->first;
 }
 
-/* Asks the system to report when a stream can take more, if that is wanted. */
+/* Requests a report from the system when the stream can take more bytes, if the stream is blocked
+ * and has bytes to send; otherwise cancels the request. */
 static void watch_stream(struct ob_stream *stream) {
   bool wanted = stream->blocked && (stream->sending || stream->link->first);
   struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = stream};
@@ -256,7 +260,8 @@ static void unlink_incoming(struct ob_sockets_link *link, const struct ob_incomi
     *at = message->next;
 }
 
-/* Makes streams that are reading segments of one message store the rest in another. */
+/* Makes streams that are reading segments of the message `from` store the remaining bytes in
+ * `to`. */
 static void redirect_streams(struct ob_sockets_link *link, const struct ob_incoming *from,
                              struct ob_incoming *to) {
   for (int i = 0; i < link->sockets->streams; i++)
@@ -283,7 +288,7 @@ static bool check_message_fits(struct ob_sockets_link *link, const struct ob_inc
   return false;
 }
 
-/* Keeps a message that no receive has asked for yet. */
+/* Allocates a message that has arrived before its receive was posted. */
 static struct ob_incoming *keep_unexpected_message(struct ob_sockets_link *link,
                                                    const struct ob_segment *in) {
   struct ob_incoming *message = in->total < PTRDIFF_MAX - sizeof *message
@@ -302,7 +307,8 @@ static struct ob_incoming *keep_unexpected_message(struct ob_sockets_link *link,
   return message;
 }
 
-/* Returns the message of a segment; NULL: it is discarded, or the link is lost. */
+/* Returns the message that a segment belongs to; NULL: the segment is discarded, or the link is
+ * lost. */
 static struct ob_incoming *find_segment_message(struct ob_sockets_link *link,
                                                 const struct ob_segment *in) {
   struct ob_incoming *message = *find_incoming(link, in->tag, in->number);
@@ -317,7 +323,7 @@ static struct ob_incoming *find_segment_message(struct ob_sockets_link *link,
     message->total = in->total;
   else if (!link->lost &&
            (message->total != in->total || in->bytes > message->total - message->arrived))
-    lose_link(link, "its segments contradict each other");
+    lose_link(link, "the headers of its message's segments differ: the connection is damaged");
   return link->lost ? NULL : message;
 }
 
@@ -325,7 +331,8 @@ static void begin_segment(struct ob_stream *stream) {
   const struct ob_segment *in = &stream->in;
   stream->in_done = 0;
   if (!ob_segment_is_valid(in)) {
-    lose_link(stream->link, "it sent what is no part of a message");
+    lose_link(stream->link,
+              "it sent data that is not a segment of a message: the connection is damaged");
     return;
   }
   stream->arriving = find_segment_message(stream->link, in);
@@ -335,7 +342,7 @@ static void begin_segment(struct ob_stream *stream) {
     complete_if_arrived(stream->link, stream->arriving);
 }
 
-/* Counts received bytes: first the segment's, then the next head's. */
+/* Counts received bytes: first those of the segment, then those of the next head. */
 static void count_received(struct ob_stream *stream, size_t got) {
   size_t mine = got < stream->in_left ? got : stream->in_left;
   struct ob_incoming *message = stream->arriving;
@@ -352,7 +359,7 @@ static void count_received(struct ob_stream *stream, size_t got) {
     begin_segment(stream);
 }
 
-/* Plans a read: the rest of a segment, and the head behind it. Returns the bytes. */
+/* Plans a read: the rest of a segment, and the head after it. Returns the number of bytes. */
 static size_t plan_stream_read(struct ob_stream *stream, struct iovec parts[2], size_t *count) {
   size_t left = stream->in_left, bytes = left;
   *count = 0;
@@ -389,7 +396,7 @@ static void read_stream(struct ob_stream *stream) {
   }
 }
 
-/* Copies the part of a message that arrived before its receive to the receive. */
+/* Copies to a receive the part of its message that arrived before the receive was posted. */
 static void adopt_early_message(struct ob_sockets_link *link, struct ob_incoming *receive,
                                 struct ob_incoming *early) {
   unlink_incoming(link, early);
@@ -437,7 +444,8 @@ void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming 
 void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *message) {
   if (!message->open)
     return;
-  lose_link(link, "a message to it was given up"); /* the next messages would be taken for it */
+  /* The rest of the message would be read from later bytes. */
+  lose_link(link, "a send to it was cancelled, after which the connection cannot be used");
   for (int i = 0; i < link->sockets->streams; i++)
     if (link->streams[i].sending == message)
       link->streams[i].sending = NULL;

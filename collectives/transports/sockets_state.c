@@ -1,4 +1,4 @@
-/* Allocates, adopts and closes the connections of a communicator. */
+/* Allocates and closes the connections of a communicator, and adds open ones to it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -16,24 +16,27 @@
 #include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
 
-/* Linux 6.15: the longest wait of the system before it sends again, in milliseconds. Its own limit,
- * two minutes, would lengthen each outage of a host by as much. */
+/* The longest time in milliseconds after which the system sends unacknowledged data again, an
+ * option of Linux 6.15. Linux's own limit is two minutes, by which each outage of a host would
+ * become longer. */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
 #define RESEND_MS 3000
 
-/* Routers forget idle connections, some after five minutes, and an outer step may be idle for
- * longer between exchanges. Keep-alive does not close connections to a host that does not answer:
- * the timeout does that. */
+/* The seconds until an idle connection is probed. Routers forget idle connections, some after five
+ * minutes, and an outer step may be idle for longer between exchanges. KEEP_PROBES is large, so
+ * that keep-alive does not close connections to a host that does not answer: the timeout of the
+ * communicator decides that. */
 #define KEEP_IDLE   60
 #define KEEP_PROBES 127
-/* The same limit for unacknowledged data. Without it the system gives up after 15 attempts, which
- * take 40 s with RESEND_MS. */
+/* The time in milliseconds for which unacknowledged data is sent again, the same as for idle
+ * connections. Without this option the system gives up after 15 attempts, which take 40 s with
+ * RESEND_MS. */
 #define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
-/* The most reads, of OB_SEGMENT_MIN bytes each, that discard unread bytes before a stream is
- * closed. */
+/* The largest number of reads, of OB_SEGMENT_MIN bytes each, that discard unread bytes before a
+ * stream is closed. */
 #define LAST_READS 64
 
 static size_t stream_count(const struct ob_sockets *sockets) {
@@ -150,8 +153,8 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
   return ONEBIT_OK;
 }
 
-/* Closes a stream. Unread bytes are read first, since they would make the system discard bytes that
- * are still to be sent. */
+/* Closes a stream. Unread bytes are read first, since with unread bytes the system would discard
+ * bytes that are still to be sent. */
 static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   if (stream->file < 0)
     return;
@@ -161,8 +164,8 @@ static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   ob_own_close(stream->file);
 }
 
-/* A forked child closes nothing: its copies of the files are closed already, and their numbers may
- * belong to other files now. */
+/* Closes all connections. A forked child closes nothing: its copies of the files are closed
+ * already, and their numbers may belong to other files now. */
 void ob_sockets_destroy(struct ob_sockets *sockets) {
   if (!sockets || ob_sockets_is_foreign(sockets))
     return;
@@ -186,9 +189,9 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
   ob_release(sockets);
 }
 
-/* Limits of a connection's unsent bytes, besides those under way. Unsent bytes cannot move to
- * another connection, so a slow connection must not hold many of them when a message ends; and a
- * fast one must not run out of them before the rank writes to it again: 64 kB on each of 8
+/* Limits of the bytes that a connection has accepted and not sent yet. They cannot move to another
+ * connection, so a slow connection must not have many of them when a message ends. A fast
+ * connection must not run out of them before the rank writes to it again: 64 kB on each of 8
  * connections take 4 ms at 1 Gbit/s. */
 #define MIN_UNSENT     (16 << 10)
 #define MAX_UNSENT     (64 << 10)
@@ -198,8 +201,8 @@ static void set_socket_option(int file, int level, int option, int value) {
   setsockopt(file, level, option, &value, sizeof value); /* a failure only makes messages slower */
 }
 
-/* Buffer sizes are left to the system, which adapts them to the link; a size that is set stays
- * fixed, and below net.core.rmem_max. */
+/* Sets the options of a socket. The system chooses buffer sizes, and adapts them to the link; a
+ * size that a program sets stays fixed, and is at most net.core.rmem_max. */
 static void set_socket_options(int file) {
   set_socket_option(file, IPPROTO_TCP, TCP_NODELAY, 1);
   set_socket_option(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
@@ -227,13 +230,13 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
   stream->unsent = wanted;
 }
 
-/* A link with this round-trip time or more is far. In one round trip a connection moves its window
- * at most, 4 MB by default, which is 16 Gbit/s at this time. On nearer links more connections are
- * no faster and take more system calls: 64 MiB at 1 Gbit/s took a fifth longer over 16 connections
- * than over one. */
+/* The round-trip time from which on a link is far. A connection sends at most its window in one
+ * round trip: 4 MB by default, which is 16 Gbit/s at this time. On nearer links more connections
+ * are no faster and take more system calls: 64 MiB at 1 Gbit/s took a fifth longer over 16
+ * connections than over one. */
 #define FAR_MICROSECONDS 2000
 
-/* True if a new connection, with no queue yet, has a long round trip. */
+/* True if a connection has a long round trip; it must be new, so that no queue adds to the time. */
 static bool is_far_link(int file) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;

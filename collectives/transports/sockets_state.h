@@ -1,10 +1,10 @@
 /*
  * The state of a communicator over sockets (onebit/sockets.h).
  *
- * A message travels in segments, each behind a head that says which message it belongs to, the n-th
- * with that tag between the two ranks, and where in it: so segments may take any stream, and arrive
- * in any order. One more connection between each two ranks, the control connection, only carries
- * the note about the end.
+ * A message is sent in segments. A head precedes each segment; it has the message's tag, the
+ * message's number among those with that tag between the two ranks, and the segment's offset in the
+ * message. So segments may take any stream, and arrive in any order. Each two ranks have one more
+ * connection, the control connection, which only carries the note about the communicator's end.
  */
 #ifndef OB_COLLECTIVES_SOCKETS_STATE_H
 #define OB_COLLECTIVES_SOCKETS_STATE_H
@@ -19,15 +19,15 @@
 
 /* --- Messages in segments ----------------------------------------------------------------------*/
 
-/* A message is cut so that every stream gets two segments of it, within these: the smaller one is
- * what a new connection may send at once (10 packets of 1460 bytes), the larger one is long enough
- * to hide the call that it takes. */
+/* A message is cut so that every stream gets two segments of it, within these limits. The smaller
+ * limit is the number of bytes that a new connection may send at once (10 packets of 1460 bytes).
+ * The larger one is long enough that sending it takes longer than the system call. */
 #define OB_SEGMENT_MIN ((size_t)14 << 10)
 #define OB_SEGMENT_MAX ((size_t)256 << 10)
 
 struct ob_segment {
   uint32_t magic, check; /* check: a hash of the fields below */
-  uint64_t number;       /* the message's number among those with its tag from that rank */
+  uint64_t number;       /* number of the message among the sender's with its tag */
   uint64_t total;        /* bytes of the message */
   uint64_t offset;       /* offset of the segment in the message */
   uint32_t bytes;        /* of the segment */
@@ -40,31 +40,31 @@ void ob_segment_seal(struct ob_segment *segment);
 /* True if the segment arrived unchanged and lies within its message. */
 bool ob_segment_is_valid(const struct ob_segment *segment);
 
-/* Returns the bytes of a message's next segment; `given` bytes are in earlier ones. */
+/* Returns the bytes of a message's next segment; its earlier segments have `given` bytes. */
 size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams);
 
 /* --- State -------------------------------------------------------------------------------------*/
 
-/* A message on its way to a rank. */
+/* A message that is being sent to a rank. */
 struct ob_outgoing {
   struct ob_outgoing *next;
   const unsigned char *data;
-  size_t total, given; /* bytes of the message; bytes that streams have taken */
+  size_t total, given; /* bytes of the message, and of its segments assigned so far */
   uint64_t number;
   int tag;
-  unsigned under_way; /* segments that streams have not sent yet */
-  size_t *open;       /* counts incomplete messages, this one included; or NULL */
+  unsigned under_way; /* number of segments that a stream has and has not sent completely */
+  size_t *open;       /* a counter of incomplete messages, or NULL */
 };
 
 /* A posted receive, or a message that arrived before its receive. */
 struct ob_incoming {
   struct ob_incoming *next;
   unsigned char *data;
-  struct ob_endpoint *endpoint; /* NULL: no receive has asked for it; `data` is then its own */
+  struct ob_endpoint *endpoint; /* NULL: no receive was posted yet; this struct then owns `data` */
   size_t total, arrived;        /* bytes; total is OB_TOTAL_UNKNOWN before the first segment */
   uint64_t number;
   int tag;
-  size_t *open; /* counts incomplete messages, as above */
+  size_t *open; /* a counter of incomplete messages, as above */
 };
 #define OB_TOTAL_UNKNOWN SIZE_MAX
 
@@ -73,24 +73,24 @@ struct ob_stream {
   struct ob_sockets_link *link;
   int file;     /* -1: none */
   bool ended;   /* the other side has closed the stream */
-  bool blocked; /* the stream's buffer is full until the system reports otherwise */
-  bool watched; /* the system reports when there is space again */
-  int unsent;   /* the limit of unsent bytes that was set; 0: the initial one */
+  bool blocked; /* the stream's buffer is full, until the system reports space */
+  bool watched; /* the system will report when the buffer has space */
+  int unsent;   /* limit of unsent bytes that was set; 0: none was set yet */
   struct ob_outgoing *sending;
   struct ob_segment out, in;
-  size_t out_done;           /* sent bytes of head and segment */
+  size_t out_done;           /* bytes of head and segment that were sent */
   size_t in_done;            /* bytes of the head that have arrived */
   size_t in_left, in_offset; /* bytes of the segment still to arrive; their offset in the message */
   struct ob_incoming *arriving; /* NULL: the bytes are discarded */
 };
 
-/* The number of messages with a tag that were begun so far. */
+/* The number of messages with a tag that have begun so far. */
 struct ob_tag_count {
   int tag;
   uint64_t sent, received;
 };
 
-/* The note on the control connection about the end, sent once. */
+/* The note about the communicator's end, sent once on the control connection. */
 struct ob_end_note {
   uint32_t magic;
   char text[OB_END_BYTES];
@@ -100,15 +100,15 @@ struct ob_end_note {
 struct ob_sockets_link {
   struct ob_sockets *sockets;
   int peer;
-  struct ob_stream *streams;         /* and after them the control connection */
-  struct ob_outgoing *first, **last; /* messages that are not yet completely given to streams */
+  struct ob_stream *streams;         /* the control connection comes after them */
+  struct ob_outgoing *first, **last; /* messages with segments that no stream has yet */
   struct ob_incoming *incoming;      /* in the order in which they were begun */
   struct ob_tag_count *tags;         /* ascending */
   size_t tag_count, tag_capacity;
   int turn;  /* the stream that gets the next segment first */
   int ended; /* the number of streams that have ended */
-  bool far;  /* a single connection may not fill the link */
-  bool lost; /* neither direction works any more */
+  bool far;  /* one connection may not use the link's whole bandwidth */
+  bool lost; /* messages can no longer be sent or received */
   char why[160];
   struct ob_end_note note;
   size_t note_done;
@@ -120,71 +120,77 @@ struct ob_sockets {
   uint64_t key[2];         /* the same on all ranks, different in each communicator */
   int listener;            /* on rank 0 of a job without an exact name; -1: none */
   int rank, size, streams;
-  onebit_comm_t comm; /* NULL until it is made */
+  onebit_comm_t comm; /* NULL until the communicator is created */
   pthread_mutex_t lock;
   int events; /* of epoll */
   bool any_lost;
   bool warned;                   /* a warning about a late rank was logged */
   bool use_all;                  /* all streams carry messages, even on a near link */
-  struct ob_sockets_link *links; /* one a rank */
+  struct ob_sockets_link *links; /* one for each rank */
   struct ob_stream *all_streams;
   unsigned char waste[OB_SEGMENT_MIN]; /* receives bytes that are discarded */
 };
 
-/* Allocates all connections; none is open yet. ONEBIT_ERROR_MEMORY; *sockets is NULL. */
+/* Allocates all links, none of whose connections is open yet. ONEBIT_ERROR_MEMORY: *sockets is
+ * NULL. */
 onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_sockets **sockets);
 /* Closes the open connections. NULL is fine. */
 void ob_sockets_destroy(struct ob_sockets *sockets);
 
-/* Adopts a nonblocking connection with a rank: number `stream`, the last of which is the control
- * connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the file is still the caller's. */
+/* Adds an open nonblocking connection with a rank, as stream number `stream`; the last number is
+ * the control connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the caller still owns the
+ * file. */
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
 
-/* True if this process was forked from the one that created the connections, so that they are not
- * its own. */
+/* True if this process was forked from the process that created the connections, so that they do
+ * not belong to it. */
 bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
 
-/* True if this process has a communicator with that key that was not destroyed. */
+/* True if this process has a communicator with that key that has not been destroyed. */
 bool ob_sockets_is_member(const uint64_t key[2]);
 
-/* Gets the key of this process's newest communicator; zeros: it has none. */
+/* Gets the key of this process's newest communicator; zeros if it has none. */
 void ob_sockets_newest_key(uint64_t key[2]);
 
-/* Rank 0 keeps the port of a job without an exact name as long as the communicator: ranks of
- * another job that come later are refused, and do not join each other there. */
+/* Gives the listener to the communicator of rank 0 in a job without an exact name, which listens as
+ * long as it exists. So ranks of another job that come later are refused, and do not join each
+ * other at this port. */
 void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener);
-/* Takes the listener at the address from a communicator of this process. -1: none has one. */
+/* Takes the listener at the address away from a communicator of this process. Returns -1 if none
+ * has one there. */
 int ob_sockets_claim_listener(const struct ob_address *at);
-/* Refuses all ranks that have come. The caller holds the lock. */
+/* Refuses all ranks that are waiting at the listener. The caller holds the lock. */
 void ob_sockets_refuse(struct ob_sockets *sockets);
 
-/* Limits the unsent bytes of the connection to those that its speed needs. */
+/* Limits the connection's unsent bytes to the number that its speed needs. */
 void ob_stream_limit_unsent(struct ob_stream *stream);
 
-/* sockets_connect.c: finds the other ranks, and connects all with all; collective. `secret` may be
- * NULL. The number of streams is rank 0's. ONEBIT_ERROR_TRANSPORT, _ARGUMENT, _MISMATCH, _MEMORY;
- * *sockets is then NULL. */
+/* sockets_connect.c: finds the other ranks, and connects each with all others. Collective. `secret`
+ * may be NULL. All ranks use the number of streams of rank 0. ONEBIT_ERROR_TRANSPORT, _ARGUMENT,
+ * _MISMATCH, _MEMORY; *sockets is then NULL. */
 onebit_status_t ob_sockets_connect(const onebit_sockets_options_t *options, double timeout,
                                    struct ob_sockets **sockets);
 
-/* --- Moving: sockets_move.c. The lock is held. ------------------------------------------------*/
+/* --- Transfers: sockets_move.c. The caller holds the lock. -------------------------------------*/
 
-/* Sends and receives bytes as far as possible; waits up to `seconds` for that, without the lock. */
+/* Sends and receives bytes as far as possible without blocking. If nothing can be transferred,
+ * waits up to `seconds`, without the lock. */
 void ob_sockets_move(struct ob_sockets *sockets, double seconds);
 
-/* Begins a message to the link's rank; the caller has filled in data and total.
+/* Begins a message to the link's rank; the caller has filled in `data` and `total`.
  * ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_sockets_send(struct ob_sockets_link *link, struct ob_outgoing *message, int tag);
 
-/* Begins a receive; the caller has filled in the endpoint and data. ONEBIT_ERROR_MEMORY. */
+/* Begins a receive; the caller has filled in `endpoint` and `data`. ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_sockets_receive(struct ob_sockets_link *link, struct ob_incoming *receive,
                                    int tag);
 
-/* Cancel an incomplete send or receive. A link that has lost a message is unusable. */
+/* Cancel an incomplete send or receive. If bytes of the message may be missing, the link becomes
+ * unusable. */
 void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *message);
 void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming *receive);
 
-/* Sends the other ranks the note about the end. */
+/* Sends the other ranks the note about the communicator's end, with the reason `text`. */
 void ob_sockets_send_end_note(struct ob_sockets *sockets, const char *text);
 
 #endif

@@ -1,4 +1,4 @@
-/* Batches over the caller's functions (onebit/custom.h). */
+/* Batches over functions that the caller supplies (onebit/custom.h). */
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -8,7 +8,7 @@
 #include "collectives/communicator.h"
 #include "onebit/custom.h"
 
-#define MIN_LARGEST_TAG 32767 /* as in MPI */
+#define MIN_LARGEST_TAG 32767 /* the same as in MPI */
 
 struct custom {
   onebit_transport_callbacks_t call;
@@ -17,10 +17,11 @@ struct custom {
 
 struct custom_batch {
   struct ob_batch base;
-  void **operations; /* those of receives, then of sends; NULL: complete, or not begun */
+  void **operations; /* first those of receives, then of sends; NULL: complete or not begun */
 };
 
-/* Requests on different communicators may depend on each other, as over MPI. */
+/* The requests of all communicators of a process advance together, as over MPI, since they may
+ * depend on each other. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
 static size_t custom_message_count(const struct ob_batch *base) {
@@ -39,11 +40,12 @@ static void custom_cancel_all(struct custom_batch *batch) {
 static bool custom_cancel(struct ob_batch *base) {
   struct custom_batch *batch = (struct custom_batch *)base;
   if (batch->operations && base->comm->state)
-    custom_cancel_all(batch); /* the plan failed elsewhere */
+    custom_cancel_all(batch); /* the plan failed for another reason */
   return true;
 }
 
-/* Ends the communicator. Another plan of this rank may see that first, and gives this message. */
+/* Ends the communicator with this message. Another plan of this rank may notice the end first, and
+ * then reports the same message. */
 static void custom_give_up(onebit_comm_t comm, const char *text) {
   struct custom *custom = comm->state;
   ob_comm_receive_end(comm, text);
@@ -51,22 +53,24 @@ static void custom_give_up(onebit_comm_t comm, const char *text) {
     custom->call.abort(custom->call.context);
 }
 
-/* Ends a batch, and the communicator with the message of this thread's error. */
+/* Ends a batch that has failed, and the communicator, with this thread's error message. */
 static onebit_status_t end_failed_batch(struct custom_batch *batch, onebit_status_t status) {
   custom_give_up(batch->base.comm, onebit_last_error());
   custom_cancel_all(batch);
   return status;
 }
 
-/* Reads the callbacks' message before it calls anything else. */
+/* Fails with the callbacks' error message, which is read before any other callback is called. */
 static onebit_status_t fail_operation(struct custom_batch *batch, const char *what, int peer,
                                       int code) {
   const struct custom *custom = batch->base.comm->state;
   const char *message =
       custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
   onebit_status_t status =
-      message ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, message)
-              : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
+      message
+          ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d failed: %s", what, peer, message)
+          : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d failed: the callback returned %d",
+                     what, peer, code);
   return end_failed_batch(batch, status);
 }
 
@@ -79,9 +83,9 @@ static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, 
   if (code)
     return fail_operation(batch, "receive from", in->peer, code);
   if (!*operation)
-    return end_failed_batch(batch,
-                            ob_error(ONEBIT_ERROR_TRANSPORT,
-                                     "custom: receive from rank %d gave no operation", in->peer));
+    return end_failed_batch(
+        batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                        "custom: the receive callback for rank %d has set no operation", in->peer));
   return ONEBIT_OK;
 }
 
@@ -110,7 +114,7 @@ static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* Sets the endpoint's bytes to those that arrived. */
+/* Sets the endpoint's `bytes` to the number of bytes that have arrived. */
 static onebit_status_t set_received_size(struct custom_batch *batch, size_t number, size_t bytes) {
   if (number >= batch->base.receives)
     return ONEBIT_OK;
@@ -138,7 +142,7 @@ static onebit_status_t test_operation(struct custom_batch *batch, size_t number,
   return set_received_size(batch, number, bytes);
 }
 
-/* Tests all open operations; then, if it may wait, waits for the first of them. */
+/* Tests all incomplete operations. Then, if waiting is allowed, waits for the first of them. */
 static onebit_status_t test_operations(struct custom_batch *batch, double seconds) {
   size_t count = custom_message_count(&batch->base), open = count;
   for (size_t i = count; i-- > 0;) {
@@ -171,7 +175,7 @@ static int custom_peer_awaited(struct ob_batch *base) {
 }
 
 static void custom_abort_for_all(onebit_comm_t comm, const char *text) {
-  custom_give_up(comm, text); /* callbacks get no text */
+  custom_give_up(comm, text); /* the caller's functions get no text */
 }
 
 static void custom_progress(onebit_comm_t comm) {
@@ -217,7 +221,7 @@ static onebit_status_t check_function(const char *name, bool there) {
   return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
 }
 
-/* Checks the arguments without which the other ranks cannot be told of an error. */
+/* Checks the arguments. With wrong ones the other ranks could not be told of an error. */
 static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *call, int rank,
                                            int size) {
   OB_TRY(ob_size_check("callbacks", call, sizeof *call));
@@ -237,9 +241,11 @@ static onebit_status_t check_optional_fields(const onebit_transport_callbacks_t 
   if (!wanted)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (call->largest_tag < 0)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->largest_tag is %d", call->largest_tag);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->largest_tag is %d, not 0 or more",
+                    call->largest_tag);
   if (!(call->timeout >= 0))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->timeout is %g seconds", call->timeout);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "callbacks->timeout is %g seconds: it must be at least 0", call->timeout);
   return ONEBIT_OK;
 }
 

@@ -1,7 +1,7 @@
 /*
  * A transport between threads of one process. A send is matched with its receive in the receiver's
- * mailbox, under the group's lock, in the order in which they were begun; the later one of the two
- * copies the bytes from the sender's buffer to the receiver's.
+ * mailbox, under the group's lock, in the order in which they were begun. The thread that begins
+ * the later one of the two copies the bytes from the sender's buffer to the receiver's.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -30,17 +30,17 @@ struct member {
   struct mailbox mailbox;
   int host;
   bool gone;               /* its communicator was destroyed */
-  bool shrinks;            /* it has called onebit_comm_shrink */
-  onebit_comm_t successor; /* the next communicator of the survivors, until this rank takes it */
+  bool shrinks;            /* the rank has called onebit_comm_shrink */
+  onebit_comm_t successor; /* the survivors' next communicator, until this rank fetches it */
 };
 
 struct group {
   pthread_mutex_t lock;
   pthread_cond_t met;
-  int size, members; /* members: communicators that are not yet destroyed */
+  int size, members; /* members: the number of communicators that are not destroyed yet */
   struct member *member;
   char (*host_names)[OB_HOST_NAME_BYTES];
-  bool ended, shrunk; /* shrunk: the survivors' communicators were made, or could not be */
+  bool ended, shrunk; /* shrunk: creating the survivors' communicators has succeeded or failed */
   onebit_status_t shrink_status;
   char end[OB_END_BYTES];
 };
@@ -53,7 +53,7 @@ static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *surviv
 
 struct loopback_batch;
 
-/* A send or receive, which waits for its match. */
+/* A send or a receive that waits for its match. */
 struct parcel {
   struct parcel *next;
   struct loopback_batch *batch;
@@ -65,8 +65,8 @@ struct parcel {
 struct loopback_batch {
   struct ob_batch base;
   struct parcel *parcels; /* one for each send and each receive */
-  size_t open;            /* parcels without a match yet */
-  size_t truncated;       /* bytes of a message that did not fit */
+  size_t open;            /* number of parcels without a match */
+  size_t truncated;       /* bytes of a message that was longer than its receive */
 };
 
 static void append_parcel(struct parcel **list, struct parcel *parcel) {
@@ -87,7 +87,7 @@ static struct parcel *remove_matching(struct parcel **list, int from, int tag) {
   return NULL;
 }
 
-/* Copies a message from its send to its receive, which are then complete. */
+/* Copies a message from its send to its receive; both are then complete. */
 static void loopback_copy_message(struct group *group, struct parcel *sent, struct parcel *wanted) {
   size_t bytes = sent->endpoint->bytes;
   if (bytes > wanted->endpoint->bytes)
@@ -126,7 +126,7 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
     *list = parcel->next;
 }
 
-/* Cancels the parcels without a match yet. */
+/* Cancels the parcels that have no match yet. */
 static bool loopback_cancel(struct ob_batch *base) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
@@ -159,8 +159,8 @@ static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* Returns the rank of the first parcel without a match, with `gone` only among ranks that are gone;
- * -1: none. The lock is held. */
+/* Returns the rank of the first parcel without a match; with `gone` only ranks count whose
+ * communicator was destroyed. -1: none. The caller holds the lock. */
 static int find_awaited_rank(const struct loopback_batch *batch, bool gone) {
   const struct group *group = batch->base.comm->state;
   for (size_t i = 0; batch->open && i < batch->base.receives + batch->base.sends; i++) {
@@ -177,7 +177,8 @@ static int loopback_peer_awaited(struct ob_batch *base) {
   return find_awaited_rank((struct loopback_batch *)base, false);
 }
 
-/* Returns the time `seconds` from now, less than 1, for pthread_cond_timedwait on the group. */
+/* Returns the time `seconds` from now, for pthread_cond_timedwait on the group. `seconds` is less
+ * than 1. */
 static struct timespec loopback_deadline(double seconds) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -229,7 +230,8 @@ static void loopback_abort_for_all(onebit_comm_t comm, const char *text) {
   pthread_cond_broadcast(&group->met);
 }
 
-/* The later one of a send and its receive copies the message, so none is ever under way. */
+/* The transport has no messages under way: whichever of a send and its receive begins later copies
+ * the message at once. */
 const struct ob_transport ob_transport_loopback = {
     .name = "loopback",
     .host_messages = true,
@@ -245,7 +247,7 @@ const struct ob_transport ob_transport_loopback = {
     .destroy = loopback_destroy,
 };
 
-/* --- Communicators: made, destroyed, and made anew of the remaining ranks ----------------------*/
+/* --- Communicators: creation, destruction, and successors of the surviving ranks ---------------*/
 
 static void group_destroy(struct group *group) {
   if (!group)
@@ -288,13 +290,13 @@ static struct group *group_create(int size) {
   return NULL;
 }
 
-/* Assigns consecutive ranks to hosts; the numbers of ranks differ by one at most. */
+/* Assigns consecutive ranks to hosts. The hosts' numbers of ranks differ by at most one. */
 static void assign_hosts(int *host_of, int size, int hosts) {
   for (int rank = 0; rank < size; rank++)
     host_of[rank] = (int)((int64_t)rank * hosts / size);
 }
 
-/* Names the hosts, which are imaginary. */
+/* Gives names to the hosts, which are simulated. */
 static void name_hosts(struct group *group, const int *host_of) {
   for (int rank = 0; rank < group->size; rank++) {
     group->member[rank].host = host_of[rank];
@@ -322,7 +324,7 @@ static onebit_status_t create_members(struct group *group, const int *host_of, i
   return ONEBIT_OK;
 }
 
-/* Makes a group of ranks and their communicators. */
+/* Creates a group of ranks, and a communicator for each rank. */
 static onebit_status_t loopback_group_create(int size, const int *host_of, onebit_comm_t *comms) {
   struct group *group = group_create(size);
   if (!group)
@@ -375,8 +377,8 @@ static int list_survivors(const struct group *group, int *host_of) {
   return count;
 }
 
-/* Creates the survivors' communicators. The last surviving rank calls it; each rank then takes its
- * own. */
+/* Creates the survivors' communicators. The last surviving rank that shrinks calls it; each rank
+ * then fetches its own communicator. */
 static onebit_status_t create_successors(struct group *group) {
   int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);
@@ -405,7 +407,8 @@ static void wait_for_survivors(struct group *group, double timeout) {
   pthread_cond_broadcast(&group->met);
 }
 
-/* Leaves out ranks that have not called onebit_comm_shrink within the timeout. */
+/* Creates a communicator of the surviving ranks. A rank that has not called onebit_comm_shrink
+ * within the timeout is left out. */
 static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   struct group *group = comm->state;
   struct member *own = &group->member[comm->rank];
@@ -421,7 +424,8 @@ static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *surviv
   onebit_status_t status = group->shrink_status;
   if (late)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "loopback: the other ranks have gone on without this one");
+                    "loopback: this rank called onebit_comm_shrink too late: the other ranks have "
+                    "continued without it");
   return status == ONEBIT_OK ? status
                              : ob_error(status, "no memory for the survivors' communicators");
 }

@@ -1,7 +1,7 @@
 /*
  * Batches over MPI: nonblocking sends and receives on the library's own communicator, and the
- * messages that tell ranks of its end. User-level failure mitigation is used where the MPI library
- * has it at run time, since one build serves several versions of MPI.
+ * messages that tell ranks of the communicator's end. The MPI library is checked for user-level
+ * failure mitigation (ULFM) at run time, since one build serves several versions of MPI.
  */
 #ifdef ONEBIT_HAVE_MPI
 #define _POSIX_C_SOURCE 200809L
@@ -16,13 +16,13 @@
 #include "collectives/transports/mpi_state.h"
 #include "collectives/watch.h"
 
-/* A wait looks at the clock every LOOK_TRIES tries; after SPIN_TRIES, most of a millisecond, it
- * yields where MPI itself does not (MPI_Waitall may spin for ever); a cancelled message gets
- * CANCEL_SECONDS. */
+/* A wait reads the clock after every LOOK_TRIES tries. After SPIN_TRIES tries, most of a
+ * millisecond, it yields the processor, since MPI may not do so (MPI_Waitall may spin for ever).
+ * CANCEL_SECONDS is the longest wait for a cancelled message. */
 #define LOOK_TRIES     16
 #define SPIN_TRIES     4096
 #define CANCEL_SECONDS 0.1
-/* The longest wait in seconds for messages about the end to be sent. */
+/* The longest time in seconds for which a rank waits until its messages about the end are sent. */
 #define TELL_SECONDS 0.1
 
 struct mpi_batch {
@@ -49,7 +49,7 @@ bool ob_mpi_is_finalized(void) {
 
 /* --- User-level failure mitigation -------------------------------------------------------------*/
 
-/* MPICH's functions of these names end the job ("internal error"). */
+/* True if MPI has ULFM. MPICH's functions of these names end the job ("internal error"). */
 bool ob_mpi_has_ulfm(void) {
 #ifdef OPEN_MPI
   return MPIX_Comm_revoke && MPIX_Comm_shrink && MPIX_Comm_failure_ack &&
@@ -59,7 +59,7 @@ bool ob_mpi_has_ulfm(void) {
 #endif
 }
 
-/* Returns the communicator's lowest rank in the group of failed ones. */
+/* Returns the lowest rank of the communicator that is in the group of failed processes. */
 static int find_lowest_failed(MPI_Comm comm, int size, MPI_Group failed) {
   MPI_Group all;
   int lowest = -1, count = 0;
@@ -75,7 +75,7 @@ static int find_lowest_failed(MPI_Comm comm, int size, MPI_Group failed) {
   return lowest;
 }
 
-/* Returns the lowest rank that MPI knows to have failed; -1: none, or MPI does not find out. */
+/* Returns the lowest rank that MPI knows to have failed; -1: none, or MPI cannot tell. */
 static int mpi_failed_rank(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   MPI_Group failed;
@@ -104,8 +104,9 @@ bool ob_mpi_end_is_sent(const struct ob_mpi_state *state, int size) {
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Sends the message about the end to all other ranks. With ULFM it also revokes the communicator,
- * which ends waits inside MPI and receives nothing afterwards. The lock is held. */
+/* Sends the message about the communicator's end to all other ranks. With ULFM it also revokes the
+ * communicator, which ends waits inside MPI; a revoked communicator receives nothing, so the
+ * revocation waits a moment. The caller holds the lock. */
 static void mpi_send_end(onebit_comm_t comm) {
   static const struct timespec time_to_hear = {.tv_nsec = (long)(3e9 * OB_WAIT_SLICE)};
   struct ob_mpi_state *state = comm->state;
@@ -122,8 +123,8 @@ static void mpi_send_end(onebit_comm_t comm) {
   }
 }
 
-/* Sends the message about the end, or leaves it to another thread if this one may not call MPI
- * now. */
+/* Sends the message about the communicator's end. If this thread may not call MPI now, another
+ * thread sends it later. */
 static void mpi_abort(onebit_comm_t comm, const char *text) {
   struct ob_mpi_state *state = comm->state;
   int main_thread = 0;
@@ -142,13 +143,13 @@ static void report_failed_rank(onebit_comm_t comm) {
   int rank = mpi_failed_rank(comm);
   char text[OB_END_BYTES];
   if (rank < 0)
-    return; /* calls that wait report the error themselves */
+    return; /* waiting calls report the error themselves */
   snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
            *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
   ob_comm_receive_end(comm, text);
 }
 
-/* Receives a message about the end, if one has arrived. */
+/* Receives a message about the communicator's end, if one has arrived. */
 static void mpi_receive_end(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   MPI_Status status;
@@ -180,8 +181,8 @@ static struct ob_mpi_state *mpi_state(onebit_comm_t comm) { return comm->state; 
 
 static MPI_Comm mpi_handle(onebit_comm_t comm) { return mpi_state(comm)->comm; }
 
-/* Waits for CANCEL_SECONDS at most. Returns true if the request, a cancelled receive or a send
- * under way, has ended. */
+/* Waits for CANCEL_SECONDS at most. Returns true if the request has ended: a cancelled receive, or
+ * a send that has begun. */
 static bool wait_until_ended(MPI_Request *request) {
   int done = 0;
   for (double until = ob_seconds() + CANCEL_SECONDS; !done && ob_seconds() < until;) {
@@ -192,8 +193,8 @@ static bool wait_until_ended(MPI_Request *request) {
   return done;
 }
 
-/* Ends the requests of a failed call: a late message would overwrite memory that the program uses
- * again. Receives are cancelled; MPI cannot cancel a send that it has begun. */
+/* Ends the requests of a failed call, since a late message would overwrite memory that the program
+ * uses again. Receives are cancelled; MPI cannot cancel a send that has begun. */
 static bool mpi_cancel(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   bool all = true;
@@ -230,8 +231,9 @@ static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* Returns the peer of the failed request, -1: none. Sets its code, which MPI_Testall returns or,
- * with "error in status", is in its status. */
+/* Returns the peer of the failed request; -1: none. Sets *code to the request's error code: the
+ * code that MPI_Testall returned, or if that is MPI_ERR_IN_STATUS, the code in the request's
+ * status. */
 static int find_failed_request(const struct mpi_batch *batch, int *code) {
   for (int i = 0; i < batch->started; i++) {
     int own = batch->statuses[i].MPI_ERROR;
@@ -312,13 +314,14 @@ static bool mpi_is_threaded(void) {
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
 }
 
-/* Probing for a message makes MPI move its messages. */
+/* Probes for a message, which makes MPI advance its messages. */
 static void mpi_progress(onebit_comm_t comm) {
   int found;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_handle(comm), &found, MPI_STATUS_IGNORE);
 }
 
-/* Asks the MPI library; a library that is built for devices can be configured not to use them. */
+/* Asks the MPI library at run time: a library that is built for devices can be configured not to
+ * use them. */
 static bool mpi_moves_device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;

@@ -1,4 +1,4 @@
-/* One rank: there is nobody to send to, so every batch is empty and complete. */
+/* The transport of a single rank: every batch is empty and complete. */
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "collectives/communicator.h"

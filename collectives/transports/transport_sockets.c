@@ -1,4 +1,4 @@
-/* Batches over the library's own connections (onebit/sockets.h). */
+/* Batches over TCP connections of the library (onebit/sockets.h). */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +12,11 @@
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 
-/* The default number of connections between two ranks. Eight windows of 640 kB are the 5 MB in
- * flight at 500 Mbit/s and 80 ms. With 0.1 % of packets lost, 8 connections do not fill 40 Mbit/s
- * at 80 ms by Mathis's formula, MSS / (RTT sqrt(loss)) each, and 16 do. With more than MANY_RANKS
- * ranks each pair has fewer, to limit the open files of a process. */
+/* The default number of connections between two ranks. At 500 Mbit/s and a round trip of 80 ms 5 MB
+ * are in flight, which are eight windows of 640 kB. With 0.1 % of packets lost, Mathis's formula
+ * gives each connection MSS / (RTT sqrt(loss)): 8 connections do not fill 40 Mbit/s at 80 ms, and
+ * 16 do. With more than MANY_RANKS ranks each pair of ranks has fewer connections, to limit the
+ * open files of a process. */
 #define DEFAULT_STREAMS 16
 #define STREAMS_OF_MANY 8
 #define MANY_RANKS      32
@@ -24,10 +25,11 @@ struct sockets_batch {
   struct ob_batch base;
   struct ob_incoming *incoming;
   struct ob_outgoing *outgoing;
-  size_t open; /* messages that are not complete */
+  size_t open; /* number of incomplete messages */
 };
 
-/* Requests on different communicators may depend on each other, as over MPI. */
+/* The requests of all communicators of a process advance together, as over MPI, since they may
+ * depend on each other. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
 static struct ob_sockets *sockets_state(onebit_comm_t comm) { return comm->state; }
@@ -78,7 +80,8 @@ static onebit_status_t sockets_begin(struct ob_batch *base, int tag) {
   return sockets_begin_messages((struct sockets_batch *)base, tag);
 }
 
-/* Returns the rank of the first incomplete message, on lost links or on all. */
+/* Returns the rank of the first incomplete message; with `lost` only messages on lost links count.
+ * -1: none. */
 static int find_incomplete_peer(const struct sockets_batch *batch, bool lost) {
   const struct ob_batch *base = &batch->base;
   const struct ob_sockets_link *links = sockets_state(base->comm)->links;
@@ -91,15 +94,15 @@ static int find_incomplete_peer(const struct sockets_batch *batch, bool lost) {
   return -1;
 }
 
-/* Returns the status of a batch. Another rank's note about the end takes precedence over lost
- * connections. */
+/* Returns the status of a batch. Another rank's note about the communicator's end takes precedence
+ * over lost connections. */
 static onebit_status_t sockets_batch_status(const struct sockets_batch *batch) {
   onebit_comm_t comm = batch->base.comm;
   const struct ob_sockets *sockets = sockets_state(comm);
   if (batch->open == 0)
     return ONEBIT_OK;
   int lost = sockets->any_lost ? find_incomplete_peer(batch, true) : -1;
-  if (atomic_load(&comm->end.set)) /* that rank may itself have waited for another one */
+  if (atomic_load(&comm->end.set)) /* that rank may itself have waited for another rank */
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s; this rank waited for rank %d", comm->end.text,
                     find_incomplete_peer(batch, false));
   if (lost < 0)
@@ -142,7 +145,7 @@ static void sockets_progress(onebit_comm_t comm) {
 
 static onebit_status_t sockets_health(onebit_comm_t comm) {
   sockets_progress(comm);
-  return ONEBIT_OK; /* lost links only concern calls that wait for their messages */
+  return ONEBIT_OK; /* a lost link is an error only of calls that wait for its messages */
 }
 
 static void sockets_abort_for_all(onebit_comm_t comm, const char *text) {
@@ -187,7 +190,7 @@ static onebit_status_t read_environment_number(const char *name, int *value) {
   return ONEBIT_OK;
 }
 
-/* Fills in options that the caller leaves open; `memory` then holds the address. */
+/* Fills in options that the caller has not set; `memory` then has the text of the address. */
 static onebit_status_t complete_options(onebit_sockets_options_t *options, char memory[256]) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   if (options->ranks == 0 && options->rank == 0) {
@@ -216,7 +219,8 @@ static onebit_status_t check_sockets_options(const onebit_sockets_options_t *opt
     return ob_error(ONEBIT_ERROR_ARGUMENT, "options->streams is %d, not 1 to %d", options->streams,
                     ONEBIT_SOCKETS_STREAMS);
   if (!(options->timeout >= 0))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->timeout is %g seconds", options->timeout);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->timeout is %g seconds: it must be at least 0",
+                    options->timeout);
   return ONEBIT_OK;
 }
 
@@ -227,7 +231,7 @@ static onebit_status_t sockets_create(const onebit_sockets_options_t *options, d
   if (status == ONEBIT_OK)
     status = ob_comm_make_names(*comm);
   if (status != ONEBIT_OK)
-    return status; /* the others see that the connections end */
+    return status; /* the other ranks notice that the connections end */
   (*comm)->timeout = timeout;
   sockets->comm = *comm;
   const struct ob_term terms[] = {{"size", (uint64_t)options->ranks}};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/site/check.py DIRECTORY: links within a site lead to a page and to a place in it, and nothing of
-a page, be it a script, a font or a picture, is fetched from elsewhere."""
+"""docs/site/check.py DIRECTORY: checks that each link within a site leads to an existing page and heading,
+and that no page fetches a script, a style, a font or a picture from another site."""
 import re
 import sys
 from html.parser import HTMLParser

@@ -1,6 +1,6 @@
-# Sphinx's configuration for `make site`: the documents as they are, and a page for each public header.
-# index.md is the first page and has the navigation; documents that it does not name stand under
-# "Understand", and measurements in no navigation.
+# Sphinx's configuration for `make site`. The site has the documents and a page for each public header.
+# index.md is the first page and defines the navigation. Documents that index.md does not name are listed
+# under "Understand"; the pages of docs/measured are not in the navigation.
 import os
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ root_doc = "index"
 include_patterns = ["*.md", "docs/*.md", "docs/measured/*.md", "bindings/python/README.md", "reference/*.md"]
 myst_heading_anchors = 4
 highlight_language = "none"
-smartquotes = False  # "--" is an option
+smartquotes = False  # smart quotes would change the "--" of options
 pygments_style = "default"
 html_theme = "furo"
 html_static_path = ["site.css"]
@@ -30,9 +30,9 @@ def below(entries):
 
 
 def adapt_page(app, name, source):
-    """Links to headers lead to their pages, and a link that is named by its path gets a title."""
+    """Makes links to headers lead to the headers' pages. A link whose text is its path gets the page's title."""
     text = re.sub(r"\]\(((?:\.\./)*)include/onebit/(\w+\.h(?:pp)?)\)", r"](\1reference/\2.md)", source[0])
-    text = re.sub(r"\[([^][]+)\]\([\w./-]+/\)", r"\1", text)  # a directory
+    text = re.sub(r"\[([^][]+)\]\([\w./-]+/\)", r"\1", text)  # a link to a directory becomes its text
     text = re.sub(r"\[[\w./-]+\.md\]\(([\w./-]+\.md)\)", r"[](\1)", text)
     if name == root_doc:
         text = text.replace("](../../", "](").replace("](../", "](docs/").replace("docs/*", "\n".join(others))

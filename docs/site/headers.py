@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """docs/site/headers.py DIRECTORY HEADER...: writes a page of Markdown for each public header. A comment
-is text, what follows it down to an empty line is code, and functions and types are headings."""
+becomes text, the lines from the comment to the next empty line become a block of code, and the names of
+functions and types become headings."""
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ TYPE = re.compile(r"^(?:typedef .*?|\} *)\b(onebit_\w+|ONEBIT_\w+);", re.M)
 
 
 def text_of(comment):
-    """Prose and lists, escaped; indented lines, such as parameters and formulas, as they are."""
+    """Returns Markdown: prose and lists are escaped, indented lines such as formulas are copied verbatim."""
     lines, shown, in_list = [], False, False
     for line in comment.split("\n"):
         line = re.sub(r"^ ?\*? ?", "", line, count=1).rstrip() if lines else line.strip()

@@ -1,6 +1,6 @@
-# `make site`: the documents and the headers as web pages, by Sphinx; they need no network, also not to be
-# searched. SPHINX, Sphinx with furo and myst-parser, is installed from PyPI under $(BUILD) unless another is
-# named: Debian's are sphinx-common python3-sphinx furo python3-myst-parser, and SPHINX=sphinx-build.
+# `make site` makes web pages of the documents and the headers with Sphinx. Reading and searching the pages
+# needs no network. By default, Sphinx with furo and myst-parser is installed from PyPI under $(BUILD). To use
+# Debian's, install sphinx-common python3-sphinx furo python3-myst-parser, and set SPHINX=sphinx-build.
 
 SPHINX_VENV  := $(BUILD)/site-venv
 SPHINX       ?= $(SPHINX_VENV)/bin/sphinx-build

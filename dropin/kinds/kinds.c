@@ -1,11 +1,12 @@
 /*
- * Defines the functions of one library for MPIs of several ABIs (rules.mk beside this): each calls
- * the same function of the part for the MPI library that the process has.
+ * Defines the functions of one library that supports MPI libraries of several ABIs (rules.mk in
+ * this folder). The library has a part for each ABI. Each function calls the function of the same
+ * name in the part for the process's MPI library.
  *
- * MPICH's handles are ints, those of others pointers. On the machines that onebit supports both are
- * passed as integers, in a register or in a word of the stack. So each function passes on 13 words,
- * the number of arguments of the longest call (MPI_T_pvar_get_info); a call with fewer ignores the
- * other words. No argument is a floating-point number.
+ * Handles are ints in MPICH, and pointers in other libraries. On the machines that onebit supports
+ * either is passed as an integer, in a register or in a word of the stack. So each function passes
+ * on 13 words, the number of arguments of the longest call (MPI_T_pvar_get_info); a call with fewer
+ * arguments ignores the other words. No argument is a floating-point number.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -20,16 +21,16 @@ typedef word entry(word, word, word, word, word, word, word, word, word, word, w
 
 enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
 
-/* Returns the function to call. Only Open MPI's part defines Fortran's functions, since those of
- * other libraries call C's: the next function, MPI's own, is then called. If the process's MPI has
- * no part, any part is called, which reports that. */
+/* Returns the function to call. Only Open MPI's part defines Fortran functions. For another MPI the
+ * function of that MPI is returned, since its Fortran functions call those of C. If the process's
+ * MPI has no part, the first part is called, which reports the error. */
 static entry *choose_function(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
   const struct ob_mpi_found *found = ob_mpi_find();
   entry *next = NULL;
   if (found && parts[found->kind])
     return parts[found->kind];
   void *address = found && has[found->kind] ? dlsym(RTLD_NEXT, name) : NULL;
-  memcpy(&next, &address, sizeof next); /* C knows no cast from void * to a function's address */
+  memcpy(&next, &address, sizeof next); /* C has no cast from void * to a function's address */
   for (int kind = 0; !next; kind++)
     next = parts[kind];
   return next;

@@ -1,9 +1,9 @@
-# One library for MPIs of several ABIs: included by the Makefile.
+# The Makefile includes this file, which builds one library for MPI libraries of several ABIs.
 #
-# Sources that include mpi.h are compiled once for each kind of MPI library among MPICC and MPICC_ALSO,
-# by a make of its own; the symbols of such a part get the kind as a prefix (mpich_onebit_comm_create_mpi).
-# kinds.c defines the functions that programs call: they call the part for the process's MPI.
-# Without MPICC_ALSO there is one part, without a prefix.
+# Sources that include mpi.h are compiled once for each kind of MPI library among MPICC and MPICC_ALSO, by
+# a separate make. The symbols of such a part get the kind as a prefix (mpich_onebit_comm_create_mpi).
+# kinds.c defines the functions that programs call: they call the part for the process's MPI. Without
+# MPICC_ALSO the library has one part, without a prefix.
 
 # Every library but Open MPI has MPICH's ABI (Intel MPI, MVAPICH, Cray MPICH), or that of MPI 5.
 mpi_macros = $(shell $(CC) $(call mpi_includes,$(shell $(1) -show)) -E -dM -include mpi.h \
@@ -12,7 +12,7 @@ kind_of = $(or $(if $(filter OPEN_MPI,$(1)),openmpi),$(if $(filter MPICH_VERSION
   $(if $(filter MPI_ABI_VERSION,$(1)),standard),mpich)
 MPI_KIND = $(call kind_of,$(call mpi_macros,$(MPICC)))
 
-# The part of the library, and the part of libonebit-mpi.so.
+# The objects that include mpi.h form two parts: one of the library, one of libonebit-mpi.so.
 MPI_PART := $(filter-out %/find_mpi.o,$(filter %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY)))
 NAMED    := $(BUILD)/library.names $(BUILD)/preload.names
 .PHONY: part
@@ -47,7 +47,7 @@ $(PARTS:=/library.part): $(BUILD)/mpi/%/library.part: FORCE
 $(PARTS:=/preload.part) $(PARTS:=/library.names) $(PARTS:=/preload.names): FORCE | $(PARTS:=/library.part)
 	@:
 
-# The functions that kinds.c defines: the public ones; MPI's; for tests, all functions of a part.
+# kinds.c defines these functions: the public ones, those of MPI, and for tests all functions of a part.
 $(BUILD)/mpi/library.entries: ENTRIES = /^(onebit|ONEBIT)_/
 $(BUILD)/mpi/preload.entries: ENTRIES = /^(MPI|mpi)/
 $(BUILD)/mpi/tests.entries:   ENTRIES = !/^ob_transport_mpi/

@@ -1,8 +1,8 @@
 /*
  * Attaches the library's state to MPI communicators as an attribute: deleting the attribute frees
- * the state. A list holds the communicators whose attribute still exists. MPI_Finalize first
- * deletes the attributes of MPI_COMM_SELF, while MPI still works: the callback of one of them
- * deletes the attributes of the communicators in the list.
+ * the state. A list holds all communicators that have the attribute. MPI_Finalize first deletes the
+ * attributes of MPI_COMM_SELF, while MPI still works. The callback for one of these deletes the
+ * attributes of all communicators in the list.
  */
 #include "base/error.h"
 #include "base/lock.h"
@@ -12,7 +12,7 @@
 
 /* The attribute of one communicator; its address is the attribute's value. */
 struct holder {
-  struct holder *next; /* the list of this process, oldest first, in one order on all ranks */
+  struct holder *next; /* the list of this process, oldest first: the same order on all ranks */
   MPI_Comm comm;
   struct ob_attached *attached; /* NULL: the ranks could not create the state */
   struct ob_outcome outcome;    /* how the creation of the state ended */
@@ -39,8 +39,8 @@ static void add_holder(struct holder *holder) {
   *at = holder;
 }
 
-/* Deletes a holder, as an MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or
- * in MPI_Finalize. */
+/* Deletes a holder. MPI calls it as an MPI_Comm_delete_attr_function, in MPI_Comm_free, which is
+ * collective, or in MPI_Finalize. */
 static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   struct holder *holder = value;
   (void)key, (void)extra;
@@ -57,7 +57,8 @@ static struct holder *get_oldest_holder(void) {
   return holders;
 }
 
-/* Deletes the attribute of all communicators when that of MPI_COMM_SELF is deleted. */
+/* Deletes the attribute of all communicators. MPI calls it when it deletes that of
+ * MPI_COMM_SELF. */
 static int delete_all_holders(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
   for (struct holder *holder = get_oldest_holder(); holder; holder = get_oldest_holder())
@@ -75,7 +76,7 @@ void ob_attached_watch_finalize(void) {
       PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_all_holders, &end_key, NULL) ==
           MPI_SUCCESS) {
     PMPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);
-    int key = end_key; /* MPI frees it once the attribute is gone */
+    int key = end_key; /* MPI frees the key once no attribute uses it */
     PMPI_Comm_free_keyval(&key);
   }
 }
@@ -113,15 +114,15 @@ onebit_status_t ob_attached_read_failure(MPI_Comm comm) {
   return holder ? ob_outcome_status(&holder->outcome) : ONEBIT_OK;
 }
 
-/* True if the communicator has several ranks of one group. */
+/* True for an intra-communicator with several ranks. */
 static bool has_several_ranks(MPI_Comm comm) {
   int inter = 1, size = 1;
   return PMPI_Comm_test_inter(comm, &inter) == MPI_SUCCESS && !inter &&
          PMPI_Comm_size(comm, &size) == MPI_SUCCESS && size > 1;
 }
 
-/* True if all ranks have stored the attribute. Otherwise none keeps it, since a rank that can not
- * store it could not take part in later calls. The next call tries again, on all ranks. */
+/* True if all ranks have stored the attribute. If one rank can not store it, no rank keeps it: that
+ * rank could not take part in later calls. The next call tries again, on all ranks. */
 static bool store_on_all_ranks(MPI_Comm comm, int key, struct holder *holder) {
   bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
   int64_t missing = !mine;
@@ -141,7 +142,7 @@ static struct ob_attached *attach_state(MPI_Comm comm, int key, unsigned repeats
   struct ob_attached *attached;
   onebit_status_t status = ob_attached_create(comm, repeats, &attached);
   if (status == ONEBIT_ERROR_TRANSPORT)
-    return NULL; /* some rank has not arrived, so no agreement is possible */
+    return NULL; /* some rank has not arrived, so the ranks can not agree */
   struct holder *holder = ob_allocate(1, sizeof *holder);
   if (holder) {
     *holder = (struct holder){.comm = comm, .attached = attached};

@@ -1,4 +1,4 @@
-/* Finds the type and the operation of MPI's calls in the library's terms, and makes dense calls. */
+/* Maps the types and operations of MPI's calls to those of the library, and makes dense calls. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -15,7 +15,7 @@ struct handles {
   MPI_Op sum, average;
 };
 
-/* Calls read the handles without a lock: either all of them are set, or none. */
+/* Functions read the handles without a lock: all of them are set, or none. */
 static const struct handles none; /* all bytes are zero, which is no valid handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
@@ -38,9 +38,9 @@ static void add_elements(void *from, void *to, int *count, MPI_Datatype *type) {
   ob_elements_add(get_own_dtype(*type), to, from, (size_t)*count);
 }
 
-/* Sets the result to not-a-number (all bits are set), as an MPI_User_function. A mean can not be
- * computed from partial means, so MPI's own reductions with this operation must not return anything
- * that looks like a result. */
+/* Sets the result to not-a-number (all bits are set), as an MPI_User_function. MPI's own reductions
+ * can not compute a mean with this operation, since a mean does not follow from partial means. So
+ * they must not return anything that looks like a result. */
 static void set_nan(void *from, void *to, int *count, MPI_Datatype *type) {
   MPI_Aint low, extent;
   (void)from;
@@ -192,8 +192,8 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
 
 /* ---- Dense calls ---- */
 
-/* Returns the operation of the dense call. A mean is a sum that ob_mpi_call_end divides. MPI can
- * not add the types that the library defines, so the library has a sum for them. */
+/* Returns the MPI_Op of the dense call. For a mean it is a sum, which ob_mpi_call_end divides. The
+ * library has its own sum for the types that it defines, since MPI can not add them. */
 static MPI_Op dense_op(const struct ob_mpi_call *call) {
   bool adds = call->op == MPI_SUM || is_average(call->op);
   return !adds ? call->op : is_own_type(call->datatype) ? get_handles()->sum : MPI_SUM;
@@ -210,7 +210,7 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   return MPI_SUCCESS;
 }
 
-/* Makes the call by MPI's function; it is blocking if `request` is NULL. */
+/* Makes the call by MPI's own function. The call is blocking if `request` is NULL. */
 static int call_mpi(const struct ob_mpi_call *call, MPI_Request *request) {
   const void *send = call->sendbuf;
   void *receive = call->recvbuf;

@@ -1,6 +1,6 @@
 /*
- * The calls and requests of onebit/mpi_calls.h. A request holds an operation of an exchange, or
- * MPI's own request where a call is dense from its beginning.
+ * Defines the calls and requests of onebit/mpi_calls.h. A request holds an operation of an
+ * exchange, or MPI's own request if the call is dense from its beginning.
  */
 
 #include <stdarg.h>
@@ -15,7 +15,8 @@
 #include "onebit/counters.h"
 #include "onebit/mpi_calls.h"
 
-/* REPEATS is the number of times that a loop of calls must come before the ranks follow it. */
+/* REPEATS is the number of times that a program must repeat a loop of calls before the ranks follow
+ * the loop. */
 #define REPEATS 2
 
 /* ---- Errors ---- */
@@ -39,7 +40,7 @@ report_error(MPI_Comm comm, int code, const char *format, ...) {
   return report_code(comm, code);
 }
 
-/* Returns MPI_ERR_OTHER, without calling an error handler, unless MPI is initialised and not yet
+/* Returns MPI_ERR_OTHER, without calling an error handler, if MPI is not initialised or is
  * finalised. */
 static int check_mpi_is_running(void) {
   if (ob_mpi_is_running())
@@ -95,15 +96,15 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
 static int check_call(struct ob_mpi_call *call, int count) {
   OB_TRY_MPI(check_comm(call->comm));
   if (count < 0)
-    return report_error(call->comm, MPI_ERR_COUNT, "count is %d", count);
+    return report_error(call->comm, MPI_ERR_COUNT, "count is %d, not 0 or more", count);
   call->count = (size_t)count;
   return mpi_calls_check_kind(call);
 }
 
 /* ---- Calls ---- */
 
-/* Reports why the communicator has no state; returns MPI_SUCCESS if memory was missing: its calls
- * are dense then. The program's environment causes all other failures. */
+/* Reports why the communicator has no state. Returns MPI_SUCCESS if memory was missing: its calls
+ * are then dense. All other failures come from the program's environment. */
 static int report_attach_failure(MPI_Comm comm) {
   onebit_status_t status = ob_attached_read_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
@@ -125,8 +126,8 @@ static int find_exchange(const struct ob_mpi_call *call, struct ob_exchange **ex
   return own ? report_code(call->comm, code) : code;
 }
 
-/* Makes a call dense by a nonblocking call of MPI, as all ranks do: it moves the operations in
- * flight, which some ranks may have. */
+/* Makes a call dense by a nonblocking call of MPI, as all ranks do. While it waits, it moves the
+ * operations in flight, which other ranks may wait for. */
 static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1;
@@ -136,7 +137,7 @@ static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   return ob_mpi_call_end(call, size);
 }
 
-/* Makes a checked call, blocking. Errors have been reported. */
+/* Makes a checked call, blocking. Reports its errors. */
 static int run_call(const struct ob_mpi_call *call) {
   struct ob_exchange *exchange;
   bool withdraw;
@@ -305,8 +306,8 @@ static int requests_begin(ONEBIT_Request request) {
   return code;
 }
 
-/* Begins a nonblocking allreduce. If there is no memory for a request, the call is made at once,
- * since the other ranks make it. */
+/* Begins a nonblocking allreduce. If there is no memory for a request, the call is completed before
+ * the function returns, since the other ranks make it too. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
   OB_CALL_SCOPE;
@@ -366,7 +367,7 @@ static void requests_end(ONEBIT_Request *request) {
 }
 
 /* Waits for the request's operation or MPI request, or tests it. Reports an error of an operation;
- * MPI reports its own errors. */
+ * MPI itself reports errors of its requests. */
 static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   int code, flag = 1;
   if (request->operation) {
@@ -426,7 +427,7 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
   int worst = MPI_SUCCESS;
   OB_TRY_MPI(check_mpi_is_running());
   if (count < 0)
-    return report_error(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
+    return report_error(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d, not 0 or more", count);
   if (count > 0 && !array)
     return report_error(MPI_COMM_NULL, MPI_ERR_REQUEST, "requests is NULL");
   for (int i = 0; i < count; i++) {

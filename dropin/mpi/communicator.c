@@ -1,7 +1,7 @@
 /*
- * The tensors of a communicator. The table of them is the same on all ranks, except for the
- * buffers: signatures, the order of calls and agreements by message decide which tensors are made,
- * found and given up. Each rank notes beside it which buffers it last gave for each tensor.
+ * The tensors of a communicator are in a table, which is the same on all ranks, except for the
+ * buffers. Signatures, the order of calls and agreements by message decide which tensors are
+ * created, found and dropped. Each rank also notes the buffers that it last gave for each tensor.
  */
 
 #include "dropin/mpi/communicator.h"
@@ -11,14 +11,14 @@
 
 #define MAX_TENSORS   OB_MAX_POSITIONS
 #define NO_TENSOR     (-1)
-#define FAILED_TENSOR (-2) /* some rank had no memory for it: its calls stay dense */
+#define FAILED_TENSOR (-2) /* some rank had no memory for the tensor: its calls stay dense */
 
 struct tensor {
   uint64_t signature;
   struct ob_buffers buffers; /* the buffers of this rank; NULL: not known */
-  uint64_t used;             /* the number of calls when it was last used */
+  uint64_t used;             /* the value of `calls` when the tensor was last used */
   bool again;                /* used more than once */
-  unsigned pause;            /* for how many calls it stays dense, after withdrawals */
+  unsigned pause;            /* for how many calls the tensor stays dense, after withdrawals */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
   struct ob_shadow shadow; /* its input is stored after this struct */
@@ -34,13 +34,13 @@ struct ob_attached {
   struct tensor *tensors[MAX_TENSORS];
 };
 
-/* Limits of the number and the elements of tensors that were used only once: their buffers may
- * never be used again. Calls on further buffers are dense until some of these tensors are used
- * again or the ranks follow a loop. */
+/* Limits for tensors that were used only once, whose buffers may never be used again: their number,
+ * and the sum of their elements. Calls with new buffers are dense until some of these tensors are
+ * used again, or until the ranks follow a loop. */
 #define MAX_ONCE          128
 #define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
-/* A tensor that was not used for OLD_CALLS calls counts as gone. */
+/* A tensor that has not been used for OLD_CALLS calls is dropped. */
 #define OLD_CALLS (4 * (uint64_t)OB_MAX_POSITIONS)
 
 /* ---- Beginning and end ---- */
@@ -50,7 +50,7 @@ static bool communicator_allreduce_max(void *context, int64_t *values, int count
   return ob_allreduce_max(attached->comm, values, count) == MPI_SUCCESS;
 }
 
-/* Allocates the memory that this rank alone can fail to get. The caller then tells all ranks. */
+/* Allocates the memory that this rank needs. If this fails, the caller tells all ranks. */
 static bool mpi_communicator_allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
   return *attached && ob_loops_create(repeats, communicator_allreduce_max, *attached,
@@ -99,7 +99,7 @@ static bool mpi_communicator_has_buffers(const struct tensor *tensor,
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
-/* Finds the first tensor of the signature that this rank knows by these buffers. */
+/* Finds the first tensor of the signature that has these buffers on this rank. */
 static int mpi_communicator_find(const struct ob_attached *attached, uint64_t signature,
                                  const struct ob_mpi_call *call) {
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -116,8 +116,8 @@ static void drop_tensor(struct ob_attached *attached, int slot) {
   ob_loops_remove_tensor(attached->loops, slot + 1);
 }
 
-/* Returns a free slot. If none is free, drops the tensor that has not been used for longest. Old
- * tensors are dropped in any case. */
+/* Returns a free slot. Tensors that are too old are dropped first. If no slot is free, drops the
+ * tensor that was used least recently. */
 static int reserve_slot(struct ob_attached *attached) {
   int oldest = NO_TENSOR, empty = NO_TENSOR;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -139,7 +139,7 @@ static int reserve_slot(struct ob_attached *attached) {
   return oldest;
 }
 
-/* Selects the bits that ONEBIT_BITS gives. */
+/* Stands for the bits an element that ONEBIT_BITS gives. */
 static const struct ob_bits own_bits = {0, 0};
 
 /* Creates a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
@@ -208,8 +208,8 @@ static void look_for_loop(struct ob_attached *attached) {
       drop_tensor(attached, slot);
 }
 
-/* Returns the tensor of a position, which is created when it is first needed; NULL if that
- * failed. */
+/* Returns the tensor of a position, and creates it when it is first needed; NULL if it can not be
+ * created. */
 static struct tensor *get_tensor_at(struct ob_attached *attached, int position,
                                     const struct ob_mpi_call *call, struct ob_bits bits,
                                     uint64_t signature) {
@@ -225,7 +225,7 @@ static struct tensor *get_tensor_at(struct ob_attached *attached, int position,
 
 /* ---- A preloaded program's calls ---- */
 
-/* The budget is divided again after this many calls, by what the plans have measured since. */
+/* The budget is divided again after this many calls, by what the plans have measured since then. */
 #define FIT_CALLS 64
 
 /* Divides the budget among the tensors. Waits until the calls in flight are decided, since all
@@ -300,7 +300,8 @@ void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation
 
 /* ---- Agreeing on a tensor ---- */
 
-/* True if a tensor may be created for buffers that no rank knows. All ranks find the same. */
+/* True if a tensor may be created for buffers that no rank knows. Gives the same result on all
+ * ranks. */
 static bool may_create_tensor(const struct ob_attached *attached, const struct ob_mpi_call *call) {
   size_t once = 0, elements = call->count;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -313,8 +314,9 @@ static bool may_create_tensor(const struct ob_attached *attached, const struct o
   return once == 0 || (once < MAX_ONCE && elements <= MAX_ONCE_ELEMENTS);
 }
 
-/* Agrees on the tensor that some rank recognises by its buffers: the one with the highest slot if
- * ranks differ, NO_TENSOR if no rank recognises one. alike: all ranks recognise the same tensor. */
+/* Agrees on the tensor that some rank recognises by its buffers. If ranks recognise different ones,
+ * the highest slot is taken; NO_TENSOR if no rank recognises one. alike: all ranks recognise the
+ * same tensor. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
   int64_t slot = mpi_communicator_find(attached, signature, call);
@@ -329,7 +331,7 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
 }
 
 /* True if this rank knew the tensor by other buffers. If the call's buffers belonged to another
- * tensor before, the residual may belong to neither tensor, and is reset. */
+ * tensor before, the residual is reset, since it may belong to neither tensor. */
 static bool detect_new_buffers(struct ob_attached *attached, int slot,
                                const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
@@ -343,7 +345,7 @@ static bool detect_new_buffers(struct ob_attached *attached, int slot,
   return true;
 }
 
-/* Finds the tensor of a call without a position, by the ranks' agreement. */
+/* Finds the tensor of a call that has no position: the ranks agree on it. */
 static struct ob_exchange *mpi_communicator_find_tensor(struct ob_attached *attached,
                                                         const struct ob_mpi_call *call,
                                                         uint64_t signature, bool *withdraw,

@@ -1,4 +1,4 @@
-/* An exchange runs a plan, and converts its result to that of MPI's call. */
+/* An exchange runs a plan, and stores the plan's result as the result of MPI's call. */
 #include <string.h>
 
 #include "base/call_scope.h"
@@ -18,7 +18,7 @@ onebit_status_t ob_report_mpi_error(const char *call, int code) {
 
 /* ---- Exchanges ---- */
 
-/* Creates the plan. A variable that is wrong on this rank alone makes it fail on all ranks. */
+/* Creates the plan. If a variable is wrong on this rank alone, the creation fails on all ranks. */
 static onebit_status_t mpi_exchange_create_plan(struct ob_exchange *exchange, struct ob_bits bits) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
@@ -29,7 +29,7 @@ static onebit_status_t mpi_exchange_create_plan(struct ob_exchange *exchange, st
   options.dtype = exchange->dtype == OB_DOUBLE ? ONEBIT_FLOAT32 : exchange->dtype;
   onebit_status_t status =
       onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan);
-  if (status != ONEBIT_OK) /* reads the variable again, for its error message */
+  if (status != ONEBIT_OK) /* reads the variable again, to set its error message */
     return known == ONEBIT_OK ? status : ob_knob_bits(OB_SAFE_BITS, &bits);
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
   exchange->tally.bytes_sent = info.wire_bytes;
@@ -38,7 +38,7 @@ static onebit_status_t mpi_exchange_create_plan(struct ob_exchange *exchange, st
   return ONEBIT_OK;
 }
 
-/* Notes the bits an element of the call that begins, if the plan's width may change. */
+/* Stores the bits an element of the call that begins, if the plan may change its bits. */
 static void note_bits(struct ob_exchange *exchange) {
   onebit_plan_info_t info = {.size = sizeof info};
   if (!exchange->moves || onebit_plan_get_info(exchange->plan, &info) != ONEBIT_OK)
@@ -57,7 +57,7 @@ static void mpi_exchange_release(struct ob_exchange *exchange) {
   ob_release(exchange);
 }
 
-/* Allocates this rank's memory of an exchange; NULL if there is not enough. */
+/* Allocates this rank's memory for an exchange. Returns NULL if there is not enough. */
 static struct ob_exchange *mpi_exchange_allocate(struct ob_queue *queue,
                                                  const struct ob_mpi_call *call) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
@@ -86,8 +86,8 @@ static struct ob_exchange *mpi_exchange_allocate(struct ob_queue *queue,
   return NULL;
 }
 
-/* Creates an exchange. Waits for every rank before it creates the plan, since that does not move
- * the operations in flight: no rank waits for one of them any more. */
+/* Creates an exchange. First waits for all ranks, while it advances the operations in flight. The
+ * creation of the plan does not advance them, but no rank waits for one of them any more. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **result) {
@@ -138,7 +138,7 @@ static struct buffers select_buffers(const struct ob_exchange *exchange,
   return buffers;
 }
 
-/* Stores the sum: the mean times the number of ranks. */
+/* Stores the sum, which is the mean times the number of ranks. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
   const void *result = select_buffers(exchange, call).receive;
   if (exchange->dtype == OB_DOUBLE)
@@ -208,10 +208,10 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
   exchange->tally.compressed += compressed;
 }
 
-/* ---- Blocking, with nothing else in flight ---- */
+/* ---- Blocking calls while no other operation is in flight ---- */
 
-/* Makes a call dense by a nonblocking call of MPI, which matches that of a rank with operations in
- * flight. */
+/* Makes a call dense by a nonblocking call of MPI: a rank with operations in flight makes a
+ * nonblocking call too, and the two must match. */
 static int mpi_exchange_run_dense(const struct ob_exchange *exchange,
                                   const struct ob_mpi_call *call) {
   struct ob_mpi_call dense = *call;

@@ -17,11 +17,11 @@
 /*
  * ---- A call (call.c) ----
  *
- * A call is an MPI collective as a program called it. Only this module handles types, operations
- * and layouts that MPI has and onebit does not.
+ * A call is an MPI collective as a program called it. Only this module handles MPI's types,
+ * operations and layouts that onebit does not have.
  */
 
-/* Returns from a function with the MPI error code of `call`, unless it is MPI_SUCCESS. */
+/* Returns from the calling function with the MPI error code of `call`, unless it is MPI_SUCCESS. */
 #define OB_TRY_MPI(call)                                                                           \
   do {                                                                                             \
     const int ob_try_code = (call);                                                                \
@@ -39,27 +39,27 @@ struct ob_mpi_call {
   MPI_Op op; /* MPI_OP_NULL for an allgather */
 };
 
-/* Finds the call's element type, and whether it is a sum. Returns the reason why it can not be
- * compressed, or OB_REASON_NONE. Buffers do not matter, so all ranks find the same. Doubles are
- * compressed in allreduces only; *dtype is OB_OTHER_TYPE for a type that the library does not
- * know. */
+/* Finds the call's element type, and whether its result is a sum. Returns the reason why it can not
+ * be compressed, or OB_REASON_NONE. The result does not depend on buffers, so it is the same on all
+ * ranks. Doubles are compressed in allreduces only. *dtype is OB_OTHER_TYPE for a type that the
+ * library does not know. */
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum);
 
-/* Makes the call with the MPI library: PMPI_Allreduce, PMPI_Allgather, PMPI_Reduce_scatter_block;
- * types that only onebit knows (ONEBIT_Type_bfloat16) have a dense sum of their own. Returns an MPI
- * error code. */
+/* Makes the call by the MPI library: PMPI_Allreduce, PMPI_Allgather or PMPI_Reduce_scatter_block.
+ * For types that only onebit defines (ONEBIT_Type_bfloat16) the library has its own dense sum.
+ * Returns an MPI error code. */
 int ob_mpi_call_run_dense(const struct ob_mpi_call *call);
 
-/* Begins the call without blocking, as a call of MPI. Once MPI has completed the request, the
- * caller calls ob_mpi_call_end: it divides a sum by the communicator's size if the call is an
+/* Begins the call as a nonblocking call of MPI. Once MPI has completed the request, the caller
+ * calls ob_mpi_call_end, which divides the sum by the communicator's size if the call is an
  * average. */
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 
-/* Return the library's handles, which are created on first use and freed by MPI_Finalize; or
- * MPI_DATATYPE_NULL or MPI_OP_NULL if MPI does not create them, before MPI is initialised, and
- * after its end. Thread-safe. */
+/* Return the library's handles, which are created on first use and freed by MPI_Finalize. Return
+ * MPI_DATATYPE_NULL or MPI_OP_NULL if MPI can not create the handle, before MPI is initialised, and
+ * after MPI is finalised. Thread-safe. */
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
 
@@ -72,18 +72,18 @@ void ob_mpi_handles_free(void);
 /*
  * ---- Exchanges ----
  *
- * An exchange replaces an MPI collective by a compressed one. The result is the one MPI defines: a
- * sum where the program asks for a sum. A rank whose values can not be compressed withdraws: it
- * gives its plan no buffers. Every other rank learns of this in the same call (ONEBIT_ERROR_PEER),
- * as it learns of values that are not finite (ONEBIT_SKIPPED). No buffer and no residual has
- * changed then, and all ranks make the same call dense. So no value is lost, no rank hangs, and a
+ * An exchange replaces an MPI collective by a compressed one. The result is what MPI defines: a sum
+ * if the program asks for a sum. A rank whose values can not be compressed withdraws: it gives its
+ * plan no buffers. Every other rank learns of this in the same call (ONEBIT_ERROR_PEER), as it
+ * learns of values that are not finite (ONEBIT_SKIPPED). In both cases no buffer and no residual
+ * has changed, and all ranks make the same call dense. So no value is lost, no rank hangs, and a
  * compressed call needs no additional message.
  *
- * The operations of a communicator begin in the same order on all ranks, as MPI demands. Threads
- * that wait or test move them, in that order. A withdrawn call that is made dense is a collective
- * too, but the moment at which a rank begins it depends on when the rank tests its plan. On the
- * program's communicator it could therefore break MPI's order: such calls use a copy of the
- * communicator that belongs to the queue, in the order of the operations.
+ * The operations of a communicator begin in the same order on all ranks, as MPI requires. Threads
+ * that wait or test advance them, in that order. A withdrawn call that is made dense is a
+ * collective too, but each rank begins it when it finds that its plan's call has ended. On the
+ * program's communicator this could break MPI's order of collectives. So such calls use the queue's
+ * own copy of the communicator, in the order of the operations.
  */
 
 /* Counts of an exchange's calls. The calls that were not compressed were withdrawn. */
@@ -94,9 +94,9 @@ struct ob_tally {
   uint64_t bytes_sent, bytes_dense; /* bytes of one compressed call; bytes of the same call dense */
 };
 
-struct ob_queue;     /* the operations in flight on a communicator, in the order of beginning */
+struct ob_queue;     /* the operations in flight on a communicator, oldest first */
 struct ob_exchange;  /* the compressed calls of one tensor */
-struct ob_operation; /* a call of an exchange, from its beginning to its end */
+struct ob_operation; /* a call by an exchange, from its beginning to its end */
 
 /* Creates the queue of comm, an intra-communicator. Collective. Fails on all ranks or on none. */
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
@@ -106,12 +106,12 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
 void ob_queue_drain(struct ob_queue *queue);
 void ob_queue_destroy(struct ob_queue *queue);
 
-/* Moves the operations in flight in this process, on every communicator, without waiting. Called in
- * loops that wait for something else. Thread-safe. */
+/* Advances the operations in flight in this process, on every communicator, without waiting. Called
+ * in loops that wait for something else. Thread-safe. */
 void ob_queues_advance(void);
 
-/* Called in such a loop after `idle` turns without progress: moves the operations, then yields the
- * processor, or sleeps if `idle` is large. */
+/* Called in such a loop after `idle` turns without progress. Advances the operations, then yields
+ * the processor, or sleeps if `idle` is large. */
 void ob_queues_backoff(unsigned idle);
 
 /* Creates an exchange. Collective over the queue's communicator, with the same arguments on all
@@ -124,31 +124,32 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **exchange);
 
-/* Destroys an exchange after its operations in flight. Operations that have ended but were not
- * tested yet keep their results. */
+/* Destroys an exchange after its operations in flight have ended. Operations that have ended but
+ * were not tested yet keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
 
-/* Returns how many of the latest calls in a row were withdrawn. Waits until the calls in flight are
- * decided, so that all ranks return the same. */
+/* Returns how many of the latest calls in a row were withdrawn. First waits until the calls in
+ * flight are compressed or withdrawn, so that all ranks return the same number. */
 unsigned ob_exchange_count_withdrawals(const struct ob_exchange *exchange);
 
-/* Sets that number to zero. */
+/* Sets the number of withdrawals in a row to zero. */
 void ob_exchange_reset_withdrawals(struct ob_exchange *exchange);
 
-/* Counts a call that all ranks make dense by agreement, so that none begins it compressed. */
+/* Counts a call that all ranks have agreed to make dense, so that no rank begins it compressed. */
 void ob_exchange_count_dense(struct ob_exchange *exchange);
 
 /* Makes a call with the exchange's operation, type and count. Blocking. withdraw: this rank must
- * not compress it. Returns an MPI error code. */
+ * not compress the call. Returns an MPI error code. */
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw);
 
-/* Begins such a call, without waiting for other ranks. ob_operation_test or ob_operation_wait ends
- * it: the one that finds it done frees the operation, returns its MPI error code, and sets
+/* Begins a call, without waiting for other ranks. ob_operation_test or ob_operation_wait ends it:
+ * the function that finds the operation done frees it, returns its MPI error code, and sets
  * *operation to NULL. An operation may outlive its exchange and its communicator. If there is no
- * memory for an operation, the call is made at once, blocking, and *operation is NULL. */
+ * memory for an operation, the call is completed at once, blocking, and *operation is NULL. */
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
-/* True if the operation has ended. Moves no operation. *compressed: false if it was withdrawn. */
+/* True if the operation has ended. Advances no operation. *compressed: false if it was
+ * withdrawn. */
 bool ob_operation_is_done(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);
@@ -156,8 +157,8 @@ int ob_operation_wait(struct ob_operation **operation);
 /*
  * ---- Inside the folder ----
  *
- * exchange.c handles plans and results, queue.c the operations in flight and the order in which
- * they move, waits.c the timeouts of waits for MPI.
+ * exchange.c handles plans and results. queue.c handles the operations in flight and the order in
+ * which they advance. waits.c handles the timeouts of waits for MPI.
  */
 
 enum ob_stage {
@@ -193,7 +194,7 @@ struct ob_queue {
   int rank, size;
   struct ob_operation *first, *last;
   bool moving;
-  bool failed; /* a wait has timed out */
+  bool failed; /* roll calls, in waits.c; the latest that each rank has answered */
   int64_t agreed[OB_MAX_AGREED];
   atomic_int rolls, heard[]; /* in waits.c: roll calls; the last one each rank has answered */
 };
@@ -205,12 +206,12 @@ struct ob_exchange {
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   bool sum;
-  bool moves; /* its plan may change the bits an element */
+  bool moves; /* the plan may change its bits an element */
   size_t count;
-  void *part;           /* holds the result of a reduce-scatter in place, while the receive
-                         * buffer is still input */
+  void *part;           /* holds the result of a reduce-scatter in place, while the receive buffer
+                         * is still input */
   float *narrow;        /* doubles converted to floats, on which the plan works */
-  size_t undecided;     /* operations in flight whose compressed call has not ended */
+  size_t undecided;     /* doubles converted to floats: the buffer of the plan */
   unsigned withdrawals; /* how many of the latest calls in a row were withdrawn */
 };
 
@@ -225,8 +226,9 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation);
 /* Copies the plan's result to MPI's buffer. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
-/* True if all ranks get such a status and no buffer has changed, so that all of them make the call
- * dense. False for a damaged message and a failed transport, which one rank alone may have seen. */
+/* True if all ranks get such a status and no buffer has changed, so that all ranks make the call
+ * dense. False for a damaged message or a failed transport, which one rank alone may have
+ * noticed. */
 bool ob_is_withdrawn(onebit_status_t status);
 
 /* ob_exchange_note notes whether a call was compressed or withdrawn; ob_exchange_count counts a
@@ -234,37 +236,38 @@ bool ob_is_withdrawn(onebit_status_t status);
 void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
 void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 
-/* ---- queue.c: the lock is held only briefly ---- */
+/* ---- queue.c: functions hold the lock only briefly ---- */
 
 extern pthread_mutex_t ob_queues_lock;
 size_t ob_queues_in_flight(void);
 
-/* Returns the queue of a program's communicator; NULL: it has none (yet). */
+/* Returns the queue of a program's communicator; NULL if it has none (yet). */
 struct ob_queue *ob_queue_find(MPI_Comm comm);
 
 /* True if an operation of the exchange is in flight. */
 bool ob_exchange_is_in_flight(const struct ob_exchange *exchange);
 
-/* Keeps an operation's memory for the next operation, or frees it if there is no queue. */
+/* Stores an operation's memory for reuse by the next operation, or frees it if there is no
+ * queue. */
 void ob_operation_recycle(struct ob_operation *operation);
 
 /* ---- waits.c: waits that ONEBIT_TIMEOUT bounds (collectives/watch.h) ---- */
 
-/* Waits for a request of MPI, and meanwhile moves the operations in flight, since other ranks may
- * wait for these before they take part. A blocking call of MPI would not move them, and would not
- * match the nonblocking call of another rank: so all ranks make nonblocking calls. Returns an MPI
- * error code; MPI_ERR_OTHER: a rank did not arrive, which onebit_last_error names if the
+/* Waits for a request of MPI, and meanwhile advances the operations in flight: other ranks may wait
+ * for these before they make the call. A blocking call of MPI would not advance them, and would not
+ * match the nonblocking call of another rank, so all ranks make nonblocking calls. Returns an MPI
+ * error code. MPI_ERR_OTHER: a rank did not arrive; onebit_last_error names that rank if the
  * communicator has a queue. */
 int ob_wait_for_request(MPI_Comm comm, MPI_Request *request, const char *what);
 
-/* Replaces each value by the largest of all ranks. Errors: as ob_wait_for_request. */
+/* Replaces each value by the largest of all ranks. Errors: those of ob_wait_for_request. */
 int ob_allreduce_max(MPI_Comm comm, int64_t *values, int count);
 
-/* Checks the timeout of a wait for `what` in which nothing has moved since the last check. Errors:
- * as ob_wait_for_request. */
+/* Checks the timeout of a wait for `what`, during which nothing has changed since the last check.
+ * Errors: those of ob_wait_for_request. */
 int ob_wait_check_timeout(struct ob_watch *watch, struct ob_queue *queue, const char *what);
 
-/* Answers ranks that ask which ranks are there (waits.c). */
+/* Answers other ranks' messages that ask which ranks wait here (waits.c). */
 void ob_answer_roll_call(struct ob_queue *queue);
 
 #endif

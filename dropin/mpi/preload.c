@@ -1,5 +1,5 @@
 /*
- * Begins and ends the library's work in MPI_Init and MPI_Finalize of a preloaded program: finds out
+ * Starts the library in MPI_Init of a preloaded program, and ends it in MPI_Finalize: finds out
  * whether all ranks have the library, agrees on the settings, and reports.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
@@ -22,10 +22,10 @@
 /*
  * ---- Finding the ranks that have the library ----
  *
- * The ranks find out whether all of them have the library, without a message and without a
- * collective: in a rank that has no library these would match a call of the program. In MPI_Init
- * each rank publishes in MPI's name service, which the launcher provides, that it has the library.
- * Rank 0 looks up all other ranks and publishes the result; the other ranks wait for the result.
+ * The ranks find out whether all of them have the library. They use no message and no collective
+ * for this: a rank without the library would match these with a call of the program. In MPI_Init
+ * each rank publishes that it has the library in MPI's name service, which the launcher provides.
+ * Rank 0 looks up all other ranks and publishes the result; the other ranks wait for this result.
  */
 enum presence_found { PRESENCE_UNKNOWN, PRESENCE_SOME, PRESENCE_ALL };
 
@@ -37,13 +37,13 @@ struct presence {
 
 enum {
   NAME_BYTES = 64,
-  VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* for any MPI library */
+  VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* with any MPI library */
   OWN_BYTES = 32,
-  /* Attempts to find a rank, which may leave MPI_Init late on a busy machine. */
+  /* Attempts to find a rank: on a busy machine it may publish its name late. */
   ATTEMPTS = 250,
   ANSWER_ATTEMPTS = 1500,
   PAUSE = 20000, /* microseconds */
-  ANSWER = -1    /* stands for a rank in the name of rank 0's result */
+  ANSWER = -1    /* the pseudo rank in the name of rank 0's result */
 };
 
 static struct {
@@ -54,8 +54,8 @@ static struct {
 } presence;
 
 /* The program's error handlers, which are replaced during the look-up. By default an error ends the
- * program, by the handler of MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF; but a missing name is no
- * error here. */
+ * program, through the handler of MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF. A missing name is
+ * no error here. */
 struct handlers {
   MPI_Errhandler world, self;
 };
@@ -96,8 +96,8 @@ static bool presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
   }
 }
 
-/* Publishes this rank's value. Removes the name first if an earlier program of the job has left
- * it. */
+/* Publishes this rank's value. If an earlier program of the job has left the name published,
+ * removes that first. */
 static bool presence_publish(int rank, const char *value) {
   char found[VALUE_BYTES];
   for (int attempt = 0; attempt < 2; attempt++) {
@@ -109,8 +109,8 @@ static bool presence_publish(int rank, const char *value) {
   return false;
 }
 
-/* Hashes the job's name and its number of ranks, which its ranks have in common. Jobs may share a
- * name service. */
+/* Returns a hash of the job's name and number of ranks, which all ranks of the job share. Several
+ * jobs may use one name service. */
 static uint64_t hash_job(int size) {
   static const char *const variables[] = {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID",
                                           "PBS_JOBID", "LSB_JOBID"};
@@ -123,8 +123,8 @@ static uint64_t hash_job(int size) {
   return hash;
 }
 
-/* True for ranks that a program has spawned in a job without a name. They share the name service
- * and the rank numbers of their parents, and could be mistaken for them. */
+/* True for ranks that a program has spawned in a job without a name. They use the same name service
+ * and the same rank numbers as their parents, and could be mistaken for these. */
 static bool is_unnamed_child(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   PMPI_Comm_get_parent(&parent);
@@ -155,7 +155,7 @@ static int agree_on_missing_rank(int size) {
   return missing;
 }
 
-/* True if no rank before this one has the library. */
+/* True if this is the first rank that has the library. */
 static bool is_first_with_library(void) {
   char value[VALUE_BYTES];
   int rank = 0;
@@ -164,8 +164,8 @@ static bool is_first_with_library(void) {
   return rank == presence.rank;
 }
 
-/* Looks for the ranks of MPI_COMM_WORLD, once, from MPI_Init. Waits five seconds for a missing
- * rank. */
+/* Finds out which ranks of MPI_COMM_WORLD have the library, once, in MPI_Init. Waits five seconds
+ * for a missing rank. */
 static struct presence presence_find(int rank, int size) {
   struct presence result = {.found = PRESENCE_UNKNOWN, .reports = rank == 0};
   presence.rank = rank;
@@ -216,8 +216,8 @@ static void preload_report_gather(struct ob_report *report, bool all) {
   report->max_residual_ratio = largest[1];
 }
 
-/* Counts hosts by the launcher's number of ranks on each host, where they are as many
- * everywhere. */
+/* Computes the number of hosts from the launcher's number of ranks on each host, if that is the
+ * same on all hosts. */
 static int count_hosts(int ranks) {
   const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   int local = atoi(text ? text : (text = getenv("MPI_LOCALNRANKS")) ? text : "0");
@@ -243,8 +243,8 @@ static bool preload_report_end(bool all, bool prints) {
 
 enum { MESSAGE_BYTES = 512 };
 
-/* True: rank 0's exit status becomes 1. One rank is enough: launchers end the others when they see
- * it. */
+/* True: rank 0's exit status becomes 1. One rank is enough: launchers end the other ranks when they
+ * see this status. */
 static bool failed;
 static bool has_succeeded(void) { return !failed; }
 
@@ -252,14 +252,14 @@ static bool has_succeeded(void) { return !failed; }
 
 typedef const char *version_call(void);
 
-/* Checks that this library has the version of the onebit that the program is linked to, whose calls
- * come to this library. */
+/* Checks that this library has the same version as the onebit that the program is linked to: the
+ * program's calls of onebit come to this library. */
 static onebit_status_t check_version(void) {
   version_call *next;
   void *found = dlsym(RTLD_NEXT, "onebit_version");
   if (!found)
     return ONEBIT_OK;
-  memcpy(&next, &found, sizeof next); /* C knows no cast from void * to a function's address */
+  memcpy(&next, &found, sizeof next); /* C has no cast from void * to a function's address */
   if (!strcmp(next(), onebit_version()))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -277,7 +277,8 @@ static onebit_status_t read_settings(void) {
 
 /* ---- The agreement of all ranks */
 
-/* Gives all ranks the message of the lowest rank that has failed; false where none has. */
+/* Gives all ranks the error message of the lowest rank that has failed. False if none has
+ * failed. */
 static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
   int mine = message[0] ? rank : size, first = size;
   PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -292,20 +293,21 @@ static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
 
 static bool have_same_rules(void) {
   uint64_t hash = ob_preload_hash(), least[2];
-  uint64_t mine[2] = {hash, ~hash}; /* min(~hash) is ~max(hash) */
+  uint64_t mine[2] = {hash, ~hash}; /* the minimum of ~hash is ~maximum of hash */
   PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
   return least[0] == ~least[1];
 }
 
 /* Sets `required` on all ranks if it is set on one: the launcher may not pass the variable to all
- * of them. */
+ * ranks. */
 static void agree_on_required(void) {
   int mine = ob_preload.required, most = 0;
   PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   ob_preload.required = most;
 }
 
-/* Agrees with all ranks, which are known to have the library. Collective. */
+/* Agrees with all ranks on the settings. All ranks must be known to have the library.
+ * Collective. */
 static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
   bool bad = agree_on_failure(rank, size, message);
   agree_on_required();
@@ -314,19 +316,21 @@ static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
              "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
 }
 
-/* Finds out whether every rank has the library: only the name service can tell; without one
- * ONEBIT_EVERY_RANK=1 says that the launcher has given it to all. */
+/* True if every rank is known to have the library. The name service shows this. Without a name
+ * service ONEBIT_EVERY_RANK=1 says that the launcher has preloaded the library on all ranks. */
 static bool has_every_rank(int size, const struct presence *ranks, char message[MESSAGE_BYTES]) {
   if (size == 1 || ranks->found == PRESENCE_ALL || (ranks->found == PRESENCE_UNKNOWN && every_rank))
     return true;
   if (ranks->found == PRESENCE_SOME)
-    snprintf(message, MESSAGE_BYTES, "rank %d of MPI_COMM_WORLD has no libonebit-mpi.so before MPI",
+    snprintf(message, MESSAGE_BYTES,
+             "rank %d of MPI_COMM_WORLD has not loaded libonebit-mpi.so before the MPI library: "
+             "give it the same LD_PRELOAD",
              ranks->missing);
   else if (!message[0])
     snprintf(
         message, MESSAGE_BYTES,
-        "the launcher has no name service (MPI_Publish_name), with which ranks find out whether "
-        "all have libonebit-mpi.so; if they have, set ONEBIT_EVERY_RANK=1");
+        "the launcher has no name service (MPI_Publish_name), so ranks cannot find out whether "
+        "all have loaded libonebit-mpi.so; if all have, set ONEBIT_EVERY_RANK=1");
   return false;
 }
 
@@ -356,7 +360,7 @@ static void mpi_preload_begin(void) {
     ob_preload_open();
 }
 
-/* Ends the library's work, from MPI_Finalize. */
+/* Ends the library's work. MPI_Finalize calls it. */
 static void mpi_preload_end(void) {
   OB_CALL_SCOPE;
   ob_preload_close();
@@ -379,7 +383,7 @@ static void begin_unless_foreign(void) {
             onebit_last_error());
 }
 
-/* Warns before MPI_Init, which may not return. */
+/* Prints a warning before MPI_Init, which may never return. */
 static void warn_of_launcher(void) {
   char text[256];
   if (ob_launch_rank() == 0 && ob_launch_is_foreign(text, sizeof text))

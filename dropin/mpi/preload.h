@@ -7,8 +7,8 @@
 #include "dropin/mpi/communicator.h"
 #include "dropin/preload.h"
 
-/* These functions run the program's calls. preload_entries.c defines MPI's names for the linker,
- * and calls these functions. */
+/* These functions run the program's calls. preload_entries.c defines the functions that carry MPI's
+ * names for the linker, and calls these. */
 #define MPI_Allreduce            ob_call_allreduce
 #define MPI_Allgather            ob_call_allgather
 #define MPI_Iallreduce           ob_call_iallreduce
@@ -23,42 +23,42 @@ __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 int ob_preload_run_call(const struct ob_mpi_call *call);
 int ob_preload_begin_call(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* The decision on a call: `exchange` compresses it; if that is NULL, it is passed on for
- * `reason`. */
+/* The decision on a call: `exchange` compresses the call. If it is NULL, the call is passed on to
+ * MPI, for `reason`. */
 struct ob_preload_decision {
   struct ob_exchange *exchange;
   enum ob_reason reason;
   struct ob_record *record; /* NULL: only the reason is counted */
-  int tensor, max_bits;     /* the number of the compressed tensor; its largest bits an element */
+  int tensor, max_bits;     /* number of the compressed tensor; its largest bits an element */
   struct ob_shadow *shadow;
 };
-/* Decides on a call. Returns an MPI error code, since a rank may not arrive at an agreement within
- * ONEBIT_TIMEOUT. The call must then not be made, and the communicator's error handler has been
- * called. */
+/* Decides on a call. Returns an MPI error code, since the ranks may have to agree, and a rank may
+ * not arrive within ONEBIT_TIMEOUT. In this case the caller must not make the call; the
+ * communicator's error handler has been called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
-/* True if an argument is invalid: MPI gets the call then, and reports the error. */
+/* True if an argument is invalid: the call is then passed to MPI, which reports the error. */
 bool ob_preload_has_invalid_argument(const struct ob_mpi_call *call);
 
-/* Counts a call that is never compressed, such as MPI_Reduce, unless it is small. name: "reduce"
- * and the like, for the report. */
+/* Counts a call that is never compressed, such as MPI_Reduce, unless it is small. name: its name in
+ * the report, "reduce" and the like. */
 void ob_preload_count_uncompressed(const char *name, MPI_Count count, MPI_Datatype type,
                                    MPI_Comm comm, double seconds);
 
-/* Notes a call that is passed on at once. If the ranks follow a loop of calls of the communicator,
- * it distinguishes the calls after it. */
+/* Notes a call that is passed on to MPI at once. If the ranks follow a loop of calls on the
+ * communicator, the calls after it are distinguished by it. */
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
-/* Counts the bytes of a compressed call in the record; tally: as it was when the call began. */
+/* Counts the bytes of a compressed call in the record. tally: the counts before the call began. */
 void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tally);
 
-/* ---- Nonblocking calls: a flight is one that has begun (preload_flights.c) ---- */
+/* ---- Nonblocking calls: a flight is a call that has begun (preload_flights.c) ---- */
 
-/* Waits until all flights have ended, and stops the thread that moves them. */
+/* Waits until all flights have ended, and stops the thread that advances them. */
 void ob_flights_finish(void);
 
-/* Between ob_flights_pause and ob_flights_resume, MPI's calls of this thread advance no flights:
- * the caller advances them. */
+/* Between ob_flights_pause and ob_flights_resume, this thread's calls of MPI advance no flights:
+ * the caller advances them itself. */
 void ob_flights_pause(void);
 void ob_flights_resume(void);
 

@@ -1,4 +1,4 @@
-/* Defines the collectives that replace MPI's. */
+/* Defines the library's versions of MPI's collectives. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,8 +30,8 @@ static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm com
                           bytes);
 }
 
-/* Returns the record of calls like this one; NULL for calls below the size from which on calls are
- * recorded. */
+/* Returns the record of calls like this one, or NULL for a call below the minimum size of recorded
+ * calls. */
 static struct ob_record *find_or_make_record(const char *name, onebit_dtype_t dtype, size_t count,
                                              MPI_Datatype type, MPI_Comm comm, int comm_size) {
   int size = 0;
@@ -89,7 +89,7 @@ static bool is_within_world(MPI_Comm comm) {
   return common == size;
 }
 
-/* Decides on a call as far as this rank can without other ranks, with the cheapest checks first. */
+/* Decides on a call as far as this rank can decide alone. The cheapest checks come first. */
 static enum ob_reason preload_calls_judge(const struct ob_mpi_call *call, struct ob_record **record,
                                           struct ob_followed *followed) {
   onebit_dtype_t dtype;
@@ -156,7 +156,7 @@ void ob_preload_count_sent(struct ob_record *record, const struct ob_tally *tall
     ob_record_count_moves(record);
 }
 
-/* Counts a call that its exchange has made in the record. False if the call was withdrawn. */
+/* Counts a call of an exchange in the record. False if the call was withdrawn. */
 static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
                                double seconds) {
   const struct ob_tally *tally = &decision->exchange->tally;
@@ -230,8 +230,8 @@ OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvb
   return ob_preload_run_call(&call);
 }
 
-/* Passes on an allgather whose sides differ in count or type, which MPI allows. A call in place has
- * the count and type of the receiving side only. */
+/* Passes on an allgather whose two sides differ in count or type, which MPI allows. For a call in
+ * place only the count and type of the receiving side matter. */
 OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype,
                                      void *recvbuf, int recvcount, MPI_Datatype recvtype,
                                      MPI_Comm comm) {

@@ -3,12 +3,13 @@
  * preload_flights.c implement them. This file handles two differences between MPI libraries.
  *
  * Handles: Open MPI's are addresses, MPICH's are numbers of 32 bits. The functions here take
- * handles as wide as any, so that those of a library of the other kind are passed on unchanged.
+ * handles in an integer type that holds either, so that handles of the other kind of library are
+ * passed on unchanged.
  *
- * Counts: the functions with MPI 4's counts (names with _c) are defined whichever mpi.h this was
- * built with. Counts that an int holds go to the functions without _c. Larger ones are compressed,
- * or else go to MPI's own function; if the MPI library has none, the call returns an error, and the
- * count is never truncated.
+ * Counts: the functions with MPI 4's large counts (names with _c) are defined even if the mpi.h of
+ * the build lacks them. Counts that an int holds go to the functions without _c. Calls with larger
+ * counts are compressed, or passed on to MPI's own function. If the MPI library has no such
+ * function, the call returns an error: the count is never truncated.
  */
 #include <limits.h>
 
@@ -18,8 +19,8 @@
 
 typedef uintptr_t any; /* a handle of any MPI library */
 
-/* Defines a function that a program knows as `name`. mpi.h may declare it otherwise, or not at
- * all. */
+/* Defines a function that programs know as `name`. mpi.h may declare it with other parameters, or
+ * not at all. */
 #define ENTRY(name, parameters)                                                                    \
   int ob_entry_##name parameters __asm__(#name);                                                   \
   OB_PRELOAD_VISIBLE int ob_entry_##name parameters
@@ -29,7 +30,8 @@ typedef uintptr_t any; /* a handle of any MPI library */
 
 static bool fits_int(MPI_Count count) { return count >= INT_MIN && count <= INT_MAX; }
 
-/* Refuses a count for which the MPI library has no function. MPI itself refuses negative counts. */
+/* Returns an error for a count that no function of the MPI library takes. MPI itself rejects
+ * negative counts. */
 static int refuse_count(any comm) {
   if (!ob_mpi_is_foreign())
     PMPI_Comm_call_errhandler((MPI_Comm)comm, MPI_ERR_COUNT);
@@ -163,7 +165,7 @@ ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, an
   return ob_preload_begin_call(&large, request);
 }
 
-/* ---- Persistent: MPI 4's name, and that of Open MPI 4's extension ---- */
+/* ---- Persistent: MPI 4's name, and the name of Open MPI 4's extension ---- */
 
 #define INIT(name)                                                                                 \
   ENTRY(name, (const void *sendbuf, void *recvbuf, int count, any type, any op, any comm,          \
@@ -182,16 +184,16 @@ INIT(MPIX_Allreduce_init)
 /*
  * ---- Fortran ----
  *
- * Open MPI's Fortran functions call PMPI, so that no wrapper in C is called. The collectives
- * therefore have wrappers under their names in Fortran too: for mpif.h and `use mpi` in the
- * spelling of every compiler, and for `use mpi_f08`. Waits and tests need none (preload_flights.c).
- * MPICH's Fortran functions call those of C.
+ * Open MPI's Fortran functions call PMPI, so that they bypass wrappers in C. The collectives
+ * therefore have wrappers with their Fortran names too: for mpif.h and `use mpi` in the spelling of
+ * every compiler, and for `use mpi_f08`. Waits and tests need none (preload_flights.c). MPICH's
+ * Fortran functions call those of C.
  */
 #ifdef OPEN_MPI
 
-/* Fortran's constants are addresses of variables, in libmpi and in the program's common blocks,
- * which the dynamic linker makes one variable. Only the spelling of this Fortran compiler exists,
- * so that all are weak. */
+/* In Fortran, constants such as MPI_IN_PLACE are addresses of variables. These exist in libmpi and
+ * in the program's common blocks, and the dynamic linker makes them one variable. Only one spelling
+ * exists, that of this Fortran compiler, so all spellings are weak symbols. */
 #define CONSTANT(lower, upper)                                                                     \
   extern int lower __attribute__((weak)), lower##_ __attribute__((weak)),                          \
       lower##__ __attribute__((weak)), upper __attribute__((weak));                                \
@@ -207,13 +209,13 @@ static void *convert_address(void *from) {
   return is_mpi_fortran_bottom(from) ? MPI_BOTTOM : from;
 }
 
-/* Sets the error code, which is absent in `use mpi_f08` where the program leaves it out. */
+/* Sets the error code. In `use mpi_f08` it is absent if the program leaves the argument out. */
 static void set_error(MPI_Fint *error, int code) {
   if (error)
     *error = (MPI_Fint)code;
 }
 
-/* Defines a subroutine under all of its names. */
+/* Defines a subroutine under each of its names. */
 #define FORTRAN(lower, upper, parameters)                                                          \
   void lower##_ parameters;                                                                        \
   OB_PRELOAD_VISIBLE void lower parameters __attribute__((alias(#lower "_")));                     \
@@ -222,7 +224,7 @@ static void set_error(MPI_Fint *error, int code) {
   OB_PRELOAD_VISIBLE void lower##_f08_ parameters __attribute__((alias(#lower "_")));              \
   OB_PRELOAD_VISIBLE void lower##_ parameters
 
-/* Calls MPI_Init without arguments: Fortran has none, and Open MPI finds the program's own. */
+/* Calls MPI_Init without arguments: Fortran passes none, and Open MPI finds the program's own. */
 FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { set_error(error, MPI_Init(NULL, NULL)); }
 
 FORTRAN(mpi_init_thread, MPI_INIT_THREAD,

@@ -1,14 +1,15 @@
 /*
- * Moves the nonblocking calls of a preloaded program. MPI promises that they move whenever the
- * program is in any call of MPI, and a program may rely on it (one rank receives what another sends
- * only after its MPI_Wait). So it is not enough to move them in MPI_Wait and MPI_Test:
+ * Advances the nonblocking calls of a preloaded program. MPI promises that they advance whenever
+ * the program is in any call of MPI, and a program may rely on this (one rank receives what another
+ * sends only after its MPI_Wait). So it is not enough to advance them in MPI_Wait and MPI_Test:
  *
- *  - Open MPI has a list of progress functions (opal_progress_register), which its own nonblocking
- *    collectives use: every call of MPI that waits calls them, and so moves the library's calls.
- *  - With another MPI a thread moves them, which needs MPI_THREAD_MULTIPLE.
- *  - If neither is available, nonblocking calls are passed on.
+ * - Open MPI has a list of progress functions (opal_progress_register), which its own nonblocking
+ * collectives use. Every call of MPI that waits calls these functions, and so advances the
+ * library's calls.
+ * - With another MPI a thread advances them, which needs MPI_THREAD_MULTIPLE.
+ * - If neither is available, nonblocking calls are passed on to MPI.
  *
- * The program gets a generalized request of MPI, so that no wait and no test needs a wrapper.
+ * The program gets a generalized request of MPI, so that waits and tests need no wrapper.
  */
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload.h"
@@ -23,18 +24,18 @@
 #include "base/memory.h"
 #include "dropin/mpi/communicator.h"
 
-/* An exchange in flight, and the data for the record. */
+/* An exchange in flight, and the data that its record needs. */
 struct ob_flight {
   struct ob_flight *next;
-  MPI_Request request; /* the program's */
+  MPI_Request request; /* the program's request */
   struct ob_operation *operation;
   struct ob_record *record;
   struct ob_tally tally;
   int code;
 };
 
-/* Moves a flight without blocking; true when it is done, with the MPI error code in `code`. A
- * flight has no operation if there was no memory for one: its call was made when it began. */
+/* Advances a flight without blocking. True when it is done; `code` is then its MPI error code. A
+ * flight has no operation if there was no memory for one: its call was completed when it began. */
 static bool move_flight(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {
@@ -60,7 +61,7 @@ static _Thread_local int held;
 void ob_flights_pause(void) { held++; }
 void ob_flights_resume(void) { held--; }
 
-/* Moves all flights once, and returns those that are done. */
+/* Advances all flights once, and returns those that are done. */
 static struct ob_flight *move_all_flights(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
@@ -77,8 +78,8 @@ static struct ob_flight *move_all_flights(void) {
   return done;
 }
 
-/* Moves all flights, also while a call of MPI waits. It does not block, and is not entered again by
- * a thread that is in it. */
+/* Advances all flights, also while a call of MPI waits. It does not block. If MPI calls it again in
+ * the same thread, it returns at once. */
 static int progress_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
@@ -97,7 +98,7 @@ static int progress_flights(void) {
   return ended;
 }
 
-/* ---- Moving by a thread ---- */
+/* ---- Progress by a thread ---- */
 
 static struct {
   pthread_mutex_t lock;
@@ -106,7 +107,7 @@ static struct {
   bool running, stop;
 } mover = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
 
-enum { PAUSE = 50 }; /* microseconds: little beside what a compressed call takes */
+enum { PAUSE = 50 }; /* microseconds: little compared with the time of a compressed call */
 
 static void *run_mover_thread(void *nothing) {
   (void)nothing;
@@ -151,7 +152,7 @@ static void end_thread(void) {
   mover.running = false;
 }
 
-/* ---- Moving by Open MPI's progress functions ---- */
+/* ---- Progress by Open MPI's progress functions ---- */
 
 typedef int progress_callback(void);
 typedef int progress_register(progress_callback *);
@@ -160,7 +161,7 @@ static progress_register *find_progress_call(const char *name) {
   progress_register *call = NULL;
 #ifdef OPEN_MPI
   void *address = ob_mpi_symbol(name);
-  memcpy(&call, &address, sizeof call); /* C knows no cast from void * to a function's address */
+  memcpy(&call, &address, sizeof call); /* C has no cast from void * to a function's address */
 #else
   (void)name;
 #endif
@@ -180,22 +181,22 @@ static void unregister_progress(void) {
   joined = false;
 }
 
-/* ---- Moving by either ---- */
+/* ---- Progress by either ---- */
 
 static bool moves;
 static void begin_moving(void) { moves = register_progress() || begin_thread(); }
 
-/* True if flights can be moved. Local; the same on all ranks of a job. The first call registers the
- * progress function or starts the thread. */
+/* True if flights can be advanced. Local; the same on all ranks of a job. The first call registers
+ * the progress function or starts the thread. */
 static bool can_move_flights(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, begin_moving);
   return moves;
 }
 
-/* Adds a flight, which is moved from now on until it has ended. */
+/* Adds a flight, which is advanced from now on until it has ended. */
 static void add_flight(struct ob_flight *flight) {
-  ob_flights_pause(); /* this thread moves no flight while it has the lock */
+  ob_flights_pause(); /* this thread advances no flight while it holds the lock */
   pthread_mutex_lock(&lock);
   struct ob_flight **at = &flights;
   while (*at)
@@ -208,8 +209,8 @@ static void add_flight(struct ob_flight *flight) {
   wake_thread();
 }
 
-/* Warns of calls without a wait, which MPI forbids: if the program frees their buffers, completing
- * the calls writes to memory that is used otherwise. */
+/* Warns of nonblocking calls without a wait, which MPI forbids. If the program has freed their
+ * buffers, the completion of these calls overwrites memory that is used for something else. */
 static void warn_of_unfinished(void) {
   int rank = 0, unfinished = atomic_load(&alive);
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -257,7 +258,7 @@ static int begin_compressed(const struct ob_mpi_call *what,
   if (!flight || PMPI_Grequest_start(request_query, free_flight, request_cancel, flight, request) !=
                      MPI_SUCCESS) {
     ob_release(flight);
-    *request = MPI_REQUEST_NULL; /* the call has ended when this function returns */
+    *request = MPI_REQUEST_NULL; /* the call ends before this function returns */
     return ob_exchange_run(decision->exchange, what, false);
   }
   flight->request = *request;

@@ -1,13 +1,13 @@
 /*
- * Moves the operations in flight.
+ * Advances the operations in flight.
  *
  * An operation waits while its plan is busy with an earlier one, is compressed, and ends. If a rank
  * has withdrawn, the operation becomes unsent instead, is sent dense, and ends. The operations that
- * are sent dense come first in a queue, before those that are not yet decided. Only the first of
- * the undecided operations is tested, since every rank decides them in the order of the queue.
+ * are sent dense come first in a queue, before those whose compressed call has not ended. Only the
+ * first of the latter is tested, since every rank completes them in the order of the queue.
  *
- * One lock guards all lists and is never held while data is exchanged. A thread that moves a queue
- * marks it, so that other threads do not move it at the same time.
+ * One lock guards all lists. No thread holds it while it exchanges data. A thread that advances a
+ * queue marks it, so that other threads do not advance it at the same time.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <sched.h>
@@ -31,8 +31,8 @@ size_t ob_queues_in_flight(void) {
 
 /* ---- Queues ---- */
 
-/* Frees a queue. After a wait that has timed out MPI may still write to the queue's memory, which
- * is then never freed. */
+/* Frees a queue. If a wait has timed out, MPI may still write to the queue's memory, so this memory
+ * is never freed. */
 static void free_queue(struct ob_queue *queue) {
   onebit_comm_destroy(queue->comm);
   if (queue->failed) {
@@ -73,7 +73,7 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   OB_TRY(allocate_queue(comm, &queue));
   queue->dense = MPI_COMM_NULL;
   onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
-  /* Copies the communicator. MPI_Comm_dup would run the program's attribute callbacks. */
+  /* Copies the communicator. MPI_Comm_dup would call the program's attribute callbacks. */
   int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
     code = PMPI_Comm_split(comm, 0, onebit_comm_rank(queue->comm), &queue->dense);
@@ -115,7 +115,7 @@ static void free_spares(void) {
   }
 }
 
-/* Removes a queue from the list, so that no thread moves it any more. */
+/* Removes a queue from the list, so that no thread advances it any more. */
 static void remove_queue(struct ob_queue *queue) {
   while (!claim_queue(queue))
     sched_yield();
@@ -197,8 +197,8 @@ static void queue_finish_dense(struct ob_operation *operation, const char *call,
   queue_finish(operation, code);
 }
 
-/* Returns the status of the operation's compressed call, and begins it first if it has waited. The
- * beginning fails if the plan's transport has failed before. */
+/* Returns the status of the operation's compressed call. If that call has waited for an earlier
+ * one, begins it first. The beginning fails if the plan's transport has failed before. */
 static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
@@ -209,7 +209,8 @@ static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait
   return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
 }
 
-/* Decides whether an operation is compressed or withdrawn; false if its plan has not ended yet. */
+/* Finds out whether an operation was compressed or withdrawn; false if its plan's call is in
+ * progress. */
 static bool queue_decide(struct ob_operation *operation, bool wait) {
   onebit_status_t status = queue_poll_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)
@@ -262,8 +263,8 @@ static struct ob_operation *get_next_operation(struct ob_queue *queue,
   return operation ? operation->next : queue->first;
 }
 
-/* Moves the operations of a claimed queue. An operation that ends must not be accessed afterwards,
- * so the next one is read before. An operation that is withdrawn is sent in the next turn. */
+/* Advances the operations of a claimed queue. An operation that has ended must not be accessed any
+ * more, so the next one is read before. A withdrawn operation is sent dense in the next turn. */
 static void move_claimed_queue(struct ob_queue *queue, bool wait) {
   for (struct ob_operation *operation = get_next_operation(queue, NULL), *next; operation;
        operation = next) {
@@ -280,8 +281,8 @@ static void unclaim_queue(struct ob_queue *queue) {
   queue->moving = false;
 }
 
-/* Moves a queue. Blocks in onebit_wait only if this process has no other operation in flight, for
- * which another rank might wait. */
+/* Advances a queue. Blocks in onebit_wait only if this process has no other operation in flight:
+ * another rank might wait for such an operation. */
 static void queue_move(struct ob_queue *queue, bool wait) {
   if (!claim_queue(queue))
     return;
@@ -321,8 +322,8 @@ static struct ob_operation *alloc_operation(void) {
   return operation ? operation : ob_allocate(1, sizeof *operation);
 }
 
-/* Adds an operation to its queue. A plan's calls begin in the order of the operations: this one
- * begins at once if its exchange has no earlier operation that is undecided. */
+/* Adds an operation to its queue. A plan's calls begin in the order of the operations. This
+ * operation begins at once if all earlier ones of its exchange are compressed or withdrawn. */
 static void add_operation(struct ob_operation *operation) {
   struct ob_queue *queue = operation->queue;
   pthread_mutex_lock(&ob_queues_lock);

@@ -9,12 +9,13 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/exchange.h"
 
-/* Each of a tensor's first FIRST_SHADOWS calls has a shadow, then one of BETWEEN calls on average.
- * A hash of the call's number selects it, so that no period of the program avoids the shadows. */
+/* The first FIRST_SHADOWS calls of a tensor each have a shadow. Later on average one of BETWEEN
+ * calls has one. A hash of the call's number selects it, so that no period of the program avoids
+ * the shadows. */
 enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 
-/* The compared part is an eighth of the tensor, at most MAX_PART elements, in blocks of BLOCK
- * elements with one scale. */
+/* The compared part is an eighth of the tensor, but at most MAX_PART elements. It consists of
+ * blocks of BLOCK elements, each with one scale. */
 enum { BLOCK = 2048, MAX_PART = 8 * BLOCK };
 
 static size_t shadow_part_size(size_t count) {
@@ -51,7 +52,7 @@ bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
 /* ---- Comparing ---- */
 
 struct difference {
-  double error, norm; /* squares: of the difference, and of the exact sum */
+  double error, norm; /* squared norms: of the difference, and of the exact sum */
 };
 
 static struct difference shadow_compare(onebit_dtype_t dtype, const char *sum, const char *exact,
@@ -73,8 +74,8 @@ static struct difference shadow_compare(onebit_dtype_t dtype, const char *sum, c
   return found;
 }
 
-/* A call is quiet if its norm is below QUIET times the norm of the previous call. The value
- * corresponds to the bounds of is_refused below. */
+/* A call is quiet if the norm of its input is below QUIET times that of the previous call. The
+ * factor corresponds to the bounds of is_refused below. */
 #define QUIET (1.0 / 13)
 
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
@@ -85,16 +86,16 @@ bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call
   return shadow->norm < QUIET * QUIET * before;
 }
 
-/* Returns the bound of a sum's difference, relative to the sum's norm: over three times the
- * difference that was measured with calls of one magnitude (0.037, 0.18, 0.5 and 1.2 for 8, 4, 2
- * and 1 bits: tests/preload/streams sgd). */
+/* Returns the largest allowed difference of a sum, relative to the sum's norm. It is over three
+ * times the difference that was measured with calls of one magnitude: 0.037, 0.18, 0.5 and 1.2 for
+ * 8, 4, 2 and 1 bits (tests/preload/streams sgd). */
 static double shadow_bound(int bits) {
   return bits == 0 ? INFINITY : bits >= 8 ? 0.125 : bits >= 4 ? 0.6 : bits >= 2 ? 1.6 : 4;
 }
 
-/* A tensor is refused after MAX_OFFENCES comparisons beyond the bound among AMONG of them, or after
- * one beyond MAX_BOUNDS times the bound. A single one beyond the bound may be chance, after an
- * outlier among gradients. */
+/* A tensor is refused after MAX_OFFENCES comparisons beyond the bound among AMONG comparisons, or
+ * after one beyond MAX_BOUNDS times the bound. A single comparison beyond the bound may be chance,
+ * after an outlier among gradients. */
 enum { MAX_OFFENCES = 2, MAX_BOUNDS = 4, AMONG = 64 };
 
 static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
@@ -108,10 +109,10 @@ static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio
   PMPI_Comm_rank(call->comm, &rank);
   if (rank == 0)
     fprintf(stderr,
-            "onebit: warning: tensor %d, an allreduce of %zu elements, is exact from now on: a "
-            "compressed sum was off by %.0f %% of its norm, where error feedback promises %.0f %%. "
-            "It is not like a gradient that is averaged over steps, and its sums so far are "
-            "approximate: leave it out by a rule (pass allreduce count=%zu) and run again\n",
+            "onebit: warning: tensor %d (allreduce of %zu elements) is no longer compressed: a "
+            "compressed sum differed from the exact one by %.0f %% of its norm, and error feedback "
+            "keeps gradients within %.0f %%. Its sums so far are approximate. If it is not a "
+            "gradient, exclude it by a rule (pass allreduce count=%zu) and run again\n",
             tensor, call->count, 100 * ratio, 100 * bound, call->count);
 }
 

@@ -1,7 +1,8 @@
 /*
  * Waits for MPI's own collectives. MPI does not say which rank a collective waits for. So a rank
  * whose wait times out calls the roll on the queue's communicator: it asks all other ranks, and
- * those that wait here too answer. The messages are empty: the tag says what they mean.
+ * those that wait in the same collective answer. The messages are empty: the tag tells a question
+ * from an answer.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -13,12 +14,12 @@
 #include "collectives/watch.h"
 #include "dropin/mpi/exchange.h"
 
-/* The time for answers: a rank that waits here answers in its next turns, which take longer on a
- * busy processor. */
+/* The seconds in which other ranks must answer. A rank that waits here answers between its next
+ * tests of the request, which take longer on a busy processor. */
 #define ROLL_SECONDS 0.5
 /* The number of tests of the request between two checks for such messages. */
 #define TESTS_BETWEEN 64
-/* The number of roll calls with different tags, which every MPI allows: tags up to 32767. */
+/* The number of roll calls with different tags. Every MPI allows tags up to 32767. */
 #define ROLL_CALLS 16000
 
 enum { ASK, HERE, KINDS };
@@ -50,7 +51,7 @@ void ob_answer_roll_call(struct ob_queue *queue) {
   }
 }
 
-/* Returns the first rank that has not answered, or -1 if all have. */
+/* Returns the first rank that has not answered, or -1 if all have answered. */
 static int waits_find_missing(const struct ob_queue *queue, int number) {
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank && atomic_load(&queue->heard[rank]) != number)
@@ -116,8 +117,8 @@ int ob_wait_for_request(MPI_Comm comm, MPI_Request *request, const char *what) {
   return code;
 }
 
-/* Replaces each value by the largest of all ranks. The values are copied to static memory or the
- * queue's, since MPI may still write to them after a wait that has timed out. */
+/* Replaces each value by the largest of all ranks. MPI reduces a copy, in static memory or in the
+ * queue, since MPI may still write to it after a wait that has timed out. */
 int ob_allreduce_max(MPI_Comm comm, int64_t *values, int count) {
   static _Thread_local int64_t alone[OB_MAX_AGREED];
   struct ob_queue *queue = ob_queue_find(comm);

@@ -1,6 +1,7 @@
 /*
- * Holds the states of NCCL's communicators in a list, by their handles. All ranks of a communicator
- * agree when it is created. Its state is destroyed before NCCL destroys the communicator.
+ * Stores the states of NCCL's communicators in a list, by their handles. All ranks of a
+ * communicator agree on the settings when it is created. Its state is destroyed before NCCL
+ * destroys the communicator.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -41,8 +42,9 @@ static bool agreement_create(struct ob_agreement *agreement) {
 
 /* ---- Agreements ---- */
 
-/* Begins an agreement: copies the values to the device. agreement_send_values, which may be in a
- * group, and agreement_copy_out follow; ob_nccl_wait_for_answer waits. */
+/* Begins an agreement: copies the values to the device. The caller then calls
+ * agreement_send_values, which may be in a group, agreement_copy_out, and ob_nccl_wait_for_answer,
+ * which waits. */
 static bool agreement_copy_in(struct ob_nccl_comm *comm, const int64_t *values, int count,
                               cudaStream_t stream) {
   if (comm->failed)
@@ -69,7 +71,7 @@ static bool agreement_copy_out(struct ob_nccl_comm *comm, int count, cudaStream_
          cudaEventRecord(to->done, stream) == cudaSuccess;
 }
 
-/* True unless NCCL has an error: if a rank is lost, the agreement's event never comes. */
+/* True unless NCCL has an error. If a rank is lost, the event of the agreement never completes. */
 static bool has_no_error(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
   OB_LOCKED(&comm->lock);
@@ -77,12 +79,12 @@ static bool has_no_error(struct ob_nccl_comm *comm) {
          (found == ncclSuccess || found == ncclInProgress);
 }
 
-/* True if the wait has timed out, which is printed. NCCL does not say which rank is missing: it is
- * the one that prints no message. */
+/* True if the wait has timed out; prints the error. NCCL does not say which rank is missing: it is
+ * the rank that prints no message. */
 static bool has_timed_out(struct ob_nccl_comm *comm, struct ob_watch *watch) {
   char what[96];
   double timeout;
-  snprintf(what, sizeof what, "rank %d of %d, to agree on what to compress", comm->rank,
+  snprintf(what, sizeof what, "rank %d of %d: agreement on what to compress", comm->rank,
            comm->size);
   if (ob_watch_timeout(&timeout) == ONEBIT_OK && ob_watch_alone(watch, timeout, what) == ONEBIT_OK)
     return false;
@@ -124,7 +126,7 @@ static void add_comm(struct ob_nccl_comm *comm) {
   comms = comm;
 }
 
-/* Removes the state from the list; the list's reference is now the caller's. */
+/* Removes the state from the list. The caller takes over the list's reference. */
 static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
   OB_LOCKED(&lock);
   struct ob_nccl_comm **at = &comms;
@@ -186,32 +188,32 @@ static bool create_agreement_and_loops(struct ob_nccl_comm *comm) {
          ob_loops_create(repeats, agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
 }
 
-/* The values that ranks agree on. A number is the same on all ranks if its largest value is minus
- * the largest value of its negative. */
+/* The values on which the ranks agree. The ranks take the largest of each value. A number is the
+ * same on all ranks if its largest value is minus the largest value of its negative. */
 enum { HASH, HASH_NEGATED, WRONG_SETTINGS, SAME_THREAD, REQUIRED, VALUES };
 
 static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES]) {
   values[HASH] = ob_nccl_wrong_settings() ? 0 : (int64_t)(ob_preload_hash() >> 1);
   values[HASH_NEGATED] = -values[HASH];
   values[WRONG_SETTINGS] =
-      ob_nccl_wrong_settings() ? comm->size - comm->rank : 0; /* the lowest rank counts */
+      ob_nccl_wrong_settings() ? comm->size - comm->rank : 0; /* the lowest rank's are printed */
   values[SAME_THREAD] = comm->same_thread;
   values[REQUIRED] = ob_preload.required;
 }
 
-/* Returns the reason why nothing is compressed on the communicator; NULL if something may be. */
+/* Returns the reason why nothing is compressed on the communicator; NULL if calls may be. */
 static const char *find_refusal(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
   if (values[WRONG_SETTINGS])
     return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
   if (values[HASH] != -values[HASH_NEGATED])
     return "the ranks' rules (ONEBIT_RULES) or versions of onebit differ";
   if (values[SAME_THREAD])
-    return "a thread drives several ranks, which could not wait for each other";
+    return "one thread has several ranks, and compressed calls need a thread for each rank";
   return NULL;
 }
 
-/* Agrees with the other ranks of communicators. A thread that drives several ranks sends the values
- * of all of them before it waits for one. */
+/* Agrees with the other ranks of new communicators. A thread that drives several ranks sends the
+ * values of all its ranks before it waits for one of them. */
 static ncclResult_t agree_on_comms(struct ob_nccl_comm **made, size_t count) {
   ncclResult_t result = ncclSuccess;
   int64_t values[VALUES];
@@ -239,7 +241,7 @@ static ncclResult_t agree_on_comms(struct ob_nccl_comm **made, size_t count) {
   return result;
 }
 
-/* True if this thread makes another rank of the same communicator. */
+/* True if this thread creates another rank of the same communicator. */
 static bool makes_another_rank(const struct ob_nccl_made *made, size_t count, size_t which) {
   static const ncclUniqueId none;
   if (!memcmp(&made[which].id, &none, sizeof none))
@@ -266,10 +268,10 @@ static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
   return NULL;
 }
 
-/* The largest number of communicators of one call, or of one group. */
+/* The largest number of communicators that one call or one group creates. */
 enum { AT_ONCE = 64 };
 
-/* Creates the states of new communicators. A rank that fails here is missing to the other ranks, as
+/* Creates the states of new communicators. If this fails on a rank, the other ranks wait for it as
  * if NCCL had failed on it. */
 ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count) {
   OB_CALL_SCOPE;
@@ -277,7 +279,7 @@ ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count) {
   size_t several = 0;
   ob_nccl_start();
   for (size_t i = 0; i < count && several < AT_ONCE; i++) {
-    if (!made[i].blocking || !*made[i].comm) /* no handle yet, or not in the split */
+    if (!made[i].blocking || !*made[i].comm) /* no handle yet, or this rank is not in the split */
       continue;
     struct ob_nccl_comm *comm =
         create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
@@ -298,8 +300,8 @@ ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count) {
 
 /* ---- Functions that replace NCCL's ---- */
 
-/* True unless the config asks for a communicator that does not block; NCCL_CONFIG_UNDEF_INT, the
- * default, is one that does. */
+/* True unless the config asks for a nonblocking communicator. The default, NCCL_CONFIG_UNDEF_INT,
+ * is a blocking one. */
 static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
   return result != ncclInProgress && !(config && config->blocking == 0);
 }
@@ -350,7 +352,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
   return ob_nccl_add_comms(each, (size_t)ndev);
 }
 
-/* True if a thread drives several ranks of this communicator, and so of those created from it. */
+/* True if a thread drives several ranks of this communicator, and thus of those created from it. */
 static bool has_same_thread(ncclComm_t handle) {
   struct ob_nccl_comm *comm = ob_nccl_comm_acquire(handle);
   bool same_thread = comm && comm->same_thread;
@@ -384,8 +386,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ob_next_ncclCommDestroy(comm);
 }
 
-/* Aborts the library's calls on the communicator. Afterwards the library does not query NCCL about
- * it. */
+/* Aborts the library's calls on the communicator. Afterwards the library makes no more calls of
+ * NCCL to query it. */
 static void abort_comm(struct ob_nccl_comm *comm) {
   if (!comm)
     return;
@@ -396,8 +398,8 @@ static void abort_comm(struct ob_nccl_comm *comm) {
     onebit_comm_abort(comm->onebit);
 }
 
-/* Aborts a communicator, from any thread. Another thread may wait for lost ranks at the time: it
- * finds the communicator aborted, and releases the state. */
+/* Aborts a communicator, from any thread. Another thread may be waiting for lost ranks: it sees
+ * that the communicator is aborted, and releases the state. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   struct ob_nccl_comm *comm = remove_comm(handle);
   abort_comm(comm);
@@ -406,8 +408,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   return result;
 }
 
-/* Aborts as ncclCommAbort, but the program keeps the communicator, to split, shrink or destroy
- * it. */
+/* Aborts the library's calls as ncclCommAbort does. The program keeps the communicator, which it
+ * may split, shrink or destroy. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   struct ob_nccl_comm *comm = ob_nccl_comm_acquire(handle);
   abort_comm(comm);
@@ -416,8 +418,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   return result;
 }
 
-/* Does nothing. A failed communicator is left to the program, which still queries NCCL about it:
- * NCCL reports the error to the program. */
+/* Does nothing. The library leaves a failed communicator to the program, which still queries NCCL
+ * about it: NCCL reports the error to the program. */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
   (void)comm;
   return ncclSuccess;

@@ -1,7 +1,7 @@
 /*
  * Handles the program's groups. NCCL puts the calls of a group on their streams when the group
- * ends. A compressed call consists of many NCCL calls, so it is made after that, in the program's
- * order.
+ * ends. A compressed call consists of many NCCL calls, so the library makes it after the group has
+ * ended, in the program's order.
  */
 #include <string.h>
 
@@ -16,8 +16,8 @@ struct entry {
   struct ob_nccl_decision decision;
 };
 
-/* A thread's open group. Its memory is freed when the group ends, since the library does not notice
- * the end of a thread. */
+/* The open group of a thread. Its memory is freed when the group ends, since the library does not
+ * notice when a thread ends. */
 struct group {
   int depth;
   struct entry usual[USUAL_CAPACITY];
@@ -60,8 +60,8 @@ bool ob_nccl_group_add_comm(const struct ob_nccl_made *made) {
 
 /* ---- The end of a group ---- */
 
-/* Times the only call of a group. If NCCL runs several calls together, the time of each is not
- * known. */
+/* Times the call of a group that has only one call. If NCCL runs several calls together, the time
+ * of each is not known. */
 static struct ob_nccl_timer *time_only_call(void) {
   const struct entry *only = get_entries();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)

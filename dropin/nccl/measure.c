@@ -1,26 +1,27 @@
 /*
- * Measures compressed calls. When a call has ended, and before the next one, the tensor's residual
- * is compared with the first elements of the result, which are copied on its stream. The time of a
- * call is that between two events, before and after it, which are queried without a wait.
+ * Measures compressed calls. The first elements of the result are copied on the call's stream. When
+ * the call has ended, and before the tensor's next call, they are compared with the residual. The
+ * time of a call is the time between two events, before and after it, which are queried without a
+ * wait.
  */
 #include "base/memory.h"
 #include "dropin/elements.h"
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"
 
-/* The largest number of elements of a sample: the ratio is accurate to a per cent, and the copy
- * takes some microseconds. */
+/* The largest number of elements of a sample. With that many the ratio is accurate to a per cent,
+ * and the copy takes some microseconds. */
 #define MAX_ELEMENTS ((size_t)1 << 16)
 
 struct ob_nccl_sample {
-  size_t first, count, floats; /* elements of the result; how many floats the worker residual has */
-  int divisor;                 /* the result divided by this is the mean */
-  float *result;               /* pinned */
-  uint64_t call;               /* the call whose result it is; 0: none */
+  size_t first, count, floats; /* elements of the result; the floats of the worker residual */
+  int divisor;                 /* the mean is the result divided by this */
+  float *result;               /* in pinned memory */
+  uint64_t call;               /* the number of the call with this result; 0: none */
 };
 
-/* Creates a sample. Only an allreduce has one: it gives a rank the mean of the values that it has
- * sent. */
+/* Creates a sample. Only an allreduce has one: its result on a rank is the mean of the values that
+ * the rank has sent. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks) {
   onebit_plan_info_t info = {.size = sizeof info};
   void *result;
@@ -59,8 +60,8 @@ void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream) {
     sample->call = tensor->calls;
 }
 
-/* Compares the sample with the residual, which is copied to the host, if the sample is of the
- * latest call. */
+/* Copies the residual to the host and compares the sample with it, if the sample is from the latest
+ * call. */
 static void compare_sample(struct ob_nccl_tensor *tensor) {
   struct ob_nccl_sample *sample = tensor->sample;
   if (!sample || sample->call != tensor->calls)
@@ -75,8 +76,8 @@ static void compare_sample(struct ob_nccl_tensor *tensor) {
 
 /* ---- Times ---- */
 
-/* Records the time of a call. Its status is read only if it is the plan's latest call, since
- * reading it would wait for later calls. */
+/* Records the time of a call. The status of the call is read only if it is the plan's latest call:
+ * otherwise reading it would wait for later calls. */
 static void record_timer(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, timer->start, timer->end) == cudaSuccess)

@@ -27,10 +27,10 @@ static void *find_nccl_function(const char *name) {
   return library ? dlsym(library, name) : NULL;
 }
 
-/* True if the process has NCCL, whoever has loaded it. */
+/* True if the process has NCCL, through whichever library. */
 static bool is_nccl_loaded(void) { return find_nccl_function("ncclCommInitRank") != NULL; }
 
-/* Looks up a function; all threads find the same. */
+/* Looks up a function. All threads find the same one. */
 static void *look_up_nccl_function(_Atomic(void *) *known, const char *name) {
   void *found = atomic_load_explicit(known, memory_order_acquire);
   if (!found) {
@@ -40,7 +40,7 @@ static void *look_up_nccl_function(_Atomic(void *) *known, const char *name) {
   return found;
 }
 
-/* Defines a call of NCCL's function: C knows no cast from void * to a function's address. */
+/* Defines a call of NCCL's function: C has no cast from void * to a function's address. */
 #define OB_NCCL_DEFINE(name, parameters, arguments)                                                \
   ncclResult_t ob_next_nccl##name parameters {                                                     \
     static _Atomic(void *) known;                                                                  \
@@ -88,7 +88,7 @@ static void check_driver(void) {
              driver / 1000);
 }
 
-/* Reads the settings. Rejects a range of bits, since plans of a device do not change their bits. */
+/* Reads the settings. Rejects a range of bits: a plan on a device does not change its bits. */
 static onebit_status_t nccl_preload_read_settings(void) {
   OB_TRY(ob_preload_read_settings());
   if (!ob_rules_have_bit_range(&ob_preload.rules))
@@ -116,17 +116,17 @@ const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_sett
 
 const char *ob_nccl_unusable_reason(void) { return unusable[0] ? unusable : NULL; }
 
-/* Guards the variables for the line at the start. A thread's first communicator is usually that of
- * all ranks: its rank 0 prints, and each rank whose own rules are wrong. Communicators of one rank
- * print nothing. */
+/* Guards the variables for the line that is printed at the start. A thread's first communicator is
+ * usually that of all ranks. Its rank 0 prints the line, and so does each rank whose own rules are
+ * wrong. Communicators of one rank print nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prints;
-static int ranks; /* number of ranks of that communicator; 0: there has been none */
+static int ranks; /* number of ranks of that communicator; 0: none was created */
 
 static void print_start(const struct ob_nccl_comm *comm, const char *refused) {
   char over[32];
   int version = 0;
-  ob_next_ncclGetVersion(&version); /* 22809 is 2.28.9 */
+  ob_next_ncclGetVersion(&version); /* the number 22809 stands for version 2.28.9 */
   snprintf(over, sizeof over, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
   ob_preload_refuse(refused);
   ob_report_start(comm->size, over, "ncclAllReduce of float, bfloat16 or half sums");
@@ -176,16 +176,16 @@ static bool report_and_judge(void) {
   return counters.compressed || !ob_preload.required;
 }
 
-/* Calls of functions that the program looks up with dlsym bypass this library. A launcher loads
- * NCCL too, so only a process with a rank warns of that, and only the first one. */
+/* Calls of functions that the program looks up with dlsym bypass this library, and this warns of
+ * them. A launcher loads NCCL too, so only a process with a rank warns, and only rank 0. */
 __attribute__((destructor)) static void warn_of_unseen_calls(void) {
   const char *rank = getenv("RANK");
   rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");
   rank = rank ? rank : getenv("PMI_RANK");
   if (rank && !strcmp(rank, "0") && !atomic_load(&seen) && is_nccl_loaded())
     ob_report_print_unseen(
-        "NCCL is loaded, and no communicator was made that libonebit-nccl.so sees: a "
-        "library that looks NCCL up by dlopen (CuPy, JAX) passes it by");
+        "NCCL is loaded, but libonebit-nccl.so has seen no communicator: a library that loads "
+        "NCCL by dlopen (CuPy, JAX) bypasses it");
 }
 
 /* ---- Properties of a call */
@@ -225,12 +225,12 @@ ncclResult_t ob_nccl_run_dense(const struct ob_nccl_call *call) {
   return ncclInternalError;
 }
 
-/* True while a graph is captured. NCCL requires that ranks agree on that, so the answer is the same
- * on all of them. */
+/* True while a graph is captured. NCCL requires that either all ranks capture a call or none, so
+ * the answer is the same on all ranks. */
 static bool is_captured(cudaStream_t stream) {
   enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
-    cudaGetLastError(); /* the default stream beside one that is captured: not captured itself */
+    cudaGetLastError(); /* the default stream is not captured, but another one is */
     return false;
   }
   return status != cudaStreamCaptureStatusNone;
@@ -264,9 +264,9 @@ static enum ob_reason nccl_preload_judge(const struct ob_nccl_call *call,
   return ob_rules_judge(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size);
 }
 
-/* Decides on a call in a captured graph. Ranks can not agree during a capture, so a call is
- * compressed only if it has a position in the loop that they follow, and a plan. All ranks find the
- * same position, by the order of calls since the capture began. */
+/* Decides on a call in a captured graph. Ranks can not agree during a capture. So a call is
+ * compressed only if it has a position in the loop that the ranks follow, and a plan. All ranks
+ * find the same position, by the order of calls since the capture began. */
 static void decide_captured(uint64_t signature, struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
   int position = ob_loops_find(comm->loops, signature, comm->captured);

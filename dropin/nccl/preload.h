@@ -2,17 +2,17 @@
  * libonebit-nccl.so is loaded before NCCL in an unmodified program. It compresses those collectives
  * that the rules allow; all other calls go to NCCL unchanged.
  *
- * NCCL's calls return before they run, so a call can not be repeated dense when it turns out that
- * it should not have been compressed. Instead:
+ * NCCL's calls return before they run. So if the library finds out later that a call should not
+ * have been compressed, it can not repeat the call dense. Instead:
  *
- *  - The order of calls alone, which is the same on all ranks, identifies the tensor of a call
- *    (dropin/loops.h). A rank whose buffers change after many calls with the same ones resets the
- *    tensor's residual, on the stream, and continues.
+ * - The order of calls alone, which is the same on all ranks, identifies the tensor of a call
+ * (dropin/loops.h). If a rank's buffers change after many calls with the same ones, the rank resets
+ * the tensor's residual, on the stream, and continues.
  *  - If a value is not finite, the whole result is not-a-number, on all ranks.
  *
  * Ranks agree by additional NCCL calls, for which the host waits: when a communicator is created,
- * when a loop is looked for, and when a plan is created. If one thread drives several ranks, it
- * would wait for itself, so nothing is compressed.
+ * when the library looks for a loop, and when a plan is created. If one thread drives several
+ * ranks, it would wait for itself, so nothing is compressed.
  */
 #ifndef OB_DROPIN_NCCL_PRELOAD_H
 #define OB_DROPIN_NCCL_PRELOAD_H
@@ -31,13 +31,13 @@
 /*
  * ---- NCCL's own functions (preload.c) ----
  *
- * ob_next_ncclX is the next ncclX in the order of libraries. libonebit-nccl.so is also preloaded
- * into processes without NCCL, and into those that load theirs later (Python's modules), so it is
- * not linked with NCCL.
+ * ob_next_ncclX is the ncclX that follows in the loader's search order. libonebit-nccl.so is also
+ * preloaded into processes without NCCL, and into processes that load NCCL later (Python's
+ * modules), so it is not linked to NCCL.
  */
 
-/* Applies X(name, parameters, arguments) to all NCCL functions that the library calls. If NCCL
- * lacks one, its call returns ncclInternalError. */
+/* Applies X(name, parameters, arguments) to all NCCL functions that the library calls. If the
+ * loaded NCCL lacks one of them, a call of it returns ncclInternalError. */
 #define OB_NCCL_FUNCTIONS(X)                                                                       \
   X(CommInitRank, (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank),                      \
     (comm, nranks, id, rank))                                                                      \
@@ -90,14 +90,14 @@
 OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
 #undef OB_NCCL_DECLARE
 
-/* NCCL's header declares them without saying that they have no parameters. */
+/* Declares two functions with (void): NCCL's header leaves their parameters open. */
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
 /* Replaces ncclCommAbort in the library's own calls (dropin/rules.mk). */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
 
-/* The two functions that return text. */
+/* Return NCCL's error messages as text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);
 const char *ob_next_ncclGetLastError(ncclComm_t comm);
 
@@ -131,26 +131,26 @@ ncclResult_t ob_nccl_run_dense(const struct ob_nccl_call *call);
 /* The largest number of values in one agreement of the ranks. */
 #define OB_MAX_AGREED 128
 
-/* The buffers in which a communicator's ranks send each other numbers. */
+/* The buffers by which a communicator's ranks agree on numbers. */
 struct ob_agreement {
   cudaStream_t stream;
   cudaEvent_t done;
-  int64_t *on_device, *on_host; /* the latter pinned */
+  int64_t *on_device, *on_host; /* on_host is pinned memory */
 };
 
-/* A call in a loop that the ranks follow: a plan, and this rank's buffers. */
+/* A call in a loop that the ranks follow. It has a plan, and this rank's buffers. */
 struct ob_nccl_tensor {
   struct ob_buffers buffers;
   struct ob_nccl_kind kind;
   onebit_operation_t operation;
   onebit_plan_t plan;
-  int bits; /* bits an element of what is sent */
+  int bits; /* bits an element in messages */
   uint64_t calls, bytes_sent, bytes_dense;
-  /* captures: calls in graphs, after which plan and buffers stay; replays: replays of these calls
-   * that were counted; skipped: results of all calls that were not-a-number. */
+  /* captures: calls in graphs; after the first one plan and buffers do not change. replays: replays
+   * of these calls that were counted. skipped: all results that were not-a-number. */
   uint64_t captures, replays, skipped;
   struct ob_record *record;
-  struct ob_nccl_sample *sample; /* NULL: such calls have none */
+  struct ob_nccl_sample *sample; /* NULL: calls of this kind have no sample */
 };
 
 /* The largest number of calls that are timed on their streams at once. */
@@ -158,7 +158,7 @@ enum { OB_TIMERS = 16 };
 
 struct ob_nccl_timer {
   cudaEvent_t start, end;
-  struct ob_nccl_tensor *tensor; /* of a compressed call: its tensor, and in `call` its number */
+  struct ob_nccl_tensor *tensor; /* NULL for a dense call; `call` is the call's number */
   uint64_t call;
   bool compressed;
   struct ob_record *record;
@@ -172,7 +172,7 @@ struct ob_nccl_comm {
   bool settled;     /* all ranks have agreed; else nothing is compressed */
   struct ob_agreement agreement;
   struct ob_loops *loops;
-  bool look; /* look for a loop once the program's group has ended */
+  bool look; /* the library should look for a loop once the program's group has ended */
   onebit_comm_t onebit;
   int tensors;
   struct ob_nccl_tensor *tensor[OB_MAX_POSITIONS];
@@ -185,45 +185,46 @@ struct ob_nccl_comm {
   unsigned users; /* references, guarded by the list's lock: threads in a call, and the list */
 };
 
-/* Returns the state of a communicator, with a reference until ob_nccl_comm_release; NULL if the
- * communicator is not known. */
+/* Returns the state of a communicator; NULL if the communicator is not known. The caller holds a
+ * reference until it calls ob_nccl_comm_release. */
 struct ob_nccl_comm *ob_nccl_comm_acquire(ncclComm_t comm);
 void ob_nccl_comm_release(struct ob_nccl_comm *comm);
 
-/* A new communicator of NCCL. In a group its handle is valid once the group has ended. */
+/* A new NCCL communicator. Its handle may become valid only when the program's group has ended. */
 struct ob_nccl_made {
   ncclComm_t *comm;
   ncclUniqueId id; /* zeros: not known */
   bool same_thread, blocking;
 };
-/* Adds the states of all communicators that a thread creates at a time, and agrees on them with the
- * other ranks. Collective; not in a group. */
+/* Adds the states of all communicators that a thread creates in one call or group, and agrees with
+ * their other ranks. Collective; must not be called in a group. */
 ncclResult_t ob_nccl_add_comms(const struct ob_nccl_made *made, size_t count);
 
-/* Replaces this rank's values by the largest of all ranks'. Not while the thread has a group open.
- * False: NCCL or the device has failed. */
+/* Replaces this rank's values by the largest of all ranks' values. Must not be called while the
+ * thread has a group open. False: NCCL or the device has failed. */
 bool ob_nccl_allreduce_max(struct ob_nccl_comm *comm, int64_t *values, int count);
 /* Waits for the agreement's event, and reads `count` values. */
 bool ob_nccl_wait_for_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* ---- Tensors (tensor.c) ---- */
 
-/* The decision on a call, the same on all ranks of its communicator. */
+/* The decision on a call, which is the same on all ranks of its communicator. */
 struct ob_nccl_decision {
   struct ob_nccl_comm *comm; /* the communicator used; NULL if it is not known */
-  enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
-  int position;  /* the position of a call to be compressed, in the loop that is followed */
-  bool captured; /* a graph captures it: ranks can not agree, and nothing is noted or timed */
+  enum ob_reason reason;     /* OB_REASON_NONE: the call is to be compressed */
+  int position;              /* of a call to be compressed: its position in the followed loop */
+  bool captured; /* a graph captures the call: ranks can not agree, and nothing is noted or timed */
   struct ob_record *record; /* NULL: only the reason is counted */
 };
 
-/* Makes a call: compressed if so decided, unless no plan can be made. Not in a group. */
+/* Makes a call, compressed if so decided and if a plan can be created. Must not be called in a
+ * group. */
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
 
-/* Counts the replays of graphs since this was last called, if all known calls are complete. */
+/* Counts the replays of graphs since the previous count, if all known calls are complete. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 
-/* Looks for a loop. Collective; not in a group. */
+/* Looks for a loop. Collective; must not be called in a group. */
 void ob_nccl_find_loop(struct ob_nccl_comm *comm);
 
 /* Resets the residuals of a loop that the program has left: they may belong to other tensors. */
@@ -234,8 +235,8 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 
 /* ---- Measurements (measure.c): the residual, and the time of calls ---- */
 
-/* Creates the sample of a tensor with a plan; NULL if there is no residual to compare, or no
- * memory. */
+/* Creates the sample of a tensor with a plan. Returns NULL if the tensor has no residual to
+ * compare, or without memory. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
 void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
@@ -243,8 +244,8 @@ void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
 
 /* Begins to time a call on its stream, and first records the times of calls that have ended.
- * tensor: NULL for a dense call, which the record has already counted. Returns NULL if too many
- * timed calls are in flight; ob_nccl_timer_end accepts this. */
+ * tensor: NULL for a dense call, which the record has already counted. Returns NULL, which
+ * ob_nccl_timer_end accepts, if too many timed calls are in flight. */
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream);
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
@@ -257,8 +258,8 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 /* True if this thread is in a group of the program. */
 bool ob_nccl_in_group(void);
 
-/* Adds a call to the group: one to be compressed when the group ends, or one that NCCL has been
- * given. Takes over the reference to the communicator. False: no memory. */
+/* Adds a call to the group: either a call to be compressed when the group ends, or one that was
+ * already passed to NCCL. Takes over the reference to the communicator. False: no memory. */
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
 /* Adds a communicator whose state is created when the group ends. False: the
  * list is full. */
@@ -270,7 +271,7 @@ bool ob_nccl_group_add_comm(const struct ob_nccl_made *made);
 void ob_nccl_start(void);
 /* Returns the reason why the settings are wrong; NULL if they are right. */
 const char *ob_nccl_wrong_settings(void);
-/* Returns the reason why the library can do nothing on this machine; NULL if it can. */
+/* Returns the reason why the library can not work on this machine; NULL if it can. */
 const char *ob_nccl_unusable_reason(void);
 /* Prints the line at the start for a communicator of several ranks. refused: the reason why nothing
  * is compressed, or NULL. */

@@ -8,7 +8,7 @@
 #include "onebit/cuda.h"
 #include "onebit/nccl.h"
 
-#define FAILED_TENSOR (-1) /* stands for a tensor's number in the loops */
+#define FAILED_TENSOR (-1) /* a tensor's number in the loops, if it could not be created */
 
 static void tensor_destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
@@ -27,8 +27,7 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
   comm->onebit = NULL;
 }
 
-/* True for memory that a plan can work on. NCCL also accepts host memory that the device can
- * reach. */
+/* True for memory that a plan can use. NCCL also accepts host memory that the device can access. */
 static bool is_usable_memory(const struct ob_nccl_comm *comm, const void *buffer,
                              onebit_dtype_t dtype) {
   struct cudaPointerAttributes found;
@@ -64,8 +63,8 @@ static onebit_status_t tensor_create_plan(struct ob_nccl_comm *comm,
   return status;
 }
 
-/* Allocates this rank's memory of a tensor; NULL if it can not, or if a plan can not use the
- * buffers. */
+/* Allocates this rank's memory of a tensor. Returns NULL without memory, or if a plan can not use
+ * the buffers. */
 static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
                                               const struct ob_nccl_call *call,
                                               struct ob_record *record) {
@@ -84,7 +83,7 @@ static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
   return tensor;
 }
 
-/* Returns the next free number, which is the same on all ranks, since they create and drop the same
+/* Returns the next free number. It is the same on all ranks, since they create and drop the same
  * tensors. */
 static int find_free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
@@ -110,7 +109,7 @@ static int create_tensor(struct ob_nccl_comm *comm, const struct ob_nccl_call *c
   return number;
 }
 
-/* Drops all tensors except those in graphs, which the program may launch as long as the
+/* Drops all tensors except those in graphs: the program may launch a graph as long as the
  * communicator exists. */
 static void drop_tensors(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
@@ -183,9 +182,9 @@ static bool tensor_has_buffers(const struct ob_nccl_tensor *tensor,
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
-/* Makes a compressed call. Each part runs also after another has failed, since other ranks wait for
+/* Makes a compressed call. If a part of it fails, the later parts still run: other ranks wait for
  * its messages, and the contents of recvbuf must not look like a result. A tensor that is in a
- * graph keeps its buffers; a call with other buffers neither uses its residual nor leaves one. */
+ * graph keeps its buffers; a call with other buffers neither uses nor changes its residual. */
 static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                     const struct ob_nccl_call *call) {
   const bool foreign = tensor->captures && !tensor_has_buffers(tensor, call);
@@ -206,8 +205,9 @@ static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_n
 
 /* ---- In a graph ---- */
 
-/* Resets the residual of calls with other buffers once, before the first launch, and not in each
- * launch. Waits, since a launch does not wait for other streams. */
+/* Resets the residual for calls with other buffers. This happens once, before the first launch of
+ * the graph, not in each launch. Waits for the end of the reset, since a launch does not wait for
+ * other streams. */
 static onebit_status_t reset_residual_and_wait(struct ob_nccl_comm *comm,
                                                const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
@@ -219,7 +219,7 @@ static onebit_status_t reset_residual_and_wait(struct ob_nccl_comm *comm,
   return status;
 }
 
-/* Runs a call in a graph. From the first graph on the tensor keeps these buffers. */
+/* Runs a call in a graph. From the tensor's first graph on its buffers do not change. */
 static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
                                  int position) {
   struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
@@ -233,8 +233,8 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
   return result != ncclSuccess ? result : forgot;
 }
 
-/* Counts replays. The plan's state on the device counts all calls; those outside of graphs have
- * been counted here. */
+/* Counts replays of graphs: the plan's state on the device counts all calls, and calls outside of
+ * graphs are counted here. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
   uint64_t made, skipped, direct = tensor->calls - tensor->captures;
   if (!tensor->captures || onebit_plan_get_calls(tensor->plan, &made, &skipped) != ONEBIT_OK)
@@ -247,7 +247,7 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
     ob_record_count_skip(tensor->record);
 }
 
-/* ---- Outside of graphs ---- */
+/* ---- Calls outside of graphs ---- */
 
 static ncclResult_t tensor_run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           const struct ob_nccl_call *call) {

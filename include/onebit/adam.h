@@ -13,13 +13,13 @@
  *                v as it was at the freeze
  *                p = p - lr (bounded(m^ / (sqrt(v^) + eps)) + wd p)
  *
- * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
- * freeze), and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least minus that (optimizer.h).
- * An element whose variance is exactly zero at the freeze never had a gradient: its step would be
- * m / eps, so it gets none (weight decay still applies).
+ * Here m^ = m / (1 - b1^t) and v^ = v / (1 - b2^t); in the compressed stage v^ keeps the t of the
+ * freeze. bounded(x) limits x to +-ONEBIT_STEP_BOUND (optimizer.h). An element whose variance is
+ * exactly zero at the freeze never had a gradient. Its step would be m / eps, so it makes none;
+ * weight decay still applies.
  *
- * Not recommended but in profile deepspeed, or in shards: with its default options its loss ends
- * more than 1 % above dense Adam's. Take Efficient-Adam (onebit/efficient_adam.h).
+ * 1-bit Adam is recommended only in profile deepspeed, or with shards: with its default options the
+ * final loss is more than 1 % above dense Adam's. Use Efficient-Adam (onebit/efficient_adam.h).
  */
 #ifndef ONEBIT_ADAM_H
 #define ONEBIT_ADAM_H
@@ -32,22 +32,24 @@ extern "C" {
 
 /* MOMENTUM is 1-bit Adam as it was published. STEP exchanges w = m / (sqrt(v^) + eps) instead:
  * elements whose m differ widely have w of about the same size (docs/optimizers.md has the
- * measurement). The scale of a received message is limited. An element whose variance is 0 moves
- * too, by its block's scale, with signs that cancel over time. */
+ * measurement). With STEP the scale of a received message is limited, and an element whose variance
+ * is 0 also moves: by its block's scale, with signs that cancel over time. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */
   ONEBIT_ADAM_EXCHANGE_MOMENTUM = 1,
   ONEBIT_ADAM_EXCHANGE_STEP = 2
 } onebit_adam_exchange_t;
 
-/* The distribution of state over the ranks, as in ZeRO stage 1. Every rank serves a share of the
- * parameters, consecutive blocks, and stores momentum, variance and master values of this share
- * alone. The ranks send gradients to the servers, and the servers send to all ranks
- *   STEP         the step, one bit an element, which each adds to float32 parameters. With
- *                parameters of another type: ONEBIT_ERROR_ARGUMENT
+/* The distribution of state over the ranks, as in ZeRO stage 1. Every rank is the server of a shard
+ * of the parameters, which is a run of consecutive blocks, and stores momentum, variance and master
+ * values of this shard only. The ranks send gradients to the servers, and the servers send to all
+ * ranks
+ *   STEP         the step, one bit an element, which each rank adds to its float32 parameters.
+ *                Parameters of another type are an ONEBIT_ERROR_ARGUMENT
  *   PARAMETERS   the new parameters, in parameter_dtype
- * In the warm-up (the same, bit for bit, as without shards) both send parameters, and the ranks
- * send gradients in full precision, in their own type. Then, at the server of an element,
+ * In the warm-up the servers send parameters with both values, and the ranks send gradients in full
+ * precision, in the gradients' own type; results equal those without shards bit for bit. In the
+ * compressed stage the server of an element computes
  *
  *   g = mean over ranks of +-scale, by the bits of (gradient + residual) of each rank
  *   m = b1 m + (1 - b1) g
@@ -56,8 +58,9 @@ typedef enum onebit_adam_exchange {
  *                p = p - lr (w' + wd p) on every rank
  *   PARAMETERS   p = p - lr (w + wd p) at the server
  *
- * Without the bound 1 both forms diverge at learning rates that NONE allows (docs/optimizers.md).
- * With STEP an element without variance moves too, by its block's scale, with signs that cancel.
+ * Without the bound of 1 on |w| both forms diverge at learning rates at which NONE is stable
+ * (docs/optimizers.md). With STEP an element whose variance is zero also moves: by its block's
+ * scale, with signs that cancel over time.
  *
  *                bytes a parameter, of a rank                sent by a step, bytes a parameter
  *                                                            compressed      warm-up
@@ -65,14 +68,15 @@ typedef enum onebit_adam_exchange {
  *   STEP         8 + 20 / size + 3/8                         1/4             gradient's + 4
  *   PARAMETERS   8 + 12 / size + 1/4                         1/8 + its own   gradient's + its own
  *
- * where master values add 4 (NONE) or 4 / size (PARAMETERS), each part of what is sent counts
- * (size - 1) / size times, and "own" is the size of its type.
+ * Master values add 4 (NONE) or 4 / size (PARAMETERS) bytes of memory. Bytes sent are to be
+ * multiplied by (size - 1) / size. "gradient's" and "its own" are the bytes of gradient_dtype and
+ * of parameter_dtype.
  *
- * Not with profile deepspeed, schedule ONEBIT_SCHEDULE_HIERARCHICAL (AUTOMATIC is the exchange
- * here) or device ONEBIT_DEVICE_CUDA: ONEBIT_ERROR_UNSUPPORTED; nor with exchange
- * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics
- * describe the rank's own share; the residual ratio is relative to what the rank sent of its
- * gradients. */
+ * Shards are an ONEBIT_ERROR_UNSUPPORTED with profile deepspeed, ONEBIT_SCHEDULE_HIERARCHICAL or
+ * ONEBIT_DEVICE_CUDA, and an ONEBIT_ERROR_ARGUMENT with ONEBIT_ADAM_EXCHANGE_STEP. With shards
+ * ONEBIT_SCHEDULE_AUTOMATIC is ONEBIT_SCHEDULE_EXCHANGE. onebit_optimizer_get_info and the
+ * statistics describe this rank's shard; the residual ratio is relative to the gradients that the
+ * rank has sent. */
 typedef enum onebit_shards {
   ONEBIT_SHARDS_NONE = 0,
   ONEBIT_SHARDS_STEP = 1,
@@ -86,11 +90,11 @@ typedef struct onebit_adam_options {
   double beta1;   /* in (0, 1); default 0.9 */
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
-  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Any freeze waits while
-   * the variance lags behind the gradients: while there is no variance yet, or |m^|^2 > 4 |v^|,
-   * where |v^| is the sum of the variances. With shards or in profile deepspeed it does not wait.
-   * In profile deepspeed freeze_step is DeepSpeed's own count, whose first call makes no step: the
-   * warm-up has freeze_step - 1 steps, and at least one. */
+  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Every freeze waits while
+   * the variance lags behind the gradients: while all variances are zero, or |m^|^2 > 4 |v^|, where
+   * |v^| is the sum of the variances. With shards and in profile deepspeed the freeze does not
+   * wait. In profile deepspeed freeze_step is DeepSpeed's own count, whose first call makes no
+   * step: the warm-up has freeze_step - 1 steps, and at least one. */
   size_t freeze_step;
   /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
    * variance satisfies
@@ -113,7 +117,8 @@ typedef struct onebit_adam_options {
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
  * the same order, and the same options, and all get the same success or failure.
  *   comm        the ranks
- *   tensors     ntensors descriptions; copied, the arrays they point to are not
+ *   tensors     ntensors descriptions, which are copied; the arrays that they point to are not
+ *               copied
  *   ntensors    0 or more
  *   options     or NULL for the defaults; not kept
  *   optimizer   out: the optimizer; NULL when the call fails

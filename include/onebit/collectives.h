@@ -1,5 +1,5 @@
 /*
- * The collectives. Their arguments are the buffers, then the plan, which has counts and types.
+ * The collectives. Their arguments are the buffers and a plan, which has the counts and types.
  *
  * Rules that hold for all of them:
  *  - Collective over the plan's communicator: every rank calls the same function on its plan. Calls
@@ -15,28 +15,28 @@
  *  - Not-a-number and infinity never enter the residual. If the input of any rank holds one, or
  *    holds values so large that the sum of their squares overflows float32, every rank gets
  *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are as they were. (With
- *    ONEBIT_WIRE_DENSE it is the squares of an allreduce's result that count, and none of an
- *    allgather's.)
+ *    ONEBIT_WIRE_DENSE an allreduce checks the squares of its result, and an allgather checks no
+ *    squares.)
  *  - Results are rounded to the plan's type, to the nearest, ties to even. Finite inputs give
- *    finite results: one beyond the largest float16, which only the residual of earlier calls can
- *    cause, is stored as +-65504, in every operation, dense or not.
+ *    finite results. A result beyond the largest float16, which only the residual of earlier calls
+ *    can cause, is stored as +-65504 by every operation, dense or not.
  *  - In an allreduce whose server sends a result (all schedules but ALLGATHER) and in an allgather
- *    the scale is rounded before it is sent, so the residual contains the error of rounding or of
+ *    the scale is rounded before it is sent. The residual then contains the error of rounding or of
  *    +-65504, and a later call corrects it. In a reduce-scatter, in the schedule ALLGATHER and in
- *    profile deepspeed results are rounded only when they are stored, by up to 2^-8 of their size
- *    as bfloat16 and 2^-11 as float16, and no residual contains that error. A constant input has
- *    the same error in every call; where that matters, exchange in float32.
+ *    profile deepspeed results are rounded only when they are stored: by up to 2^-8 of their size
+ *    as bfloat16 and 2^-11 as float16. No residual contains that error, so a constant input has the
+ *    same error in every call; if that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, in the same call,
  *    and no recvbuf and no residual is changed.
  *  - Ranks that make blocking calls on plans in different orders wait for each other, as in MPI. If
- *    one rank passes NULL or no plan, the others wait for its call. Such a wait ends after
+ *    one rank passes NULL or an invalid plan, the others wait for its call. Such a wait ends after
  *    ONEBIT_TIMEOUT (onebit/communicator.h) with ONEBIT_ERROR_TRANSPORT on all.
  *  - A message whose checksum is wrong is refused (ONEBIT_ERROR_MESSAGE). After that, and after a
- *    failed transport, results may differ: they are applied as they arrive, so recvbuf may hold
- *    part of one, and the call may have succeeded on other ranks. Therefore the rank that refused
- *    takes part in no later call of the plan, which returns ONEBIT_ERROR_MESSAGE there and
- *    ONEBIT_ERROR_PEER elsewhere, until onebit_plan_reset.
+ *    failed transport, results may differ between ranks: results are applied as they arrive, so
+ *    recvbuf may hold a part of one, and the call may have succeeded on other ranks. Therefore the
+ *    rank that refused a message takes part in no later call of the plan until onebit_plan_reset:
+ *    these calls return ONEBIT_ERROR_MESSAGE on that rank and ONEBIT_ERROR_PEER on the others.
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
@@ -54,10 +54,10 @@ extern "C" {
 
 typedef struct onebit_request *onebit_request_t;
 
-/* recvbuf[i] = mean over the ranks of sendbuf[i], compressed: sent as signs of (sendbuf +
- * residual), averaged by the rank that serves element i, sent back as signs of (average + server
- * residual); what another schedule does is in onebit_schedule_t. Source: Tang et al., "1-bit Adam",
- * arXiv 2102.02888, section 4, with a scale a block.
+/* recvbuf[i] = mean over the ranks of sendbuf[i], compressed. Every rank sends the signs of
+ * (sendbuf + residual). The server of element i, which is one of the ranks, averages them and sends
+ * back the signs of (average + server residual). onebit_schedule_t describes the other schedules.
+ * Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with one scale for each block.
  * Collective.
  *   sendbuf   count elements
  *   recvbuf   out: count elements
@@ -81,7 +81,7 @@ onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan
  * Errors: those of all collectives, above. */
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* The same three collectives, which return at once. Collective.
+/* Nonblocking forms of the three collectives: they return at once. Collective.
  *   sendbuf, recvbuf, plan   as above; they belong to the library until the request is finished
  *   request                  out: finished by onebit_test or onebit_wait, which set it to NULL;
  *                            NULL when the call fails
@@ -99,9 +99,9 @@ onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebi
 
 /* Progresses the request. onebit_test returns ONEBIT_IN_PROGRESS, or the final status, and then
  * sets *request to NULL; onebit_wait returns only the final status. Local.
- *   request   from a nonblocking call; where *request is NULL it is finished (ONEBIT_OK)
- * While one request is tested or waited for, the others of this process move on too, so the order
- * of waiting does not matter.
+ *   request   from a nonblocking call; a *request of NULL counts as finished (ONEBIT_OK)
+ * While one request is tested or waited for, all requests of this process progress, so the order of
+ * waiting does not matter.
  * Errors: ONEBIT_ERROR_ARGUMENT (request is NULL, or *request was finished before), and those of
  * all collectives, above. */
 onebit_status_t onebit_test(onebit_request_t *request);

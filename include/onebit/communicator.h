@@ -2,30 +2,29 @@
  * Communicators: groups of ranks, and the transports that move bytes between them.
  *
  * A communicator is one rank's handle on a group of ranks. Six kinds exist: `self` (one rank),
- * `loopback` (the ranks are threads of one process; for tests, and for trying things out without
- * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), `sockets`, over TCP connections of
- * the library's own (onebit/sockets.h), and `custom`, over functions of the caller's
- * (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
+ * `loopback` (the ranks are threads of one process; for tests and trials without MPI), MPI
+ * (onebit/mpi.h), NCCL for GPUs (onebit/nccl.h), `sockets` (TCP connections of the library's own,
+ * onebit/sockets.h), and `custom` (functions of the caller's, onebit/custom.h). Plans and
+ * optimizers may outlive the handle they were made on.
  *
  * Waits: every wait for another rank is bounded. After 10, 60 and 300 seconds without progress a
  * rank prints on standard error for which rank it waits; after ONEBIT_TIMEOUT seconds (default 600;
- * 0 or `never`: no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator
- * is aborted: all calls on all of its ranks end, as after onebit_comm_abort. That holds also when
- * ranks make their calls in different orders, when one makes a call that others do not, and when
- * one has died. Time in which a process was stopped, or did not call the library, counts as a
- * second at most. The limit does not cover creation calls of MPI and NCCL themselves, nor the
- * program's work on its own streams of a device.
+ * 0 or `never`: no limit) the call returns ONEBIT_ERROR_TRANSPORT with a message that says so, and
+ * the communicator is aborted: all calls on all of its ranks end, as after onebit_comm_abort. The
+ * limit also holds when ranks make their calls in different orders, when one rank makes a call that
+ * others do not make, and when a rank has died. Time in which a process was stopped, or did not
+ * call the library, counts as at most one second of a wait. The limit does not cover creation calls
+ * of MPI and NCCL themselves, nor the program's work on its own streams of a device.
  *
- * Threads: different communicators may be used from different threads at once; plans of one
- * communicator too, when the communicator is not MPI or when MPI was initialised with
- * MPI_THREAD_MULTIPLE. Creation calls on one communicator are collective and must be made in the
- * same order on all of its ranks.
+ * Threads: different communicators may be used from different threads at once; so may different
+ * plans of one communicator, over MPI only if it was initialised with MPI_THREAD_MULTIPLE. Creation
+ * calls on one communicator are collective and must be made in the same order on all of its ranks.
  *
  * Nonblocking calls progress whenever the library is called (onebit_progress). With
  * ONEBIT_PROGRESS=thread in the environment a thread of the library progresses them, for which a
- * core should be free; over MPI it needs MPI_THREAD_MULTIPLE, or creating a communicator fails with
- * ONEBIT_ERROR_UNSUPPORTED. The only other value is `calls`; anything else is an
- * ONEBIT_ERROR_ARGUMENT.
+ * core should be free. Over MPI that thread needs MPI_THREAD_MULTIPLE: without it creating a
+ * communicator fails with ONEBIT_ERROR_UNSUPPORTED. The only other value is `calls`; anything else
+ * is an ONEBIT_ERROR_ARGUMENT.
  */
 #ifndef ONEBIT_COMMUNICATOR_H
 #define ONEBIT_COMMUNICATOR_H
@@ -55,9 +54,9 @@ onebit_status_t onebit_comm_create_self(onebit_comm_t *comm);
  * Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 
-/* Makes such a group as if its ranks were on several hosts, for tests and to try what a cluster
- * would do. Consecutive ranks share a host; where size is not a multiple of hosts some have one
- * more.
+/* Makes a loopback group whose ranks act as if they were on several hosts, for tests and to try
+ * what a cluster would do. Consecutive ranks share a host; if size is not a multiple of hosts, some
+ * hosts have one rank more.
  *   size    number of ranks, 1 to 4096
  *   hosts   number of hosts, 1 to size
  *   comms   as above
@@ -83,24 +82,25 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 
 /* Aborts the communicator: ends every call in flight and every later one, on every rank, with an
  * ONEBIT_ERROR_TRANSPORT whose message names the rank that aborted. Afterwards destroy the objects
- * that were made on it, and the communicator; or call onebit_comm_shrink. Local: returns at once,
- * and the others learn of it as they wait, or with their next call. Over NCCL it calls
- * ncclCommAbort, which destroys nccl_comm; over functions of the caller's it calls `abort`. A
+ * that were made on it, and the communicator; or call onebit_comm_shrink. Local: it returns at
+ * once, and the other ranks learn of the abort while they wait, or in their next call. Over NCCL it
+ * calls ncclCommAbort, which destroys nccl_comm; over functions of the caller's it calls `abort`. A
  * second call does nothing.
  *   comm   the communicator
- * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE one of
- * these threads then tells the other ranks.
+ * Thread-safe, also while other threads wait in calls on comm. Below MPI_THREAD_MULTIPLE one of
+ * those threads tells the other ranks.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
-/* Makes a communicator of the remaining ranks of one that has lost some. Collective over those;
- * aborts comm if that has not happened. Ranks keep their order.
- *   comm        the communicator; still to be destroyed, with what was made on it
+/* Makes a communicator of the remaining ranks of a communicator that has lost ranks. Collective
+ * over the remaining ranks. It aborts comm, if that has not happened. Ranks keep their order.
+ *   comm        the communicator; the caller must still destroy it, and what was made on it
  *   survivors   out: the new one, owned by the caller; NULL when the call fails
- * Loopback: the ranks that have not destroyed theirs; those that do not make this call within
- * ONEBIT_TIMEOUT are left out, and get ONEBIT_ERROR_TRANSPORT when they do. MPI: where it has
- * user-level failure mitigation (Open MPI 5 with `mpirun --with-ft ulfm`), the processes that have
- * not failed, which must all make the call. Self: again a communicator of this rank.
+ * Loopback: the remaining ranks are those that have not destroyed their handle. A rank that does
+ * not make this call within ONEBIT_TIMEOUT is left out, and gets ONEBIT_ERROR_TRANSPORT when it
+ * makes the call. MPI with user-level failure mitigation (Open MPI 5 with `mpirun --with-ft ulfm`):
+ * the remaining ranks are the processes that have not failed, which must all make the call. Self:
+ * the result is again a communicator of this rank.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, survivors is NULL), ONEBIT_ERROR_UNSUPPORTED
  * (other transports, another MPI: end the job, and start it again from the last checkpoint),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT. */
@@ -108,13 +108,13 @@ onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors)
 
 /* Destroys the communicator. Local, except that an MPI communicator must be destroyed on all of its
  * ranks and before MPI_Finalize.
- *   comm   the communicator; NULL is fine; what is no communicator, for example one that was
- *          destroyed before, is left alone, and onebit_last_error() says so
- * Plans and optimizers that were made on it continue to work. What the communicator was made from
- * must stay until the last of them is destroyed (MPI_Finalize, ncclCommDestroy, the context of
- * callbacks). Loopback ranks that wait for a rank that has destroyed the communicator, and
- * everything made on it, get ONEBIT_ERROR_TRANSPORT. After MPI_Finalize the memory is freed, and
- * MPI is not called. */
+ *   comm   the communicator; NULL is fine. A handle that is no communicator, for example one that
+ *          was destroyed before, is left alone, and onebit_last_error() says so
+ * Plans and optimizers that were made on it continue to work. Until the last of these is destroyed
+ * the program must not call MPI_Finalize, call ncclCommDestroy on its nccl_comm, or free the
+ * context of its callbacks. Loopback ranks that wait for a rank that has destroyed the
+ * communicator, and everything made on it, get ONEBIT_ERROR_TRANSPORT. A call after MPI_Finalize
+ * frees the memory, and does not call MPI. */
 void onebit_comm_destroy(onebit_comm_t comm);
 
 #ifdef __cplusplus

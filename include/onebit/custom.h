@@ -1,7 +1,7 @@
 /*
- * Communicators over a transport of the caller's: a few functions that send, receive and test move
- * the bytes. For networks and frameworks that the library does not know (Gloo, libfabric, sockets):
- * every schedule, plan and optimizer works on such a communicator as it does over MPI.
+ * Communicators over a transport of the caller's: a few functions that send, receive and test
+ * messages. They are for networks and frameworks that the library does not know (Gloo, libfabric,
+ * sockets): every schedule, plan and optimizer works on such a communicator as it does over MPI.
  */
 #ifndef ONEBIT_CUSTOM_H
 #define ONEBIT_CUSTOM_H
@@ -22,16 +22,15 @@ extern "C" {
  *  - Only `test` may wait, and no longer than it is told.
  *  - Between two ranks, messages with the same tag arrive in the order in which they were sent, and
  *    match receives in the order in which these were begun. Messages with different tags, or of
- *    different ranks, do not wait for each other: a message without a receive must not delay those
- *    behind it.
- *  - The threads that use the communicator, or what was made on it, call these functions, several
- *    threads at once if the program does so; with ONEBIT_PROGRESS=thread so does a thread of the
- *    library. The functions must not call the library for this communicator. They run with the
- *    default floating-point environment and locale.
- *  - They return 0, or a code below 0 of the transport's own for a failure. The first failure on a
- *    rank ends the communicator there: the current call and all later ones return
- *    ONEBIT_ERROR_TRANSPORT, operations under way are cancelled as they are met, and `abort` is
- *    called, once. */
+ *    different ranks, do not wait for each other: a message that nobody receives yet must not delay
+ *    later messages.
+ *  - These functions are called by the threads that use the communicator or objects made on it, by
+ *    several at once if the program does so. With ONEBIT_PROGRESS=thread a thread of the library
+ *    calls them too. The functions must not call the library for this communicator. They run with
+ *    the default floating-point environment and locale.
+ *  - The functions return 0, or for a failure a negative code of the transport's own. The first
+ *    failure on a rank ends the communicator there: the current call and all later ones return
+ *    ONEBIT_ERROR_TRANSPORT, incomplete operations are cancelled, and `abort` is called, once. */
 typedef struct onebit_transport_callbacks {
   size_t size;   /* sizeof(onebit_transport_callbacks_t): lets the struct grow */
   void *context; /* the caller's; the first argument of every function */
@@ -42,12 +41,12 @@ typedef struct onebit_transport_callbacks {
   /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: the handle;
    * NULL counts as a failure. */
   int (*receive)(void *context, void *data, size_t bytes, int peer, int tag, void **operation);
-  /* Tests whether the operation is complete. 0: it is, and is not tested again; for a receive
-   * *bytes is then the length of the message. ONEBIT_IN_PROGRESS: not yet; `test` may have waited
-   * for it up to `seconds` (0: not at all), or may return sooner. After a failure `cancel` is still
-   * called. */
+  /* Tests whether the operation is complete. It returns 0 if so; for a receive *bytes is then the
+   * length of the message, and the operation is not tested again. It returns ONEBIT_IN_PROGRESS if
+   * not, after a wait of at most `seconds` (0: none). After a failure `cancel` is still called. */
   int (*test)(void *context, void *operation, double seconds, size_t *bytes);
-  /* Gives up an operation that is not complete. Its memory is not accessed after this returns. */
+  /* Gives up an operation that is not complete. The transport does not access the operation's
+   * memory after this returns. */
   void (*cancel)(void *context, void *operation);
   /* May be NULL. Called when this rank has failed, or could not make the communicator: makes the
    * other ranks' operations that wait for this rank fail, so that they do not wait for
@@ -61,8 +60,8 @@ typedef struct onebit_transport_callbacks {
   void (*progress)(void *context);
   /* May be NULL. Called last, when the communicator is destroyed. */
   void (*release)(void *context);
-  /* Ranks that give the same name share a host, and its /dev/shm. NULL: what gethostname says. Not
-   * kept. */
+  /* Ranks that give the same name share a host, and its /dev/shm. NULL: the name that gethostname
+   * returns. The string is not kept. */
   const char *host;
   int largest_tag; /* tags are 0 to largest_tag, the same on all ranks; default 32767 */
   /* Seconds that a rank waits for a message before that is a failure; INFINITY: for ever. Default
@@ -83,10 +82,10 @@ typedef struct onebit_transport_callbacks {
  *   size        number of ranks, at least 1
  *   comm        out: the communicator; NULL when the call fails, and `release` is then not called
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a function that is needed is missing, a number out of range;
- * the other ranks get ONEBIT_ERROR_PEER, or where this rank's callbacks or number are of no use,
- * ONEBIT_ERROR_TRANSPORT after their timeout), ONEBIT_ERROR_PEER, ONEBIT_ERROR_MISMATCH (size or
- * largest_tag differs between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (a callback
- * failed; the message is its). */
+ * the other ranks get ONEBIT_ERROR_PEER, or, if this rank cannot send to them with its callbacks or
+ * number, ONEBIT_ERROR_TRANSPORT after their timeout), ONEBIT_ERROR_PEER, ONEBIT_ERROR_MISMATCH
+ * (size or largest_tag differs between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (a
+ * callback failed; the message is the callback's). */
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,
                                           int size, onebit_comm_t *comm);
 

@@ -1,8 +1,9 @@
 /*
  * 1-bit LAMB (Li et al., "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
- * LAMB's Convergence Speed", arXiv 2104.06069). LAMB gives each tensor a learning rate of its own,
- * by the ratio of the norms of parameters and update; in the compressed stage, where the momentum
- * is coarse, that ratio is frozen, and corrected by how much the variance would have moved on:
+ * LAMB's Convergence Speed", arXiv 2104.06069). LAMB multiplies each tensor's learning rate by the
+ * ratio of the norms of parameters and update. In the compressed stage the momentum is coarse, so
+ * that ratio is frozen, and corrected by the change that the variance would have made since the
+ * freeze:
  *
  *   warm-up      g, m and v as in 1-bit Adam
  *                u = m^ / (sqrt(v^) + eps) + wd p
@@ -21,19 +22,20 @@
  *                p = p - lr c f u
  *
  * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t) with the t of the
- * step. Elements without variance at the freeze (adam.h) have no part in f. Where one scale serves
- * a whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed) each tensor's momentum is multiplied by a
- * factor k before it is sent, so that all tensors of the buffer had the same root mean square at
- * the freeze: k is the mean of the tensors' root mean squares / that of the tensor, and 1 for a
- * tensor whose momentum is zero, which the mean leaves out.
+ * step. Elements without variance at the freeze (adam.h) have no part in f. If one scale serves a
+ * whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed), each tensor's momentum is multiplied by a
+ * factor k before it is sent, so that all momenta of the buffer have the same root mean square at
+ * the freeze. k is the mean of the tensors' root mean squares, divided by that of the tensor. A
+ * tensor whose momentum is zero has k = 1, and does not count in the mean.
  *
  * An uncompressed tensor makes the warm-up's step in all stages.
  *
  * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call
- * for all tensors with its padding, whose elements stay as the last call left them.
+ * for all tensors with DeepSpeed's padding. Elements of the padding keep the values of the last
+ * call.
  *
- * Not recommended but in profile deepspeed: with its default options its loss ends more
- * than 1 % above dense LAMB's. Take Efficient-Adam (onebit/efficient_adam.h).
+ * 1-bit LAMB is recommended only in profile deepspeed: with its default options the final loss is
+ * more than 1 % above dense LAMB's. Use Efficient-Adam (onebit/efficient_adam.h).
  */
 #ifndef ONEBIT_LAMB_H
 #define ONEBIT_LAMB_H
@@ -69,7 +71,8 @@ typedef struct onebit_lamb_options {
     ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a 1-bit LAMB optimizer of a list of tensors. As onebit_adam_create, but for its options.
+/* Makes a 1-bit LAMB optimizer of a list of tensors. Arguments are as in onebit_adam_create, except
+ * the options.
  * Memory: 4 bytes a parameter more than 1-bit Adam, for the fresh variance.
  * Errors: those of onebit_adam_create. */
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,

@@ -12,14 +12,15 @@
  *   p   = p - lr (sign(y) + wd p)                          everywhere
  *
  * Take the learning rate and the weight decay of dense Lion (docs/optimizers.md). Each element has
- * one server, and only the server stores its momentum. Not recommended where most parameters are
- * tables of words: its loss ends 2 to 4 % above dense Lion's there, as a warning says once.
+ * one server, and only the server stores its momentum. Lion in one bit is not recommended for
+ * models most of whose parameters are tables of words: there its final loss is 2 to 4 % above dense
+ * Lion's, as a warning says once.
  *
- * One bit has no zero: a block in which all y are zero stays as it is, but in any other block an
- * element without gradients moves by lr in every step, with signs that cancel over some steps (if
- * its y is exactly zero, by the parity of its number). Set `uncompressed` for a tensor in which
- * that matters: it takes dense Lion's steps on the mean gradient, in which the sign of zero is
- * zero:
+ * One bit cannot represent zero. A block in which all y are zero stays as it is. In any other block
+ * an element without gradients moves by lr in every step, with signs that cancel over some steps;
+ * if its y is exactly zero, elements with even and odd numbers move in opposite directions. Set
+ * `uncompressed` for a tensor in which that matters. The tensor then takes dense Lion's steps on
+ * the mean gradient, in which the sign of zero is zero:
  *
  *   p = p - lr (sign(b1 m + (1 - b1) g) + wd p);  m = b2 m + (1 - b2) g
  *
@@ -40,9 +41,9 @@ extern "C" {
  * same, except common.threads and common.device. */
 typedef struct onebit_lion_options {
   size_t size;    /* sizeof(onebit_lion_options_t) */
-  double beta1;   /* of the momentum in a step, in (0, 1); default 0.9 */
-  double beta2;   /* of the momentum, in (0, 1); default 0.99 */
-  double beta3;   /* of the ranks' second moments, in (0, 1); default 0.999 */
+  double beta1;   /* b1, the weight of m in y, in (0, 1); default 0.9 */
+  double beta2;   /* b2, of the momentum, in (0, 1); default 0.99 */
+  double beta3;   /* b3, of the ranks' second moments, in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
   onebit_optimizer_options_t common;
 } onebit_lion_options_t;
@@ -52,8 +53,8 @@ typedef struct onebit_lion_options {
   { sizeof(onebit_lion_options_t), 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a Lion optimizer of a list of tensors. As onebit_adam_create, but for its options; there is
- * no profile deepspeed of it. With common.no_error_feedback the momentum is still kept.
+/* Makes a Lion optimizer of a list of tensors. Arguments are as in onebit_adam_create, except the
+ * options. It has no profile deepspeed. With common.no_error_feedback the momentum is still kept.
  * Memory, in bytes a parameter: 12 (residual and second moments, each twice, so that a skipped step
  * leaves both as they were) + 8 / size for the momentum + 1/2 for messages.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */

@@ -1,8 +1,8 @@
 /*
- * The choice of a training's method: in each step a dense exchange, one in 8 bits or one in one
+ * The choice of a training's method: an exchange in each step, which is dense, in 8 bits or in one
  * bit, or local steps with an outer step. The best method depends on the link and on the time that
- * a step computes. So both are measured, the slowest rank counts, and all ranks make the same
- * choice (docs/optimizers.md, "By measurement", shows a program):
+ * a step computes. Both are measured, the slowest rank counts, and all ranks make the same choice
+ * (docs/optimizers.md, "By measurement", shows a program):
  *
  *   onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
  *   choice.elements = count;
@@ -14,15 +14,17 @@
  * With local steps the program makes the optimizer on a communicator of one rank, and an outer step
  * with choice.local_steps on all ranks (onebit/outer.h).
  *
- * The model of a step: an exchange hides behind two thirds of the computation, except for a 25th of
- * the exchange, the last bucket (with `blocking` it hides behind nothing). A method with fewer bits
- * is chosen if its steps are at least 5 % shorter, and its exchange saves that part of a step.
+ * The model of a step: an exchange overlaps with two thirds of the computation, except for its last
+ * bucket, a 25th of the exchange, which overlaps with nothing. With `blocking` no part of it
+ * overlaps. A method with fewer bits is chosen if its steps are at least 5 % shorter, and its
+ * exchange alone saves that much.
  *
- * Local steps change what is learned, and are chosen only if one bit in each step would wait for
- * the link longer than it computes, or send more than the caller allows: the smallest number of 10,
- * 30, 100 and 300 with which an exchange takes at most a 20th of the computation. A training with
- * local steps leaves them if one bit would wait for less than 0.7 of the computation, and changes
- * their number only if another is clearly better.
+ * Local steps change the result of a training. They are chosen only if one bit in each step would
+ * wait for the link longer than it computes, or send more than the caller allows. Their number is
+ * the smallest of 10, 30, 100 and 300 with which an exchange takes at most a 20th of the
+ * computation. A training with local steps returns to an exchange in each step if one bit would
+ * wait for less than 0.7 of the computation. It changes the number of local steps only if another
+ * number is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H
@@ -43,29 +45,30 @@ typedef enum onebit_method {
 /* Start from ONEBIT_METHOD_CHOICE_INIT. */
 typedef struct onebit_method_choice {
   size_t size; /* sizeof(onebit_method_choice_t) */
-  /* The caller gives these; zero means the default. All ranks give the same, but for compute. */
+  /* The caller gives these; zero means the default. All ranks give the same, except for compute. */
   size_t elements; /* that the ranks exchange */
-  double compute;  /* seconds of a step of this rank without exchanges; the slowest rank's count */
+  double compute;  /* seconds of this rank's step without exchanges; the slowest rank counts */
   int methods;     /* methods that may be chosen, the sum of 1 << method; default all */
   int blocking;    /* nonzero: an exchange begins when the gradients are computed */
   onebit_method_t current; /* the training's present method; it stays unless another is worth it */
-  double step;             /* measured seconds of its steps; 0: not measured */
-  /* By method: seconds that its steps take beyond the model; out: that of `current`, from step. */
+  double step;             /* measured seconds of a step with `current`; 0: not measured */
+  /* By method: seconds by which its steps exceed the model. Out: the entry of `current`, computed
+   * from `step`. */
   double extra[4];
-  /* The most that a host may send; default any. A method that sends more is not chosen; a warm-up
-   * is not counted. */
+  /* The most bytes that a host may send in a day; default: no limit. A method that sends more is
+   * not chosen; a warm-up is not counted. */
   double bytes_a_day;
   /* By method: seconds of an exchange of all elements, on the slowest rank, as
-   * onebit_method_measure finds them. All zero: onebit_method_choose measures. */
+   * onebit_method_measure finds them. All zero: onebit_method_choose measures them. */
   double exchange[4];
-  /* These are chosen. */
+  /* The results of the choice. */
   onebit_method_t method;
   double expected[4];  /* by method: seconds of a step; infinite where it may not be chosen */
-  size_t local_steps;  /* of an outer step; 0: the ranks exchange in each step. In, where `current`
-                        * is LOCAL_STEPS: those that the training has */
-  size_t warmup_steps; /* of Efficient-Adam: the default, or with 8 bits more than are ever made */
-  size_t dense_below;  /* of onebit_optimizer_options_t: the default, or with DENSE all */
-  char text[256]; /* "takes one bit, and expects a step of 0.17 s instead of 1.2 s dense: ..." */
+  size_t local_steps;  /* of an outer step; 0: the ranks exchange in each step. In, if `current` is
+                        * LOCAL_STEPS: the training's present number */
+  size_t warmup_steps; /* of Efficient-Adam: the default; with 8 bits more than any training has */
+  size_t dense_below;  /* of onebit_optimizer_options_t: the default; with DENSE, above any count */
+  char text[256]; /* "chooses one bit, and expects a step of 0.17 s instead of 1.2 s dense: ..." */
 } onebit_method_choice_t;
 
 /* clang-format off */
@@ -75,19 +78,20 @@ typedef struct onebit_method_choice {
 /* clang-format on */
 
 /* Makes an exchange as the program would with DENSE, EIGHT_BITS or ONE_BIT. Collective.
- *   context    as it was given
- *   method     which; `elements` how many elements, float32
+ *   context    the one given to onebit_method_measure
+ *   method     the method; `elements` is the number of float32 elements
  *   seconds    out: what it took on this rank
  * Returns ONEBIT_OK, or an error, which all ranks then get. */
 typedef onebit_status_t (*onebit_method_exchange_t)(void *context, onebit_method_t method,
                                                     size_t elements, double *seconds);
 
-/* Measures exchanges of growing sizes until the link's rate shows, and where one takes less than a
- * second, all elements with fewer bits: some 100 ms of each method, and less than two seconds.
- * Collective.
+/* Measures exchanges of growing sizes until the time depends on the link's rate. If an exchange of
+ * all elements takes at most a second, methods with fewer bits are measured with all elements. This
+ * takes some 100 ms for each method, and less than two seconds. Collective.
  *   comm      the ranks
  *   choice    elements and methods; out: exchange, the same on all ranks
- *   exchange  how exchanges are made; NULL: as the library makes them, in memory of the host
+ *   exchange  the function that makes an exchange; NULL: the library makes it, in memory of the
+ *             host
  *   context   of it
  * Errors: ONEBIT_ERROR_ARGUMENT (also for seconds that are negative or not finite),
  * ONEBIT_ERROR_MISMATCH (elements or methods differ between ranks), ONEBIT_ERROR_PEER, and those of
@@ -98,9 +102,9 @@ onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t
 /* Chooses a method. Collective, also if exchanges have been measured before.
  *   comm     the ranks
  *   choice   out: what is chosen; compute becomes the slowest rank's
- * Errors: ONEBIT_ERROR_ARGUMENT (a number that is negative or not finite, a method that is none, or
- * all send more than bytes_a_day), ONEBIT_ERROR_MISMATCH (what the ranks give differs),
- * ONEBIT_ERROR_PEER, and those of onebit_method_measure. */
+ * Errors: ONEBIT_ERROR_ARGUMENT (a number that is negative or not finite, an unknown method, or
+ * every method sends more than bytes_a_day), ONEBIT_ERROR_MISMATCH (the ranks give different
+ * values), ONEBIT_ERROR_PEER, and those of onebit_method_measure. */
 onebit_status_t onebit_method_choose(onebit_comm_t comm, onebit_method_choice_t *choice);
 
 #ifdef __cplusplus

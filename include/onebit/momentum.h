@@ -6,8 +6,9 @@
  *   compressed   m = compressed allreduce of (b m + gradient of this rank)
  *   both         p = p - lr (m + wd p)
  *
- * One bit has no zero: in the compressed stage an element without gradients moves by its block's
- * scale, with signs that cancel. Set `uncompressed` for a tensor in which that matters.
+ * One bit cannot represent zero: in the compressed stage an element without gradients moves by its
+ * block's scale, with signs that cancel over time. Set `uncompressed` for a tensor in which that
+ * matters.
  *
  * Source: Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with
  * Error-Feedback", arXiv 1905.10936; the momentum's convention is PyTorch's (no dampening, no
@@ -27,8 +28,8 @@ extern "C" {
 typedef struct onebit_momentum_options {
   size_t size;     /* sizeof(onebit_momentum_options_t) */
   double momentum; /* b, in (0, 1); default 0.9 */
-  /* Steps whose gradients travel in common.warmup_bits; default ONEBIT_WARMUP_STEPS in 8 bits.
-   * ONEBIT_WARMUP_NONE: the first step is compressed. */
+  /* Number of warm-up steps, whose gradients are sent in common.warmup_bits; default
+   * ONEBIT_WARMUP_STEPS in 8 bits. ONEBIT_WARMUP_NONE: the first step is compressed. */
   size_t warmup_steps;
   onebit_optimizer_options_t common;
 } onebit_momentum_options_t;
@@ -38,8 +39,8 @@ typedef struct onebit_momentum_options {
   { sizeof(onebit_momentum_options_t), 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
-/* Makes a 1-bit momentum SGD optimizer of a list of tensors. As onebit_adam_create, but for its
- * options; there is no profile deepspeed of it.
+/* Makes a 1-bit momentum SGD optimizer of a list of tensors. Arguments are as in
+ * onebit_adam_create, except the options. It has no profile deepspeed.
  * Memory: 4 bytes a parameter less than 1-bit Adam; with the default warm-up 4 more for its
  * messages, and until it ends 8 + 8 / size more for its residuals.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */

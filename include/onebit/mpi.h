@@ -1,6 +1,6 @@
 /*
- * Communicators over MPI (MPI-3 or newer). In a header of its own so that code without MPI can
- * include the others; not available, and not linked, in a library built with MPI=0.
+ * Communicators over MPI (MPI-3 or newer). The header is separate so that code without MPI can
+ * include the others. A library built with MPI=0 does not have these functions.
  */
 #ifndef ONEBIT_MPI_H
 #define ONEBIT_MPI_H
@@ -13,16 +13,16 @@
 extern "C" {
 #endif
 
-/* Makes a communicator of the ranks of an MPI intra-communicator, any one: MPI_COMM_WORLD or part
- * of it. Collective over mpi_comm.
- *   mpi_comm   the ranks; duplicated, so that messages of the library never meet messages of the
- *              program; the caller keeps it and may free it
+/* Makes a communicator of the ranks of any MPI intra-communicator: MPI_COMM_WORLD or a part of it.
+ * Collective over mpi_comm.
+ *   mpi_comm   the ranks. The library duplicates it, so that its messages never match messages of
+ *              the program; the caller keeps it and may free it
  *   comm       out: the communicator; NULL when the call fails
- * The library is linked to no MPI: it uses that of the process, which must be a shared library of
- * a kind that onebit was built for: Open MPI, MPICH and its relatives, or the ABI of MPI 5. One
- * built for several takes the handle of each under this one symbol, as that one's mpi.h passes it
- * (an int or a pointer): the MPI library of the process says which it is.
- * MPI must be initialised; for use from several threads at once with MPI_THREAD_MULTIPLE.
+ * The library is not linked to an MPI. It uses the MPI of the process, which must be a shared
+ * library of a kind that onebit was built for: Open MPI, MPICH and its relatives, or the ABI of MPI
+ * 5. If onebit was built for several kinds, this function accepts the handle of each as its mpi.h
+ * passes it (an int or a pointer): the MPI library of the process says which kind it is.
+ * MPI must be initialised, with MPI_THREAD_MULTIPLE for use from several threads at once.
  * Errors, the same on all ranks: ONEBIT_ERROR_ARGUMENT (mpi_comm is MPI_COMM_NULL or an
  * inter-communicator, MPI is not initialised or already finalised, comm is NULL),
  * ONEBIT_ERROR_UNSUPPORTED (the process has no MPI library, or one of another kind; or the

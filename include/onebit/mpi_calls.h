@@ -1,6 +1,6 @@
 /*
  * Compressed collectives with the arguments of MPI's. A program that sums gradients with
- * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits an element: with these every
+ * MPI_Allreduce calls ONEBIT_Allreduce instead, which sends 8 bits an element: with 8 bits every
  * optimizer trains as with dense sums. The environment variable ONEBIT_BITS, equal on all ranks,
  * sets fewer bits: 1 is for sums that go to SGD with momentum, while a program's own Adam trains
  * worse with less than 8 (docs/preload.md). The program creates and destroys nothing: the plan of a
@@ -14,13 +14,15 @@
  * MPI does. Once the ranks have seen the same calls twice in the same order (a loop of less than
  * 4096 calls), the position in that order identifies the tensor, with no message, whatever the
  * buffers are; if a rank's buffers change after eight equal calls, its residual is dropped.
- * ONEBIT_Forget announces that a buffer will be used for another tensor. After 128 buffers that
- * were used only once, or 2^28 elements, calls with further new buffers are made with full values.
+ * ONEBIT_Forget announces that a buffer will be used for another tensor. Once 128 buffers, or
+ * buffers of 2^28 elements in all, were used only once, calls with further new buffers are made
+ * with full values.
  *
- * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
- * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one
- * call's rounding (onebit_plan_export_residual). What cannot be compressed has MPI's result: values
- * that are not finite, communicators of one rank, tensors for which there is no memory.
+ * Results. A sum is onebit's mean times the number of ranks, and ONEBIT_AVG is the mean itself; all
+ * ranks get the same bits. The result of one call is not exact, but the sum of the results of many
+ * calls of a tensor is, to within one call's rounding (onebit_plan_export_residual). Calls that
+ * cannot be compressed have MPI's result: those with values that are not finite, on communicators
+ * of one rank, or with tensors for which memory is lacking.
  *
  * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and
  * ranks give the same count, type and operation. A call that cannot be compressed in principle is
@@ -33,14 +35,15 @@
  * same on all ranks where that is noticed), MPI_ERR_TYPE, MPI_ERR_OP, MPI_ERR_BUFFER (NULL, with a
  * count that is not 0), MPI_ERR_NO_MEM, MPI_ERR_INTERN (a damaged message, a failed transport), and
  * MPI_ERR_OTHER (MPI is not initialised, or already finalised, or is not the kind of MPI library
- * that onebit was built for: then no handler is called; or what makes onebit_comm_create_mpi and
- * onebit_plan_create fail, but for memory). An argument that is wrong on one rank alone leaves the
- * others waiting, as in MPI.
+ * that onebit was built for: then no handler is called; or another error than lack of memory in
+ * onebit_comm_create_mpi or onebit_plan_create). An argument that is wrong on one rank alone leaves
+ * the others waiting, as in MPI.
  *
- * Threads: as MPI's collectives. With MPI_THREAD_MULTIPLE different communicators may be used from
- * different threads at once, and a request may be waited for while another thread makes calls.
+ * Threads: the rules are those of MPI's collectives. With MPI_THREAD_MULTIPLE different
+ * communicators may be used from different threads at once, and a request may be waited for while
+ * another thread makes calls.
  *
- * In a header of its own; not available, and not linked, in a library built with MPI=0.
+ * The header is separate. A library built with MPI=0 does not have these functions.
  */
 #ifndef ONEBIT_MPI_CALLS_H
 #define ONEBIT_MPI_CALLS_H
@@ -53,22 +56,23 @@
 extern "C" {
 #endif
 
-/* Types: MPI_FLOAT, Fortran's MPI_REAL and MPI_REAL4 where they have four bytes, MPI's own type for
- * half where it has one (MPIX_C_FLOAT16), and these two of two bytes, which are committed and can
- * be used in other calls of MPI, but not with MPI's own operations. MPI_DATATYPE_NULL where MPI can
- * not make them, or is not initialised. Local; owned by the library, gone with MPI_Finalize.
+/* The types of elements: MPI_FLOAT, Fortran's MPI_REAL and MPI_REAL4 if they have four bytes, MPI's
+ * own half type if it has one (MPIX_C_FLOAT16), and these two types of two bytes. The two are
+ * committed and can be used in other calls of MPI, but not with MPI's own operations. They are
+ * MPI_DATATYPE_NULL if MPI cannot make them, or is not initialised. Local; owned by the library,
+ * which frees them in MPI_Finalize.
  * Thread-safe.
- * A sum that is beyond the largest float16 is infinity, compressed or not: a program with a loss
- * scale looks for that. There a compressed mean is +-65504; a mean that is not compressed is the
- * sum, divided. */
+ * A sum beyond the largest float16 is infinity, compressed or not, because a program with a loss
+ * scale checks for infinity. A compressed mean beyond it is +-65504; a mean that is not compressed
+ * is the sum, divided. */
 MPI_Datatype ONEBIT_Type_bfloat16(void);
 MPI_Datatype ONEBIT_Type_float16(void);
 #define ONEBIT_BFLOAT16_TYPE ONEBIT_Type_bfloat16()
 #define ONEBIT_FLOAT16_TYPE  ONEBIT_Type_float16()
 
 /* The operation that computes the mean over the ranks. It is only for the calls below: in MPI's own
- * calls it sets every bit of the result, which is then not-a-number. MPI_OP_NULL where MPI can not
- * make it. Local; owned by the library, gone with MPI_Finalize. Thread-safe. */
+ * calls it sets every bit of the result, which is then not-a-number. It is MPI_OP_NULL if MPI
+ * cannot make it. Local; owned by the library, which frees it in MPI_Finalize. Thread-safe. */
 MPI_Op ONEBIT_Op_average(void);
 #define ONEBIT_AVG ONEBIT_Op_average()
 
@@ -82,8 +86,8 @@ int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype
 
 /* MPI_Allgather, compressed: each rank's elements plus its residual of earlier calls travel as one
  * bit an element. Collective.
- *   sendbuf    sendcount elements, or MPI_IN_PLACE: they are in this rank's place in recvbuf, and
- *              sendcount and sendtype do not matter
+ *   sendbuf    sendcount elements, or MPI_IN_PLACE: the elements are in this rank's place in
+ *              recvbuf, and sendcount and sendtype are ignored
  *   recvbuf    out: recvcount elements of each rank, in rank order
  *   recvcount, recvtype   those of the send buffer
  * Errors: those of all calls, above. */
@@ -99,64 +103,67 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm);
 
-/* Forgets the tensors in this buffer: this rank's residuals of them become zero, as before the
- * first call. To be called on every rank, between two calls, before a buffer is used for another
- * tensor with the same count, type and operation. Local.
- *   buffer   as given to earlier calls, for sending or receiving; one never given is fine
+/* Forgets the tensors in this buffer: sets this rank's residuals of these tensors to zero, as
+ * before the first call. Every rank must call it, between two calls, before a buffer is used for
+ * another tensor with the same count, type and operation. Local.
+ *   buffer   as given to earlier calls, for sending or receiving; a buffer that was never given is
+ *            fine
  * Errors: MPI_ERR_COMM, MPI_ERR_BUFFER (NULL), MPI_ERR_REQUEST (a call on it is in flight: its
  * error is kept). */
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm);
 
 /* A call in flight, or a persistent one. It is not an MPI_Request: MPI progresses only its own
- * operations, and cannot wait for another library's without a thread. (The preload library stands
- * before MPI_Wait and its like, so programs that run under it use MPI's own calls.) */
+ * operations, and cannot wait for another library's without a thread. (The preload library
+ * intercepts MPI_Wait and similar calls, so programs that run under it use MPI's own calls.) */
 typedef struct onebit_mpi_request *ONEBIT_Request;
 #define ONEBIT_REQUEST_NULL ((ONEBIT_Request)0)
 
-/* MPI_Iallreduce, compressed. Collective. Until the ranks have found that their calls repeat it
+/* MPI_Iallreduce, compressed. Collective. Until the ranks have found that their calls repeat, it
  * waits for the other ranks to make the same call; from then on it returns at once.
  *   request   out: to be tested or waited for; ONEBIT_REQUEST_NULL when the call fails
  * Buffers belong to the library until the request is done. Calls in flight progress only in calls
  * of this library: a rank that waits in MPI's own calls for something that another rank does after
  * ONEBIT_Wait may wait for ever. Calls complete in the order in which they began, whichever of them
  * a rank waits for.
- * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Those of the exchange come
- * with the test or the wait. */
+ * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Errors of the exchange are
+ * returned by ONEBIT_Test or ONEBIT_Wait. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request);
 
-/* MPI-4's MPI_Allreduce_init: makes a request whose call ONEBIT_Start begins again and again, each
- * time as ONEBIT_Iallreduce. Local, but ONEBIT_Start is collective, in the same order on all ranks.
- *   info      not looked at
+/* MPI-4's MPI_Allreduce_init: makes a persistent request. Each ONEBIT_Start of it begins the same
+ * call, as ONEBIT_Iallreduce does. Local; ONEBIT_Start is collective, in the same order on all
+ * ranks.
+ *   info      ignored
  *   request   out: inactive
  * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). */
 int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                           MPI_Op op, MPI_Comm comm, MPI_Info info, ONEBIT_Request *request);
 
-/* Makes the call of a persistent request. Collective.
+/* Begins the call of a persistent request. Collective.
  *   request   inactive; active until it is waited for
  * Errors: those of all calls, above; MPI_ERR_REQUEST (NULL, no request, not persistent, active). */
 int ONEBIT_Start(ONEBIT_Request *request);
 
-/* ONEBIT_Wait waits for a request, ONEBIT_Test tests whether it is done. A persistent request that
- * is done is inactive, and any other becomes ONEBIT_REQUEST_NULL. Local.
+/* ONEBIT_Wait waits for a request, ONEBIT_Test tests whether it is done. When a persistent request
+ * is done, it becomes inactive; any other becomes ONEBIT_REQUEST_NULL. Local.
  *   request   ONEBIT_REQUEST_NULL and inactive ones are done
  *   flag      out: 1 when it is done, 0 when not
  *   status    out: empty, as MPI's of a collective; or MPI_STATUS_IGNORE
- * Errors: those of the exchange (all calls, above; of a freed communicator they are reported on
- * MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL, or a copy of one that is no more), MPI_ERR_ARG
- * (flag is NULL). */
+ * Errors: those of the exchange (all calls, above; if the communicator was freed, they are reported
+ * on MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL, or a copy of a request that no longer
+ * exists), MPI_ERR_ARG (flag is NULL). */
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status);
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
 
 /* Waits for several requests. Local.
  *   requests   count of them
  *   statuses   out: count of them, or MPI_STATUSES_IGNORE
- * Errors: MPI_ERR_IN_STATUS (of one or more: in statuses[i].MPI_ERROR; the others are done too),
- * MPI_ERR_COUNT (negative), MPI_ERR_REQUEST (requests is NULL). */
+ * Errors: MPI_ERR_IN_STATUS (one or more requests failed: each error is in statuses[i].MPI_ERROR,
+ * and the other requests are done too), MPI_ERR_COUNT (negative), MPI_ERR_REQUEST (requests is
+ * NULL). */
 int ONEBIT_Waitall(int count, ONEBIT_Request *requests, MPI_Status *statuses);
 
-/* Gives an inactive persistent request back. Local.
+/* Frees an inactive persistent request. Local.
  *   request   becomes ONEBIT_REQUEST_NULL; ONEBIT_REQUEST_NULL is an error, as in MPI
  * Errors: MPI_ERR_REQUEST (NULL, no request, active: nothing is changed). */
 int ONEBIT_Request_free(ONEBIT_Request *request);

@@ -18,14 +18,15 @@ extern "C" {
  *               of the program on it must not be in flight on other streams at the same time as
  *               the library's (NCCL's own rule for one communicator on several streams)
  *   comm        out: the communicator; NULL when the call fails
- * Plans and optimizers on it are for ONEBIT_DEVICE_CUDA, and for the device of nccl_comm. An error
- * that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT of the
- * next call or of the call that waits.
+ * Plans and optimizers on it must have device ONEBIT_DEVICE_CUDA, and use the device of nccl_comm.
+ * An error that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT
+ * of the next call or of the call that waits.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, another device than nccl_comm's is current),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). After
- * an ONEBIT_ERROR_TRANSPORT of anything that was made on the communicator (NCCL's error, a wait of
- * ONEBIT_TIMEOUT), or onebit_comm_abort (onebit/communicator.h), nccl_comm is aborted, and gone:
- * NCCL's kernels wait for ever otherwise, and what waits for the device with them. */
+ * onebit_comm_abort (onebit/communicator.h), or an ONEBIT_ERROR_TRANSPORT of any object that was
+ * made on the communicator (NCCL's error, a wait of ONEBIT_TIMEOUT), nccl_comm is aborted and no
+ * longer exists. Otherwise NCCL's kernels would wait for ever, and so would every wait for the
+ * device. */
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *comm);
 
 #ifdef __cplusplus

@@ -1,13 +1,13 @@
 /*
  * The common interface of the optimizers, which converge with one bit an element. Each has a header
- * with its formulas, its options and the call that makes one:
+ * with its formulas, its options and the call that creates it:
  *
  *   efficient_adam.h  Efficient-Adam with one bit: the one to begin with
  *   momentum.h        1-bit momentum SGD
  *   lion.h            Lion in one bit
  *   adam.h            1-bit Adam, also in shards
  *   lamb.h            1-bit LAMB
- *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
+ *   zero_one_adam.h   0/1 Adam, most of whose steps exchange nothing
  *
  * checkpoint.h saves and loads any of them. docs/optimizers.md says how to choose.
  *
@@ -18,11 +18,11 @@
  * step is given its rate.
  *
  * Mixed precision. Gradients and parameters may be float16 or bfloat16. For such parameters the
- * optimizer has float32 master values (4 bytes a parameter), taken from them when it is made, and
- * each step writes the rounded ones; a master value beyond the largest float16 stays as it is and
- * is written as +-65504. All arithmetic is float32; factors that are the same for all elements are
- * computed in double and rounded once. Mean gradients are float32 too, in memory and in dense
- * messages.
+ * optimizer has float32 master values (4 bytes a parameter), which begin as the parameters. Each
+ * step rounds the master values and writes them to the parameters. A master value beyond the
+ * largest float16 stays as it is and is written as +-65504. All arithmetic is float32; factors that
+ * are the same for all elements are computed in double and rounded once. Mean gradients are float32
+ * too, in memory and in dense messages.
  *
  * The value of a gradient. The array's value is multiplied by gradient_factor (1 / k, if it is the
  * sum over k micro-batches), divided by the loss scale if there is one, and multiplied by the
@@ -37,8 +37,9 @@
  * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
  *   norm = sqrt(mean over ranks of |gradient of the rank|^2)
  * and |.| is the Euclidean norm over all tensors; docs/optimizers.md compares it with the norm of
- * the mean gradient. It costs a pass over the gradients and one message of four bytes, before the
- * first bit can leave. A norm from 2^32 on counts as not finite: the step is skipped.
+ * the mean gradient. Clipping costs a pass over the gradients and one message of four bytes before
+ * the first exchange of a step can begin. A norm of 2^32 or more counts as not finite: the step is
+ * skipped.
  *
  * After a rank was lost, the other ranks can continue in the same job (onebit_optimizer_shrink),
  * and new ranks can join them (onebit_optimizer_move): docs/reliability.md.
@@ -57,7 +58,7 @@ extern "C" {
 
 typedef struct onebit_optimizer *onebit_optimizer_t;
 
-/* A tensor to optimize. The arrays are the caller's, aligned to their type, apart from each other,
+/* A tensor to optimize. The arrays are the caller's, aligned to their type. They must not overlap,
  * and must outlive the optimizer. Fill unnamed fields with zero. */
 typedef struct onebit_tensor {
   /* count elements of parameter_dtype, updated in place by each step, equal on all ranks at the
@@ -70,14 +71,16 @@ typedef struct onebit_tensor {
   float weight_decay;         /* decoupled, as in AdamW: wd in the formulas. Default 0 */
   float learning_rate_factor; /* multiplies the step's learning rate. 0 means the default, 1 */
   /* Nonzero: its gradient is always averaged in full precision, and it takes the uncompressed step
-   * of its optimizer in all stages. But ONEBIT_TABLE: it is compressed, as a table of outputs. */
+   * of its optimizer in all stages. ONEBIT_TABLE is different: the tensor is compressed, as a table
+   * of outputs. */
   int uncompressed;
 } onebit_tensor_t;
 
-/* The tensor has a row for each of many words or classes, any of which is rarely the right one, as
- * the last matrix of a language model. Efficient-Adam divides its gradients by larger values (V_k
- * in efficient_adam.h); on other tensors that does harm. Other optimizers refuse it; an outer step
- * ignores it. It is not part of checkpoints. */
+/* A value of onebit_tensor_t.uncompressed for a table of outputs: a tensor with a row for each of
+ * many words or classes, each of which is rarely the right one, as the last matrix of a language
+ * model. Efficient-Adam divides the gradients of a table by larger values (V_k in
+ * efficient_adam.h), which would harm other tensors. Other optimizers refuse this value, and an
+ * outer step ignores it. Checkpoints do not contain it. */
 #define ONEBIT_TABLE (-1)
 
 /* Values of freeze_step: the optimizer finds the step from the variance (onebit_adam_options_t), or
@@ -85,7 +88,7 @@ typedef struct onebit_tensor {
 #define ONEBIT_FREEZE_AUTOMATIC ((size_t)0)
 #define ONEBIT_FREEZE_NEVER     ((size_t)-1)
 
-/* warmup_steps of Efficient-Adam and momentum SGD: the default, and a value that means none. */
+/* Values of warmup_steps of Efficient-Adam and momentum SGD: the default, and no warm-up. */
 #define ONEBIT_WARMUP_STEPS 40
 #define ONEBIT_WARMUP_NONE  ((size_t)-1)
 
@@ -101,23 +104,24 @@ typedef struct onebit_tensor {
 /* The options that all optimizers have. Start from ONEBIT_OPTIMIZER_OPTIONS_INIT; in every field
  * zero means the default. All ranks give the same, except threads and device. */
 typedef struct onebit_optimizer_options {
-  /* DEEPSPEED: the arithmetic of DeepSpeed's optimizer of that name; each header says which. */
+  /* ONEBIT_PROFILE_DEEPSPEED: the arithmetic of the corresponding optimizer of DeepSpeed, which
+   * each optimizer's header names. */
   onebit_profile_t profile;
   onebit_scale_t scale; /* as in onebit_plan_options_t, and so are the next four */
   size_t block_size;    /* a block never spans two tensors */
   size_t chunk_size;
   int no_error_feedback;
   int threads;
-  /* Elements: tensors are exchanged in buckets of at least this many, from the last tensor
-   * backwards, so that the exchange of a bucket can overlap with the rest of the backward pass
-   * (onebit_optimizer_begin). The first bucket may have fewer. A tensor is never split. Default 0:
-   * one bucket of everything. With ONEBIT_BLOCK_BUFFER a bucket is the buffer that has one scale;
-   * otherwise no bit of any result depends on bucket_size, where the exchanges of all buckets
-   * follow the same schedule. Profile deepspeed decides what is compressed together: leave it 0
-   * there. */
+  /* The least number of elements in a bucket. Tensors are exchanged in buckets, from the last
+   * tensor backwards, so that the exchange of a bucket can overlap with the rest of the backward
+   * pass (onebit_optimizer_begin). The first bucket may have fewer. A tensor is never split.
+   * Default 0: one bucket of all tensors. With ONEBIT_BLOCK_BUFFER a bucket is the buffer that has
+   * one scale. Otherwise no bit of any result depends on bucket_size, if the exchanges of all
+   * buckets follow the same schedule. Profile deepspeed decides which tensors are compressed
+   * together: leave bucket_size 0 with it. */
   size_t bucket_size;
-  /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
-   * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
+  /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical if several hosts each have the same number of
+   * ranks, which is more than one; else exchange. ONEBIT_SCHEDULE_ALLGATHER is not allowed. */
   onebit_schedule_t schedule;
   /* The memory of parameters and gradients, as in onebit_plan_options_t. Ranks may differ; if they
    * do, and hosts have several ranks, name a schedule that both devices have. */
@@ -128,25 +132,26 @@ typedef struct onebit_optimizer_options {
   double clip_norm;               /* positive; default 0: no clipping */
   double initial_loss_scale;      /* 1 to 2^64; default 0: no loss scaling. 65536 is usual */
   size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
-  double min_loss_scale;          /* the scale does not fall below; default 1 */
+  double min_loss_scale;          /* the lower limit of the scale; default 1 */
   size_t dense_below; /* tensors of fewer elements are `uncompressed`; default 0: none */
-  /* Bits an element for the mean gradients of the warm-up, 4 or 8, with error feedback of their own
-   * (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS. Default: 8 for Efficient-Adam
-   * and momentum SGD's default warm-up, otherwise 0: float32. Also for 1-bit Adam without shards
-   * and 1-bit LAMB; only in profile default. `uncompressed` tensors stay dense. Memory: until the
-   * freeze as much again as the residual of the bits. */
+  /* Bits an element for the mean gradients of the warm-up, 4 or 8, with an error feedback of their
+   * own (none with no_error_feedback) and the scales of ONEBIT_SCALE_RMS. Default: 8 for
+   * Efficient-Adam and momentum SGD's default warm-up, otherwise 0, which means float32. 1-bit Adam
+   * without shards and 1-bit LAMB also support it; it needs profile default. `uncompressed` tensors
+   * stay dense. Memory: until the freeze as much again as the residual of the compressed stage. */
   int warmup_bits;
   /* Bits an element of compressed messages: 1, 2, 4 or 8, default 1; Lion's servers always send
-   * signs. max_bits, default `bits`: a bucket whose residual outgrows its messages raises its bits
-   * up to this, as plans do (onebit/plan.h). More than one bit needs memory of the host, profile
-   * default and a scale for each block; neither shards nor Efficient-Adam's trust_ratio. Memory:
-   * messages are for max_bits. Statistics and checkpoints have the present bits of each bucket. */
+   * signs. A bucket whose residual outgrows its messages raises its bits up to max_bits, as plans
+   * do (onebit/plan.h); max_bits defaults to `bits`. More than one bit needs memory of the host,
+   * profile default and a scale for each block, and excludes shards and Efficient-Adam's
+   * trust_ratio. Memory: messages have space for max_bits. Statistics and checkpoints have the
+   * present bits of each bucket. */
   int bits, max_bits;
   /* Copies of the residuals, as in onebit_plan_options_t; default 2. One copy takes 4 + 4 / size
    * bytes a parameter less, and restores residuals only within two roundings after a step that is
    * skipped or fails. (With clip_norm a skipped step changes nothing: gradients that are not finite
-   * are found before anything is compressed.) One copy needs one bit, memory of the host, and
-   * neither shards, 1-bit LAMB nor ONEBIT_SCHEDULE_HIERARCHICAL. Optimizers with a compressed
+   * are found before anything is compressed.) One copy needs one bit and memory of the host, and
+   * excludes shards, 1-bit LAMB and ONEBIT_SCHEDULE_HIERARCHICAL. Optimizers with a compressed
    * warm-up have the second array until it ends. */
   int residual_copies;
 } onebit_optimizer_options_t;
@@ -168,10 +173,10 @@ typedef struct onebit_optimizer_options {
  * the step: go back to a checkpoint. Until one is loaded, the rank that has refused a message
  * returns ONEBIT_ERROR_MESSAGE from every step, and the others ONEBIT_ERROR_PEER from every step
  * that exchanges something.
- * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
- * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks, or what
+ * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for an error of this rank since the step was
+ * opened), ONEBIT_ERROR_MISMATCH (ranks differ in learning_rate, or in the values given to
  * onebit_optimizer_set_learning_rate_factor, onebit_optimizer_set_weight_decay,
- * onebit_optimizer_set_beta1 and onebit_optimizer_set_tag were given),
+ * onebit_optimizer_set_beta1 or onebit_optimizer_set_tag),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
@@ -183,32 +188,32 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  *     onebit_optimizer_ready(optimizer, tensor);
  *   onebit_optimizer_step(optimizer, rate);
  *
- * begin opens a step. ready says that this rank's gradient of one tensor is final: when the whole
- * bucket is (bucket_size above), its exchange starts. Every call of ready progresses the exchanges
- * in flight; if two calls are far apart, call onebit_progress between them. No thread is involved.
- * step starts the other exchanges, waits for all, and updates all parameters, or none. begin and
- * ready are local: each rank may call ready in an order of its own, for some tensors or for all, or
- * make its step without them. No bit of any result depends on it.
+ * begin opens a step. ready says that this rank's gradient of one tensor is final. When all tensors
+ * of a bucket (bucket_size above) are ready, the exchange of the bucket starts. Every call of ready
+ * progresses the exchanges in flight; if two calls are far apart, call onebit_progress between
+ * them. No thread is involved. step starts the other exchanges, waits for all, and updates all
+ * parameters, or none. begin and ready are local: each rank may call ready in an order of its own,
+ * for some tensors or for all, or make its step without them. No bit of any result depends on it.
  *   optimizer       the optimizer
  *   learning_rate   of this step (it travels with the messages), finite and not negative
- *   tensor          place in the list that the optimizer was made from, once a step; a tensor
- *                   without elements need not be ready
+ *   tensor          place in the list that the optimizer was made from, at most once a step; a
+ *                   tensor without elements need not be ready
  * The caller must not write to the tensor's gradient between ready and the end of step. Parameters
  * do not change before step.
  * An error is returned at once, and again by the step, which then fails on every rank and changes
- * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
- * none) the other ranks do not learn of it. Errors of an exchange are returned by step. On a device
- * the gradient must be complete when ready is called; onebit_optimizer_ready_stream (onebit/cuda.h)
- * does not need that.
+ * nothing: the other ranks get ONEBIT_ERROR_PEER. If no step is open (a begin that failed opens
+ * none), the other ranks do not learn of the error. Errors of an exchange are returned by step. On
+ * a device the gradient must be complete when ready is called; onebit_optimizer_ready_stream
+ * (onebit/cuda.h) does not need that.
  * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer; a learning_rate out of range; begin with a step
  * open; ready with none open, for a tensor that is not in the list, or for the second time; a step
  * that was begun on a stream), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 
-/* Sets the array of this rank's gradient of a tensor from the next step on. Local; not while a step
- * is open, nor while a graph replays one. Steps that are under way on streams read the array that
- * they began with. The ranks need not agree.
+/* Sets the array of this rank's gradient of a tensor from the next step on. Local; not allowed
+ * while a step is open, or while a graph replays one. Steps under way on streams read the array
+ * that they began with. Ranks may make different calls.
  *   optimizer   the optimizer
  *   tensor      place in the list that the optimizer was made from
  *   gradient    as in onebit_tensor_t
@@ -218,12 +223,12 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
                                               const void *gradient);
 
 /* Set learning_rate_factor and weight_decay of a tensor (onebit_tensor_t) from the next step on:
- * for schedules of groups of tensors. Local and without a message, but the ranks must give the
- * same, between the same steps: otherwise the next step is an ONEBIT_ERROR_MISMATCH (a step whose
+ * for schedules of groups of tensors. Local and without a message, but all ranks must set the same
+ * values between the same steps: otherwise the next step is an ONEBIT_ERROR_MISMATCH (a step whose
  * rate is in memory of the device does not check). Messages, residuals and moments do not depend on
- * them. If parameters differ between ranks now (the info's `synchronized` is 0), 0/1 Adam uses them
- * from its next synchronisation on. Checkpoints have neither. Not while a step is open; waits for
- * steps on streams.
+ * these values. If parameters differ between ranks now (the info's `synchronized` is 0), 0/1 Adam
+ * uses new values from its next synchronisation on. Checkpoints do not contain them. The call waits
+ * for steps on streams, and fails while a step is open.
  *   optimizer      the optimizer
  *   tensor         place in the list that the optimizer was made from
  *   factor         finite and not negative; 0: the tensor stays where it is
@@ -236,22 +241,23 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
                                                   float weight_decay);
 
 /* Sets beta1 from the next step on (with momentum SGD `momentum`), for schedules that change it
- * along with the learning rate. Local; the ranks must give the same, as with
+ * along with the learning rate. Local, but all ranks must set the same value, as with
  * onebit_optimizer_set_weight_decay. Bias corrections use the step's beta1 as if all steps had had
  * it, as in PyTorch. Right after the freeze the new value holds from the second compressed step on,
- * because the momentum of the first is already multiplied by the old one. Checkpoints do not have
- * it: before loading one set what the latest step had. A step that a CUDA graph has captured keeps
- * its own. Not while a step is open; waits for steps on streams.
+ * because the momentum of the first is already multiplied by the old one. Checkpoints do not
+ * contain beta1: before loading one, set the beta1 of its latest step. A step that a CUDA graph has
+ * captured keeps the beta1 of its capture. The call waits for steps on streams, and fails while a
+ * step is open.
  *   optimizer   the optimizer
  *   beta1       in (0, 1)
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a number out of range), ONEBIT_ERROR_BUSY (a step is open),
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1);
 
-/* Sets a tag, a number of the caller's that must be equal on all ranks from the next step on: it is
+/* Sets a tag, a number of the caller's that must be equal on all ranks from the next step on. It is
  * compared along with the learning rate, so that a step fails if the ranks' programs have diverged
- * (one has left a step out). Local; not while a step is open; waits for steps on streams. The tag
- * is 0 in the beginning and after onebit_optimizer_move; checkpoints do not have it.
+ * (one has left a step out). Local; it waits for steps on streams, and fails while a step is open.
+ * The tag is 0 in the beginning and after onebit_optimizer_move; checkpoints do not contain it.
  *   optimizer   the optimizer
  *   tag         any number
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
@@ -267,19 +273,19 @@ onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t 
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer);
 
-/* Checks that all ranks have the same parameters, to the bit. The first onebit_optimizer_step does
- * so too (unless the optimizer counts its steps on a device): a difference fails it on every rank,
- * and changes nothing. Collective; reads all parameters once, on a device copies them to the host,
- * and waits for steps on streams.
- *   optimizer   the optimizer; not while a step is open; of 0/1 Adam not while the info's
- *               `synchronized` is 0, for then they differ
+/* Checks that all ranks have the same parameters, to the bit. The first onebit_optimizer_step also
+ * checks this, unless the optimizer counts its steps on a device: if parameters differ, the step
+ * fails on every rank and changes nothing. Collective; reads all parameters once, on a device
+ * copies them to the host, and waits for steps on streams.
+ *   optimizer   the optimizer; no step may be open, and with 0/1 Adam the info's `synchronized`
+ *               must not be 0, since parameters then differ
  * Errors: ONEBIT_ERROR_MISMATCH (they differ: the message names the first such tensor, and the
  * ranks), ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer);
 
-/* Makes every `steps`-th call of onebit_optimizer_step begin with that comparison from now on.
- * Local, but the ranks must give the same number, between the same steps.
+/* Makes every `steps`-th call of onebit_optimizer_step begin with the comparison of
+ * onebit_optimizer_compare. Local, but the ranks must give the same number, between the same steps.
  *   optimizer   the optimizer
  *   steps       0, as in the beginning: only in the first step
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an optimizer that counts its
@@ -293,8 +299,8 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
-/* In the warm-up the ranks exchange gradients, dense or in warmup_bits; then what the optimizer's
- * header says. */
+/* The stages of an optimizer. In the warm-up the ranks exchange gradients, dense or in warmup_bits;
+ * in the compressed stage they exchange the values that the optimizer's header describes. */
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */
@@ -315,13 +321,13 @@ typedef struct onebit_optimizer_info {
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
   int synchronized;          /* 0: parameters may differ between ranks, by 0/1 Adam's local steps */
-  uint64_t exchanges[3];     /* steps that sent dense gradients; compressed ones; nothing */
-  double bits;               /* an element of what is compressed, in the next step: the mean */
+  uint64_t exchanges[3];     /* steps that sent dense gradients, compressed values, nothing */
+  double bits;               /* mean number of bits of a compressed element in the next step */
   uint64_t moves;            /* changes of a bucket's bits so far (max_bits) */
 } onebit_optimizer_info_t;
 
 /* Reports the optimizer's state. Local; reads the state once for the norms, and on a device waits
- * for steps on streams and copies the state to the host for it.
+ * for steps on streams and copies the state to the host.
  *   optimizer   the optimizer
  *   info        out: all of it; `size` is set by the caller
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_MEMORY,
@@ -330,27 +336,30 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 
 /* Moves the optimizer to another communicator: of the remaining ranks after a rank was lost, or one
- * with new ranks. Collective over the new one; ranks that are only in the old one take no part. The
- * old one may be aborted or broken. Exchanges in flight there, and an open step, end without a
- * message.
- *   optimizer   of each rank of comm: survivors bring theirs. A joiner makes one of the same kind,
- *               from the same list of tensors and options, on any communicator
- *               (onebit_comm_create_self), and has made fewer steps
- *   comm        the new communicator; it must outlive the optimizer, the old one only this call
- * Afterwards all replicas are equal to the bit: parameters, momentum, variance and all state that
- * is equal on all ranks are those of one rank, the source: the lowest of the ranks with the most
- * steps. A step that the loss interrupted is on every rank what it is on the source: made, not
- * made, or, where onebit_optimizer_step failed there while results were applied, made for a part of
- * the parameters only, whose next step is then their second with that step's number. Go on with the
- * next gradients.
- *   own residuals   survivors keep theirs, joiners begin with their mean, and so with own moments
+ * with new ranks. Collective over the new communicator; ranks that are only in the old one take no
+ * part. The old communicator may be aborted or broken. Exchanges in flight on it, and an open step,
+ * end without a message.
+ *   optimizer   the optimizer of each rank of comm. Survivors pass theirs. A joining rank passes a
+ *               new one of the same kind, with the same list of tensors and options, on any
+ *               communicator (onebit_comm_create_self), which has made fewer steps
+ *   comm        the new communicator; it must outlive the optimizer. The old one must outlive only
+ *               this call
+ * Afterwards all replicas are equal to the bit. Parameters, momentum, variance and all other state
+ * that is equal on all ranks are those of one rank, the source, which is the lowest of the ranks
+ * with the most steps. A step that the loss of a rank interrupted is made on all ranks if it is
+ * made on the source, and otherwise on none. If onebit_optimizer_step failed on the source while
+ * results were applied, a part of the parameters has made the step, and makes its next step with
+ * the same step number. Go on with the next gradients.
+ *   own residuals   survivors keep theirs, joining ranks begin with the survivors' mean; the
+ *                   same holds for moments of a rank's own gradients
  *   server residuals, Lion's momentum, shards of state
- *                   go to who serves their elements now. Of the lost rank's: residuals and momentum
- *                   begin as zeros, and the variance of a lost shard as the mean of its tensor's
+ *                   go to the ranks that now serve their elements. Of the lost rank's state,
+ *                   residuals and momentum are replaced by zeros, and the variance of a shard by
+ *                   the mean of its tensor's variance
  *   0/1 Adam        between two synchronisations parameters and momentum become their means
- * A rank counts as a joiner if it has made no step, or is behind the source by more than one step
- * and local_step_clipper: its own state is then of no use. A schedule hierarchical that comm cannot
- * have is ONEBIT_SCHEDULE_AUTOMATIC there. Memory: during the call as much again as
+ * A rank counts as joining, and its own state is not used, if it has made no step, or is behind the
+ * source by more than 1 + local_step_clipper steps. If comm cannot have a hierarchical schedule,
+ * ONEBIT_SCHEDULE_AUTOMATIC replaces it. Memory: during the call as much again as
  * the optimizer's state.
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
@@ -362,8 +371,8 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
 
 /* Continues with the remaining ranks after a step that failed with ONEBIT_ERROR_TRANSPORT or
  * ONEBIT_ERROR_PEER: calls onebit_comm_shrink for the optimizer's communicator, and
- * onebit_optimizer_move with the result; both again if another rank is lost meanwhile. Collective
- * over the remaining ranks; it makes steps that others of them are still in fail.
+ * onebit_optimizer_move with the result. It repeats both if another rank is lost meanwhile.
+ * Collective over the remaining ranks; if some of them are still in a step, that step fails.
  *
  *   onebit_comm_t old = comm;
  *   if (onebit_optimizer_shrink(optimizer, &comm) == ONEBIT_OK)
@@ -371,15 +380,15 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
  *
  *   optimizer   of each remaining rank
  *   survivors   out: the new communicator, owned by the caller; destroy it after the optimizer, and
- *               the old one now. After a failure the latest that was made, from which another call
- *               begins, or NULL
+ *               the old one now. After a failure: the latest communicator that was made, with which
+ *               another call begins, or NULL
  * Errors: those of onebit_comm_shrink and onebit_optimizer_move. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors);
 
 /* Destroys the optimizer; parameters and gradients stay. Local, except while a step is open: then
  * it first ends the step, which fails on every rank, and waits for the others' step.
- *   optimizer   the optimizer; NULL is fine; what is no optimizer, for example one that was
- *               destroyed before, is left alone, and onebit_last_error() says so */
+ *   optimizer   the optimizer; NULL is fine. A handle that is no optimizer, for example one that
+ *               was destroyed before, is left alone, and onebit_last_error() says so */
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer);
 
 #ifdef __cplusplus

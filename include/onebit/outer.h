@@ -2,7 +2,7 @@
  * The outer step: every rank trains by itself for many steps, and then the ranks exchange the
  * change of their parameters in one bit an element. It is for networks of 10 Mbit/s to 10 Gbit/s,
  * above all between sites: between two exchanges there is no traffic. docs/outer.md has an example,
- * says how to choose the options, and what they cost.
+ * and says how to choose the options and what they cost.
  *
  *   x   the consensus: float32, the same on all ranks to the bit, at first the parameters
  *   p   this rank's parameters, which any optimizer updates from this rank's gradients
@@ -15,36 +15,39 @@
  *
  * x - p is called the drift, and e is this rank's residual: the part of its drifts that it has not
  * sent yet. The residual stays in the parameters, so parameters differ between ranks; after
- * onebit_outer_synchronize they are equal. With a mixing (but among sites), ONEBIT_OUTER_SPARSE,
- * and where nothing is compressed, e is left out.
+ * onebit_outer_synchronize they are equal. e is left out with ONEBIT_OUTER_SPARSE, without
+ * compression, and with `mixing` (except among sites).
  *
  * The inner optimizer is the caller's: one of its own, or one of this library on a communicator of
  * one rank (onebit_comm_create_self), or of one site. Its state stays each rank's own.
  *
  * Streaming. With `fragments` F the elements are cut into F parts, and part f is exchanged
- * local_steps f / F steps later than part 0. With `delay` the result of an exchange is applied so
- * many local steps after it has begun, and the training goes on meanwhile: then
+ * local_steps f / F steps later than part 0. With `delay` the result of an exchange is applied that
+ * many local steps after the exchange began, and the training goes on meanwhile. Parameters are
+ * then set to
  *   p = (1 - mixing) p + mixing x
- * Among sites x is there less what this site has trained since the exchange began, which stays.
+ * Among sites this x is the consensus minus the part of this site's changes that the consensus
+ * lacks, so that they stay in the parameters.
  *
  * Ranks of unequal speed. With `weighted` the mean is weighted by the weights that
  * onebit_outer_step got since the last exchange, tokens for example, and local_steps may differ
- * between ranks. All ranks make the same number of exchanges. It costs a message of a few bytes to
- * each rank.
+ * between ranks. All ranks make the same number of exchanges. Weighting costs a message of a few
+ * bytes to each rank.
  *
- * Mixed precision. Where parameters are float16 or bfloat16, the drift is what has changed since
- * they were last set, so rounding is no drift. An inner optimizer with float32 master values of its
- * own would not notice that the outer step changes the parameters: pass the master values here.
+ * Mixed precision. If parameters are float16 or bfloat16, the drift is their change since the outer
+ * step last set them, so their rounding is not part of it. An inner optimizer with float32 master
+ * values of its own would not notice that the outer step changes the parameters: pass the master
+ * values here.
  *
- * Not-a-number. If the drift of some rank is not finite every rank skips that exchange. That rank
- * goes back to the consensus; the drifts of the others count in the next exchange.
+ * Not-a-number. If the drift of some rank is not finite, every rank skips that exchange. The rank
+ * with that drift goes back to the consensus; the drifts of the others count in the next exchange.
  *
- * Memory of a GPU. With device ONEBIT_DEVICE_CUDA parameters are memory of the CUDA device that is
- * current when the outer step is made, and so is what is kept of them. A step that begins or
- * applies an exchange waits for what was put on the device's default stream, and returns when the
- * parameters are set: work of other streams on them must be complete by then (call
- * cudaStreamSynchronize for a stream that does not wait for the default one). All other steps leave
- * the device alone. ONEBIT_OUTER_SPARSE and several sites are for the host only.
+ * Memory of a GPU. With device ONEBIT_DEVICE_CUDA the parameters and the arrays of the outer step
+ * are memory of the CUDA device that is current when the outer step is made. A step that begins or
+ * applies an exchange waits for earlier work on the device's default stream, and returns when the
+ * parameters are set. Work of other streams on the parameters must be complete before the step
+ * (call cudaStreamSynchronize for a stream that does not wait for the default one). All other steps
+ * leave the device alone. ONEBIT_OUTER_SPARSE and several sites are for the host only.
  *
  * Sources: Douillard et al., "DiLoCo", arXiv 2311.08105 (NESTEROV with rate 0.7 and momentum 0.9,
  * and the inner state); "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
@@ -74,9 +77,10 @@ typedef enum onebit_outer_rule {
 #define ONEBIT_OUTER_DENSE 32
 
 /* A value of bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements
- * of a tensor every rank sends the 64 of the largest compensated drift to all others, two bits each
- * and their positions, 0.164 bits an element in all; the next exchange adds 0.95 of the residual.
- * The paper uses it with ONEBIT_OUTER_MEAN. Memory: 8 bytes an element for the residual. */
+ * of a tensor every rank sends to all others the 64 with the largest compensated drift. Each is
+ * sent as two bits and its position, in all 0.164 bits an element of the tensor. The next exchange
+ * adds 0.95 of the residual. The paper uses it with ONEBIT_OUTER_MEAN. Memory: 8 bytes an element
+ * for the residual. */
 #define ONEBIT_OUTER_SPARSE (-1)
 
 /* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the
@@ -85,17 +89,17 @@ typedef struct onebit_outer_options {
   size_t size;              /* sizeof(onebit_outer_options_t) */
   size_t local_steps;       /* H, from one exchange of an element to the next; default 30 */
   onebit_outer_rule_t rule; /* default ONEBIT_OUTER_MEAN */
-  double learning_rate;     /* lr, positive; default 1, of NESTEROV 0.7 */
-  double momentum;          /* b, in (0, 1); default 0.5, of NESTEROV 0.9; not with MEAN */
-  /* An element's, in messages: 1, 2, 4, 8, ONEBIT_OUTER_DENSE or ONEBIT_OUTER_SPARSE. Default 1
+  double learning_rate;     /* lr, positive; default 1, with NESTEROV 0.7 */
+  double momentum;          /* b, in (0, 1); default 0.5, with NESTEROV 0.9; not with MEAN */
+  /* Bits an element of messages: 1, 2, 4, 8, ONEBIT_OUTER_DENSE or ONEBIT_OUTER_SPARSE. Default 1
    * with MEAN, 2 with MOMENTUM up to 0.5; else 4. */
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
-  size_t delay;     /* local steps, less than local_steps; default 0: waits for an exchange */
+  size_t delay;     /* local steps, fewer than local_steps; default 0: a step waits for it */
   /* After an exchange the parameters become mixing * consensus + (1 - mixing) * parameters. In
    * (0, 1]; default 1, or 0.5 where delay is not 0. */
   double mixing;
-  int weighted;                   /* nonzero: by the weights given to onebit_outer_step */
+  int weighted;                   /* nonzero: the mean has the weights given to onebit_outer_step */
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32 */
   onebit_scale_t scale;           /* as in onebit_plan_options_t, and so are the next six */
   size_t block_size;              /* a block never spans two tensors */
@@ -115,17 +119,18 @@ typedef struct onebit_outer_options {
 
 /* Makes the outer step of a list of tensors. Collective.
  *   comm       the ranks among which drifts are exchanged; it may be destroyed before the outer
- *   tensors    parameter, count and uncompressed of each count (that is exchanged in float32); the
- *              list that an optimizer of this library was made from will do. Parameters are equal
- *              on all ranks. The arrays are the caller's and must outlive the outer; the list is
- *              not kept
+ *              step
+ *   tensors    the fields parameter, count and uncompressed of each (uncompressed: exchanged in
+ *              float32) are used; the list that an optimizer of this library was made from will do.
+ *              Parameters must be equal on all ranks. The arrays are the caller's and must outlive
+ *              the outer step; the list is not kept
  *   ntensors   how many; 0 is allowed
  *   options    how, or NULL for the defaults; not kept
  *   outer      out; NULL when the call fails
  * Memory, in bytes an element: 8 (the consensus and the drift), 4 more with a rule other than
- * MEAN, and what the plan keeps (onebit_plan_create), which with ONEBIT_OUTER_DENSE are messages
- * only. On a device all of it is there, and during this call parameters and arrays are copied to
- * the host.
+ * MEAN, and the memory of the plans (onebit_plan_create), which with ONEBIT_OUTER_DENSE is for
+ * messages only. With a device all of this is device memory, and during this call parameters and
+ * arrays are copied to the host.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range or that does not go with
  * another, a NULL or misaligned parameter, one in other memory than `device` says, one that is not
  * finite), ONEBIT_ERROR_DEVICE (CUDA failed; so do all calls below),
@@ -142,8 +147,9 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
 typedef struct onebit_sites_options {
   size_t size;     /* sizeof(onebit_sites_options_t) */
   double patience; /* seconds that an exchange waits for sites that are late; default 10 */
-  /* The least number of sites in a round, this one included: with fewer a site trains on, and the
-   * drift that it serves waits. 1 to the number of sites; default: more than half. */
+  /* The least number of sites in a round, this one included. With fewer sites this site trains on,
+   * and the drifts of the shard that it serves wait. 1 to the number of sites; default: more than
+   * half. */
   int quorum;
 } onebit_sites_options_t;
 
@@ -152,37 +158,40 @@ typedef struct onebit_sites_options {
   { sizeof(onebit_sites_options_t), 0, 0 }
 /* clang-format on */
 
-/* Makes the outer step of several sites, each of one or more ranks that a fast network joins:
- * inside a site the ranks train as one, with an optimizer of this library on `site` or anything
- * else that keeps their parameters equal in each step; between sites drifts are exchanged every
- * local_steps steps. A round leaves a late or absent site out; the site gets what it missed when it
- * returns. docs/outer.md describes rounds, late sites and returns. Collective over all ranks of all
- * sites.
- *   site       the ranks of this site; its rank 0 speaks for it
- *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
+/* Makes the outer step of several sites. A site is one or more ranks that a fast network connects.
+ * Inside a site the ranks train as one, with an optimizer of this library on `site` or anything
+ * else that keeps their parameters equal in each step. Between sites drifts are exchanged every
+ * local_steps steps. A round leaves out a late or absent site; when the site returns, it gets the
+ * rounds that it missed. docs/outer.md describes rounds, late sites and returns. Collective over
+ * all ranks of all sites.
+ *   site       the ranks of this site; its rank 0 exchanges messages with the other sites
+ *   between    on rank 0 of each site a communicator of the rank 0s of all sites, 1 to 64; NULL on
+ *              all other ranks
  *   tensors, ntensors, outer   as of onebit_outer_create
- *   options    as of onebit_outer_create; but sparse bits, ONEBIT_BLOCK_BUFFER and a device do not
- *              go with sites, nor more than 67,108,863 fragments; chunk_size, schedule: not used
- *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
+ *   options    as in onebit_outer_create, but ONEBIT_OUTER_SPARSE, ONEBIT_BLOCK_BUFFER, a device
+ *              and more than 67,108,863 fragments are not allowed; chunk_size and schedule are not
+ *              used
+ *   sites      the options that decide when a round leaves sites out, or NULL for the defaults; not
+ *              kept; the same on all ranks
  *
  * Each fragment is cut into as many shards as there are sites. Site s receives the drifts of its
- * shard s from all sites, and closes a round when it has them all, or after `patience` when it has
- * a quorum. It sends back the mean over the sites in the round. A site waits for a round twice as
- * long as `patience`, and then trains on. What it has trained since its last drift stays in its
- * parameters and counts in the next drift. With `delay` a site waits only in the step that applies
- * a round; that step also returns the failures of the steps before it.
+ * shard s from all sites, and closes a round when it has all of them, or after `patience` when it
+ * has those of a quorum. It sends back the mean over the sites in the round. A site waits for a
+ * round twice as long as `patience`, and then trains on. The changes of a site's parameters since
+ * its last drift stay, and count in its next drift. With `delay` a site waits only in the step that
+ * applies a round; that step also returns the failures of the steps before it.
  *
  * Memory, in bytes a parameter: 8 + bits / 8 + 16 / sites, 4 more with a rule other than MEAN; on
  * rank 0 of a site 3 bits / 8 + 16 / sites more.
  *
- * The transport may deliver messages late but must not lose them: TCP does so for some 15 minutes
- * of a link that is down. When a process has ended all sites get ONEBIT_ERROR_TRANSPORT; the
+ * The transport may deliver messages late but must not lose them. TCP keeps them for some 15
+ * minutes while a link is down. When a process has ended, all sites get ONEBIT_ERROR_TRANSPORT; the
  * remaining sites call onebit_outer_shrink, or onebit_outer_move with a new communicator, which a
  * restarted site can join. If one rank of a site ends, the others of that site must end too.
  *
  * Errors: those of onebit_outer_create, ONEBIT_ERROR_UNSUPPORTED (an option that does not go with
- * sites), ONEBIT_ERROR_ARGUMENT (sites; no `between` on rank 0 of a site: the others then wait
- * ONEBIT_TIMEOUT). */
+ * sites), ONEBIT_ERROR_ARGUMENT (an option of `sites` out of range; no `between` on rank 0 of a
+ * site: the others then wait ONEBIT_TIMEOUT). */
 onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t between,
                                           const onebit_tensor_t *tensors, size_t ntensors,
                                           const onebit_outer_options_t *options,
@@ -197,7 +206,7 @@ typedef struct onebit_sites_info {
   double patience;    /* in use */
   uint64_t late;      /* sites that no round waits for at present: bit s is site s */
   uint64_t rounds;    /* of the shards that this site serves, since the latest move or load */
-  uint64_t left_out;  /* of these rounds, those without some site; on rank 0 of the site */
+  uint64_t left_out;  /* of these rounds, those that left a site out; on rank 0 of the site */
   uint64_t caught_up; /* shards that this site received whole, as it had missed too many rounds */
 } onebit_sites_info_t;
 
@@ -218,8 +227,9 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
  *            negative; all ranks use the same unit. Ignored without `weighted`
  * ONEBIT_SKIPPED (some rank's drift was not finite, in the exchange that ends here) and all errors
  * but two leave consensus, momentum and residuals as they were, on every rank; the local steps
- * count in the next exchange. After ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT ranks may have
- * come to differ: go back to a checkpoint. A step counts whatever it returns.
+ * count in the next exchange. After ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT the state may
+ * differ between ranks: go back to a checkpoint. A step counts as a local step whatever this call
+ * returns.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no outer; a weight out of range: the step counts
  * with weight 0, and an exchange that begins in it fails on all ranks), ONEBIT_ERROR_MISMATCH (the
  * consensus is not the same on all ranks: every exchange compares a checksum of it, at no cost),
@@ -228,13 +238,13 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight);
 
 /* Completes the exchanges in flight, exchanges all fragments once more, and sets the parameters to
  * the consensus: afterwards they are equal on all ranks, to the bit. Collective. Call it at the end
- * of a training, or where parameters must be equal. Among sites it waits for all of them, however
- * late, up to ONEBIT_TIMEOUT.
+ * of a training, or when parameters must be equal. Among sites it waits for all sites, up to
+ * ONEBIT_TIMEOUT.
  *   outer   the outer step
- * Errors: those of onebit_outer_step; the first of several fragments. */
+ * Errors: those of onebit_outer_step; if several fragments fail, that of the first. */
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer);
 
-/* Copies the consensus of one tensor: to validate with, or to keep. Local, and no traffic.
+/* Copies the consensus of one tensor, to validate or to store it. Local, without messages.
  *   outer    the outer step
  *   tensor   place in the list that it was made from
  *   values   out: as many floats as the tensor has elements, owned by the caller
@@ -244,21 +254,21 @@ onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, 
 /* Set `size` to sizeof(onebit_outer_info_t), the call fills in the rest. */
 typedef struct onebit_outer_info {
   size_t size;
-  size_t local_steps; /* as decided, and so are the next seven */
+  size_t local_steps; /* the value in use, as in the next seven fields */
   onebit_outer_rule_t rule;
   double learning_rate;
   double momentum;
   double mixing;
   int bits;
-  size_t fragments; /* among sites times these: the shards */
+  size_t fragments; /* among sites each is cut into `sites` shards */
   size_t delay;
   uint64_t steps;          /* local steps that were counted */
-  uint64_t exchanges;      /* of one fragment each, that were applied */
-  uint64_t skipped;        /* of one fragment each, that every rank skipped */
+  uint64_t exchanges;      /* exchanges of one fragment each that were applied */
+  uint64_t skipped;        /* exchanges of one fragment each that every rank skipped */
   uint64_t exchange_bytes; /* bytes that this rank hands to the transport for all fragments once */
   uint64_t memory_bytes;   /* bytes allocated for it on this rank */
   double drift_norm;       /* Euclidean norm of the latest mean drifts */
-  double residual_norm;    /* of this rank's residual; of what it sends */
+  double residual_norm;    /* of the residual of the drifts that this rank sends */
   double momentum_norm;    /* of the outer momentum; 0 with MEAN */
   uint32_t checksum;       /* of the consensus: equal on all ranks */
   int in_flight;           /* exchanges that have begun and are not yet applied */
@@ -266,8 +276,8 @@ typedef struct onebit_outer_info {
 
 /* Reports the state of the outer step. Local; reads the state once for the norms and the checksum.
  *   outer   the outer step
- *   info    out: all of it; `size` is set by the caller. With an exchange in flight residual_norm
- *           is without that fragment's
+ *   info    out: all of it; `size` is set by the caller. While an exchange is in flight,
+ *           residual_norm omits the residual of its fragment
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_MEMORY.
  */
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info);
@@ -279,21 +289,22 @@ onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t 
  * Errors: those of onebit_outer_get_info. */
 onebit_status_t onebit_outer_check(onebit_outer_t outer);
 
-/* Moves the outer step to another communicator, with no file: after a rank was lost, or together
- * with new ranks, which have made an outer step of the same tensors and options on a communicator
- * of their own (onebit_comm_create_self). Collective over comm's ranks. An exchange in flight is
+/* Moves the outer step to another communicator without a file, after a rank was lost or when new
+ * ranks join. A new rank has made an outer step of the same tensors and options on a communicator
+ * of its own (onebit_comm_create_self). Collective over comm's ranks. An exchange in flight is
  * applied if its messages have arrived; otherwise its drift counts in the next exchange. Consensus,
  * outer momentum and counts are those of the rank that has made the most exchanges (the lowest of
  * several). New ranks, and ranks whose consensus differs, begin at that consensus. All others keep
- * their parameters, and residuals times ranks / ranks that have any, so that the mean stays. A rank
- * that no longer serves an element sends that element's server residual with its next drift. Ranks
- * with the same consensus exchange checksums only. Memory: 8 bytes an element more during the call.
+ * their parameters; their residuals are multiplied by the number of ranks / the number of ranks
+ * with residuals, so that the mean over the ranks stays. A rank that no longer serves an element
+ * sends that element's server residual with its next drift. Ranks with the same consensus exchange
+ * checksums only. Memory: 8 bytes an element more during the call.
  *   outer   of each rank
- *   comm    the new communicator; it may be destroyed before the outer
+ *   comm    the new communicator; it may be destroyed before the outer step
  * Among sites it is collective over all ranks of all sites: `comm` is a communicator of the rank 0s
  * of all sites, and NULL on all other ranks. The shards are cut anew. A new site has made its outer
- * step with a `between` of one rank, and may have loaded a checkpoint into it. A site whose
- * consensus of a shard differs begins there at that of the site with the most rounds.
+ * step with a `between` of one rank, and may have loaded a checkpoint into it. If the consensus of
+ * a shard differs between sites, all sites begin with that of the site with the most rounds.
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (a comm over NCCL),
@@ -303,9 +314,9 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm);
 
 /* Continues with the remaining ranks after a step that failed with ONEBIT_ERROR_TRANSPORT or
  * ONEBIT_ERROR_PEER: calls onebit_comm_shrink for the outer step's communicator, and
- * onebit_outer_move with the result; both again if another rank is lost meanwhile. Collective over
- * the remaining ranks; among sites over all ranks of the remaining sites, where it shrinks the
- * communicator between them, and is to be called again if another site is lost meanwhile.
+ * onebit_outer_move with the result. It repeats both if another rank is lost meanwhile. Collective
+ * over the remaining ranks. Among sites it is collective over all ranks of the remaining sites, and
+ * shrinks the communicator between them; call it again if another site is lost meanwhile.
  *   outer       of each remaining rank
  *   survivors   out: as in onebit_optimizer_shrink; NULL but on rank 0 of a site
  * Errors: those of onebit_comm_shrink and onebit_outer_move. */
@@ -313,7 +324,8 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
 
 /* Destroys the outer step; parameters stay as they are. It waits for the exchanges in flight, and
  * does not apply them. Local where nothing is in flight.
- *   outer   NULL is fine; what is no outer step is left alone, and onebit_last_error() says so */
+ *   outer   NULL is fine. A handle that is no outer step is left alone, and onebit_last_error()
+ *           says so */
 void onebit_outer_destroy(onebit_outer_t outer);
 
 #ifdef __cplusplus

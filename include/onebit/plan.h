@@ -43,11 +43,11 @@ typedef enum onebit_dtype {
   ONEBIT_FLOAT16 = 2
 } onebit_dtype_t;
 
-/* The source of a block's scale. In one bit the scale is the magnitude that stands for all
- * elements: RMS keeps the block's Euclidean norm; the mean of absolute values is the least-squares
- * choice. In more bits the largest level stands for the largest magnitude, but with RMS at most for
- * the multiple of the root mean square that is best for that width. docs/scales.md has the
- * measurements. */
+/* The number from which a block's scale is computed. With one bit the scale is the magnitude that
+ * all elements get: RMS keeps the block's Euclidean norm; the mean of absolute values has the least
+ * squared error. With more bits the largest level stands for the block's largest magnitude; with
+ * RMS it stands at most for a multiple of the root mean square, which is the best one for the
+ * width. docs/scales.md has the measurements. */
 typedef enum onebit_scale {
   ONEBIT_SCALE_RMS = 0,           /* sqrt(sum c^2 / count) */
   ONEBIT_SCALE_MEAN_ABSOLUTE = 1, /* sum |c| / count; of one bit only */
@@ -57,34 +57,36 @@ typedef enum onebit_scale {
 /* The contents of messages. */
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, or `bits`, with error feedback */
-  /* Values, without a residual: for warm-up steps and comparisons. Sums are float32 and in rank
-   * order, so all ranks and all transports give the same bits. Messages have float32; those of an
-   * allgather and a reduce-scatter have the buffers' type, and these two need memory of the
-   * host. */
+  /* Uncompressed values, without a residual: for warm-up steps and comparisons. Sums are float32
+   * and in rank order, so all ranks and all transports give the same bits. Messages have float32
+   * values; those of an allgather and a reduce-scatter have the buffers' type, and these two
+   * collectives need memory of the host. */
   ONEBIT_WIRE_DENSE = 1
 } onebit_wire_t;
 
 /* DEEPSPEED reproduces the arithmetic of DeepSpeed's compressed backends: the buffer is padded to a
  * multiple of size * lcm(size, 8) and the padding takes part, with one RMS scale for a worker
- * buffer and one for a server chunk. It fixes scale and block_size, and has only the allreduce. */
+ * buffer and one for a server chunk. It fixes scale and block_size, and supports only the
+ * allreduce. */
 typedef enum onebit_profile {
   ONEBIT_PROFILE_DEFAULT = 0,
   ONEBIT_PROFILE_DEEPSPEED = 1
 } onebit_profile_t;
 
-/* The algorithm of an allreduce. Each schedule rounds in its own places, so results of two of them
+/* The algorithm of an allreduce. Each schedule rounds at other points, so results of two schedules
  * differ in their bits (docs/schedules.md); the invariant of onebit_plan_export_residual holds in
  * all. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
-  /* Every rank serves a share: it gets the others' messages about it and sends them the result. */
+  /* Every rank is the server of a segment: it receives the others' messages about the segment and
+   * sends them the result. */
   ONEBIT_SCHEDULE_EXCHANGE = 1,
   /* Every rank sends its message to all others and computes the mean: one exchange instead of two,
    * and no second rounding; more bytes from three ranks on. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
   /* The ranks of a host add up their values, and each exchanges a part of the sum with the ranks in
-   * the same place on the other hosts. A host's bytes do not grow with its ranks. Needs the same
-   * number of ranks on every host. */
+   * the same place on the other hosts. A host's bytes do not grow with its ranks. The schedule
+   * needs the same number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
@@ -96,8 +98,8 @@ typedef enum onebit_device {
   ONEBIT_DEVICE_CUDA = 1
 } onebit_device_t;
 
-/* A value of block_size: one scale for a whole worker buffer and one for a whole server share.
- * Costs the overlap of compressing and sending, since no message can leave before the last element
+/* A value of block_size: one scale for a whole worker buffer and one for a whole server segment.
+ * Compressing and sending then do not overlap, since no message can leave before the last element
  * is read. */
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
@@ -115,30 +117,32 @@ typedef struct onebit_plan_options {
   size_t block_size;
   /* Elements in one message, a multiple of 32 up to 2^28 (a message's bytes are an MPI count),
    * rounded up to whole blocks; default: chosen so that small messages are sent eagerly and chunks
-   * overlap; on a device, the few long ones that overlap needs (docs/cuda.md). */
+   * overlap; on a device the default is a few long messages, as many as overlap needs
+   * (docs/cuda.md). */
   size_t chunk_size;
-  /* Nonzero: forget the error after each call. A control for experiments, not for use. */
+  /* Nonzero: the error of each call is forgotten. This is a control for experiments, not for
+   * training. */
   int no_error_feedback;
   /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of any result
-   * depends on it. A rank that may use fewer processors warns of it, once. */
+   * depends on it. A rank that may use fewer processors than that warns once. */
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
   /* Bits an element, 1, 2, 4 or 8; default 1. More than one bit needs ONEBIT_WIRE_BITS, a scale for
    * each block, and profile default. */
   int bits;
-  /* The upper limit of the plan's bits an element; default `bits`, the lower limit. Between the two
-   * the plan doubles its bits whenever the residual has outgrown the input on some rank, and halves
-   * them when that suffices on all ranks: docs/ladder.md. max_bits of more than `bits` needs what
-   * `bits` of more than one needs, and excludes no_error_feedback. */
+  /* The upper limit of the plan's bits an element; default `bits`, the lower limit. Between these
+   * limits the plan doubles its bits whenever the residual has outgrown the input on some rank, and
+   * halves them when half as many suffice on all ranks (docs/ladder.md). A max_bits above `bits`
+   * has the same requirements as more than one bit, and excludes no_error_feedback. */
   int max_bits;
   /* Copies of the residuals, 1 or 2; default 2. With two, a call that is skipped or fails leaves
    * them as they were, to the bit. One copy is faster and takes 4 + 4 / size bytes an element less,
-   * but restores them only within two roundings of float32 (the worker residual of elements whose
-   * input was not finite to the bit); after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT
-   * residuals may be those of the call. One copy needs one bit, memory of the host, and another
-   * schedule than ONEBIT_SCHEDULE_HIERARCHICAL. Ranks may differ: results of calls that succeed do
-   * not depend on it. */
+   * but restores residuals only within two roundings of float32; worker residuals of elements whose
+   * input was not finite are restored to the bit. After ONEBIT_ERROR_MESSAGE and
+   * ONEBIT_ERROR_TRANSPORT residuals may be those of the failed call. One copy needs one bit,
+   * memory of the host, and another schedule than ONEBIT_SCHEDULE_HIERARCHICAL. Ranks may differ:
+   * results of calls that succeed do not depend on it. */
   int residual_copies;
 } onebit_plan_options_t;
 
@@ -150,17 +154,17 @@ typedef struct onebit_plan_options {
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads and
- * residual_copies may differ), and all get the same success or failure: if one rank cannot, none
- * has a plan and none is left waiting.
+ * residual_copies may differ), and all get the same success or failure: if one rank cannot make the
+ * plan, no rank has a plan and no rank is left waiting.
  *   comm      the ranks
  *   count     elements, any number from 0 on, with the meaning that the operation gives it
  *             (onebit_operation_t)
  *   options   how, or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
- * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
- * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
- * of both half with residual_copies 1, 3/8 for messages of one bit, and so many times that for more
- * bits.
+ * Memory, in bytes an element of the send buffer: 8 for the worker residual (two copies, so that a
+ * skipped call leaves it as it was) and 8 / size for the server residual of the rank's segment;
+ * with residual_copies 1 half of both. Messages take 3/8 with one bit, and that times the number of
+ * bits with more.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
  * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
@@ -184,7 +188,7 @@ typedef struct onebit_plan_info {
    * ranks on a host. */
   size_t worker_residual_start;
   size_t worker_residual_count; /* floats in the worker residual (onebit_plan_export_residual) */
-  size_t server_residual_start; /* the first element of the share that this rank serves */
+  size_t server_residual_start; /* the first element of the segment that this rank serves */
   size_t server_residual_count; /* floats in the server residual */
   size_t block_size;            /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
   size_t chunks;                /* messages that one rank sends another in a phase */
@@ -214,7 +218,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
 /* Sets the bits an element of the next call, for a plan with several widths: to continue from a
  * checkpoint (with the `bits` of onebit_plan_info_t), or to choose by other numbers than the plan's
  * own. Local, but all ranks give the same number between the same two calls: otherwise the next
- * call fails with ONEBIT_ERROR_MESSAGE. The plan goes on to change them by itself.
+ * call fails with ONEBIT_ERROR_MESSAGE. The plan continues to change its bits by itself.
  *   plan   the plan, without a request in flight
  *   bits   1, 2, 4 or 8, from min_bits to max_bits
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, bits that it does not have), ONEBIT_ERROR_BUSY (the plan
@@ -224,15 +228,15 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 /* Chooses the bits of several plans by a budget of bytes, from the next calls on: it doubles the
  * bits where the residual shrinks most for each byte, until the budget is spent (docs/ladder.md).
  * It uses residuals that the ranks have exchanged in their calls (known after 17 calls), so all
- * ranks choose the same and no message is sent. A plan of one width keeps it. Afterwards the plans
- * do not change their bits by themselves: call it again now and then. Local, but all ranks make the
- * same call between the same calls of the plans.
+ * ranks choose the same and no message is sent. A plan with only one width keeps that width.
+ * Afterwards the plans do not change their bits by themselves: call it again now and then. Local,
+ * but all ranks make the same call between the same calls of the plans.
  *   plans    plans without requests in flight
  *   count    their number, at least 1
- *   budget   bytes of the messages of all plans with all elements, over those of float32: above 0
+ *   budget   bytes of the messages of all plans / bytes of the same messages in float32: above 0
  *            and up to 1
  * Errors: ONEBIT_ERROR_ARGUMENT (plans is NULL or has none, a budget out of range, or less than the
- * fewest bits need: then all plans have those), ONEBIT_ERROR_BUSY (a plan has a request in
+ * fewest bits need: then all plans get the fewest bits), ONEBIT_ERROR_BUSY (a plan has a request in
  * flight). */
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget);
 
@@ -240,27 +244,27 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
  * model predicts for it, and the source of the model's numbers (a file that onebit-tune wrote, or
  * defaults, and why). Local.
  *   plan   the plan; NULL or no plan gives ""
- * The text is the plan's and lives as long; with several widths its last line names the current one
- * and changes with it. With ONEBIT_EXPLAIN=1 in the environment rank 0 prints it when a plan is
- * made. */
+ * The text belongs to the plan and lives as long as it. With several widths its last line names the
+ * current one and changes with it. With ONEBIT_EXPLAIN=1 in the environment rank 0 prints it when a
+ * plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
 /* Export, import and reset the residual, for checkpoints and inspection: import takes any finite
  * values, reset sets both parts to zero. Local.
  *   plan     the plan; none of the three may run while it has a request in flight
  *   worker   array of worker_residual_count floats (onebit_plan_get_info), owned by the caller:
- *            this rank's residual, one float for each element of its send buffer, in its order (in
- *            profile deepspeed, of the padded buffer), or in the hierarchical schedule of the part
- *            from worker_residual_start on that it compresses for its host; NULL leaves that part
- *            out
- *   server   array of server_residual_count floats, owned by the caller: the residual of the share
- *            that this rank serves, elements server_residual_start onwards; empty unless the
- *            operation is allreduce; NULL leaves that part out
+ *            this rank's residual, one float for each element of its send buffer, in the buffer's
+ *            order. In profile deepspeed it covers the padded buffer, and in the hierarchical
+ *            schedule the part that this rank compresses for its host, from worker_residual_start
+ *            on. NULL leaves the worker residual out
+ *   server   array of server_residual_count floats, owned by the caller: the residual of the
+ *            segment that this rank serves, from element server_residual_start on; empty unless the
+ *            operation is allreduce. NULL leaves the server residual out
  * The residual makes the invariant hold: element by element
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
- * to the rounding of float32, whatever the plan's type, except that results of 16 bits are rounded
- * last (onebit/collectives.h). In the hierarchical schedule the second mean is over the
+ * up to the rounding of float32, whatever the plan's type. Results of 16 bits are rounded after
+ * that (onebit/collectives.h). In the hierarchical schedule the second mean is over the
  * hosts.
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */

@@ -1,9 +1,9 @@
 /*
  * Communicators over TCP connections of the library's own, several between each two ranks: for
- * networks that MPI and NCCL do not span, and for long ones, where the window of one connection is
- * less than what is in flight. They need no MPI and no other library; any launcher that gives each
- * process its number will do, such as torchrun or a loop over ssh. Traffic is neither encrypted nor
- * authenticated: send it through a tunnel between sites (docs/wan.md).
+ * networks that MPI and NCCL do not span, and for long ones, on which more bytes are in flight than
+ * the window of one connection allows. They need no MPI and no other library; any launcher that
+ * gives each process its number will do, such as torchrun or a loop over ssh. Traffic is neither
+ * encrypted nor authenticated: send it through a tunnel between sites (docs/wan.md).
  *
  * How ranks find each other. Rank 0 listens at an address that all ranks know (`rendezvous`). Each
  * other rank listens at a port that the system chooses, at the address that reaches rank 0. Of each
@@ -14,24 +14,24 @@
  * A name identifies the job: the secret, else ONEBIT_JOB of the environment, else the launcher's
  * number of the run (TORCHELASTIC_RUN_ID, unless it is "none", PMIX_NAMESPACE,
  * OMPI_MCA_ess_base_jobid, PALS_APID, FLUX_JOB_ID, SLURM_JOB_ID with SLURM_STEP_ID, PBS_JOBID,
- * LSB_JOBID). Rank 0 accepts connections that prove to know the name. It answers a rank of another
- * job that the job is another one, and rejects everything else at the port. Later connections have
- * a key that rank 0 draws for each communicator. Two jobs without a name, or in one allocation
- * without steps, cannot be told apart when they use one port at one time. To find this, rank 0
- * waits 2 s for a rank that comes twice, and keeps the port as long as the communicator exists: all
- * ranks that have met then get an error.
+ * LSB_JOBID). Rank 0 accepts connections that prove to know the name. It tells a rank of another
+ * job that this is another job, and rejects all other connections. Later connections have a key
+ * that rank 0 draws for each communicator. Two jobs without a name, or in one allocation without
+ * steps, cannot be told apart if they use the same port at the same time. To detect this, rank 0
+ * waits 2 s for a second rank with the same number, and keeps the port as long as the communicator
+ * exists. In such a case all ranks that have connected get an error.
  *
  * A rank that ends while it joins can be started again. If a rank lacks open files (whose soft
  * limit is raised to the hard one), ports or memory, it gets an error with the system's message at
  * once, and so do all ranks that rank 0 hears of within 2 s.
  *
  * A message goes out in segments, each over the next connection that has space (docs/wan.md). The
- * system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Ranks move messages whenever they call
- * the library; ONEBIT_PROGRESS=thread moves them beside other work.
+ * system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Messages progress whenever a rank calls
+ * the library; with ONEBIT_PROGRESS=thread a thread progresses them at all times.
  *
  * If the process of a rank ends, the others notice it at once, because the system closes its
- * connections; a host that vanishes without a word is noticed after ONEBIT_TIMEOUT. A host that
- * returns before that continues. A forked child cannot use the communicator: it makes its own.
+ * connections; a host that vanishes without closing them is noticed after ONEBIT_TIMEOUT. A host
+ * that returns before that continues. A forked child cannot use the communicator: it makes its own.
  */
 #ifndef ONEBIT_SOCKETS_H
 #define ONEBIT_SOCKETS_H
@@ -51,19 +51,21 @@ typedef struct onebit_sockets_options {
   /* This rank's number, 0 to ranks - 1, and the number of ranks. Default (both 0): RANK and
    * WORLD_SIZE of the environment, as torchrun sets them. */
   int rank, ranks;
-  /* The address where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in
-   * brackets; a link-local one with this host's interface to it, "[fe80::1%eth0]:29400". Otherwise
-   * the same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
-   * listens there unless it is told to use another port. */
+  /* The address where rank 0 listens, "host:port", the same on all ranks. The host is a name, an
+   * IPv4 address, or an IPv6 address in brackets. A link-local address also names this host's
+   * interface, which may differ between ranks: "[fe80::1%eth0]:29400". Default: MASTER_ADDR and
+   * MASTER_PORT of the environment; torchrun itself listens there unless it is told to use another
+   * port. */
   const char *rendezvous;
-  /* Ranks that give the same name share a host, and its /dev/shm. Default: gethostname's. */
+  /* Ranks that give the same name share a host, and its /dev/shm. Default: the name from
+   * gethostname. */
   const char *host;
   /* A secret of this job's ranks, the same on all; it is the job's name and is not sent. Default:
    * another name, as above. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's value
-   * holds for all. Default 16, and 8 with more than 32 ranks, because each is an open file; where
-   * the round trip is shorter than 2 ms the default uses one of them only. */
+   * holds for all. Default 16, or 8 with more than 32 ranks, because each connection is an open
+   * file. If the round trip is shorter than 2 ms, the default uses only one of them. */
   int streams;
   /* Seconds that a rank waits for others, here and in all calls; INFINITY: for ever. Default
    * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */

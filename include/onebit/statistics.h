@@ -10,10 +10,11 @@
  * every hundred steps or so. The message names the tensor for which one bit is too little.
  *
  * residual_ratio is the Euclidean norm of this rank's residual, relative to that of the signal: the
- * result of the latest exchange of bits, in the same elements. With 1-bit Adam, LAMB and momentum
- * SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean gradient or
- * movement. A ratio of about one is healthy: news in the signal arrives one step late; with a ratio
- * of ten it takes some ten steps. docs/scales.md has measured ratios.
+ * result of the latest compressed exchange, in the same elements. The signal is the momentum with
+ * 1-bit Adam, LAMB and momentum SGD (the step with ONEBIT_ADAM_EXCHANGE_STEP), and the mean
+ * gradient or movement with 0/1 Adam. A ratio of about one is healthy: a change of the signal
+ * arrives one step late; with a ratio of ten it takes some ten steps. docs/scales.md has measured
+ * ratios.
  *
  * All numbers are this rank's own. Residuals differ between ranks, and in the hierarchical schedule
  * a rank has residuals of a part of the elements only. With 1-bit Adam's shards, norms of momentum
@@ -42,7 +43,7 @@ typedef struct onebit_optimizer_statistics {
    * parts of them: work on messages (compressing, adding up; converting dense ones); sending,
    * receiving and waiting for other ranks; updating parameters and state. The rest is other work,
    * clipping for example. Where onebit_progress or ONEBIT_PROGRESS=thread moves messages its work
-   * counts too, and then the parts may be more than the whole. Of a step on a device only the
+   * counts too, and then the parts may be more than the whole. In a step on a device only the
    * host's work counts, which is little. */
   double seconds, compress_seconds, network_seconds, update_seconds;
 } onebit_optimizer_statistics_t;
@@ -51,8 +52,8 @@ typedef struct onebit_optimizer_statistics {
  * pass over a message's elements, which is below 0.5 % of that pass.
  *   optimizer    the optimizer
  *   statistics   out: all of it; `size` is set by the caller
- * Bytes, times and exchanges are of steps that calls of this host made: not of graphs replayed, nor
- * of those before a checkpoint was loaded.
+ * Bytes, times and exchanges count steps that calls of this host made. They do not count steps of
+ * replayed graphs, or steps before a checkpoint was loaded.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_BUSY (a
  * step is open), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
@@ -70,7 +71,7 @@ typedef struct onebit_tensor_statistics {
   double residual_ratio; /* see above; 0 before the first bits, infinite without a signal */
   double coefficient;    /* 1-bit LAMB: c; else 0 */
   double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
-  int bits;              /* an element of its bucket, in the next step; 0: it is uncompressed */
+  int bits;              /* bits an element of its bucket in the next step; 0: uncompressed */
   uint64_t moves;        /* changes of these bits so far (max_bits) */
 } onebit_tensor_statistics_t;
 
@@ -105,23 +106,24 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
  * healthy run that was measured. */
 #define ONEBIT_RESIDUAL_RATIO_LIMIT 10
 
-/* It also warns if at least this part of a tensor's elements have steps held at ONEBIT_STEP_BOUND.
- * Trainings that came near their dense form's result had up to a quarter, a freeze after three
- * steps a third, and those that did not come near it more than four fifths. */
+/* onebit_optimizer_check also warns if the steps of at least this fraction of a tensor's elements
+ * are limited by ONEBIT_STEP_BOUND. The fraction was up to a quarter in trainings that came near
+ * the result of their dense form, a third with a freeze after three steps, and more than four
+ * fifths in trainings that did not come near it. */
 #define ONEBIT_BOUNDED_LIMIT 0.5
 
 /* Warns of the first of these that may harm the training:
  *   - the tensor of the largest residual ratio, if that is ONEBIT_RESIDUAL_RATIO_LIMIT or more. The
  *     message has its number, the ratio, and remedies: smaller blocks, the tensor uncompressed, a
  *     later freeze, exchanging steps
- *   - with 1-bit Adam and LAMB, the tensor of which the largest part makes steps at the bound
+ *   - with 1-bit Adam and LAMB, the tensor with the largest fraction of steps at the bound
  *     (optimizer.h), if that is ONEBIT_BOUNDED_LIMIT or more: its variance was frozen too small.
- *     That shows in the first compressed steps
- *   - with them, a freeze that has been due for 1 / (1 - beta2) steps and waits for the variance
- *     (adam.h), so that steps stay dense
+ *     This shows in the first compressed steps
+ *   - with these two, a freeze that has been due for 1 / (1 - beta2) steps and waits for the
+ *     variance (adam.h), so that steps stay dense
  *   optimizer   the optimizer
- *   tensor      out: the place of the tensor in the list, or where the warning is of none the
- *               length of the list; only set where the result is ONEBIT_WARNING; may be NULL
+ *   tensor      out: the place of the tensor in the list, or the length of the list if the warning
+ *               is about no single tensor; only set if the result is ONEBIT_WARNING; may be NULL
  * Result: ONEBIT_OK, or ONEBIT_WARNING, which is no error. Ranks may get different results.
  * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL), ONEBIT_ERROR_BUSY (a step is open),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */

@@ -50,7 +50,7 @@ typedef enum onebit_status {
   /* a checkpoint is damaged, incomplete, of another optimizer or model, or newer than this library;
    * the message says which, and where */
   ONEBIT_ERROR_CHECKPOINT = -11,
-  ONEBIT_ERROR_FILE = -12 /* the system could not read or write a file; the message is its */
+  ONEBIT_ERROR_FILE = -12 /* the system could not read or write a file; it gave the message */
 } onebit_status_t;
 
 /* The name of a status, "ONEBIT_OK" for example. Local.

@@ -17,7 +17,8 @@
 #define OB_PART_VERSION 2
 #define OB_PART_ORDER   0x01020304u
 
-/* The version of a part without sections that are newer than version 1: most parts have it. */
+/* The version of a part without sections that are newer than version 1. Most parts have this
+ * version. */
 #define OB_PART_VERSION_PLAIN 1
 
 /* The form in which the momentum is sent. */
@@ -34,7 +35,7 @@ struct ob_part_header {
   char kind[16];
   uint32_t library, profile;
   uint32_t ranks, hosts; /* hosts: those of a hierarchical schedule, or 0 */
-  /* The first three of an optimizer, or the others of an outer step. */
+  /* The first struct has the fields of an optimizer, the second one those of an outer step. */
   union {
     struct {
       uint32_t stage, form, shards;
@@ -63,7 +64,7 @@ struct ob_part_tensor {
 struct ob_part_section {
   uint32_t what, space;
   uint64_t first, count; /* its elements, or entries of a list of numbers */
-  uint64_t offset;       /* in the part, where the section before it ends */
+  uint64_t offset;       /* in the part: the end of the section before it */
   uint64_t checksum;
 };
 
@@ -192,12 +193,12 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 
 struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer);
 
-/* Return fields of the header. */
+/* Return the values of fields of the header. */
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
 
-/* Norms of the freeze, or the method's own numbers. Return how many there are; the address of
- * number i, or NULL, with its range. */
+/* Access to the norms of the freeze, or to the method's own numbers. ob_checkpoint_numbers returns
+ * how many there are, ob_checkpoint_number the address of number i, or NULL, with its range. */
 uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved what);
 void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
                            struct ob_numbers *is);
@@ -230,8 +231,8 @@ struct ob_sources {
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* Reads at most OB_CHUNK elements. `values` NULL: only checks that they are there, and sound; after
- * that only reading a file can fail. */
+/* Reads at most OB_CHUNK elements. `values` NULL: only checks that the parts have them, undamaged;
+ * after that only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading (parts.c, files.c) */
@@ -277,8 +278,8 @@ struct ob_loading {
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values);
 
-/* Converts momentum that was sent to messages again; the rounding error of a run is added to its
- * residual (messages.c). */
+/* Converts saved momentum, which had been sent, to messages again. The rounding error of a run is
+ * added to its residual (messages.c). */
 onebit_status_t ob_restore_messages(struct ob_loading *loading);
 onebit_status_t ob_add_rounding_error(struct ob_loading *loading, const struct ob_run *run,
                                       float *residual);

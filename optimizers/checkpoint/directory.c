@@ -136,7 +136,7 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
     if (written < 0 && errno == EINTR)
       continue;
     if (written == 0)
-      errno = ENOSPC; /* some file systems return this code for it */
+      errno = ENOSPC; /* some file systems return 0 when the disk is full */
     if (written <= 0)
       return report_file_error("write", file);
     from += written;
@@ -240,8 +240,8 @@ static uint64_t read_number_after(const char **text, const char *expected, int b
   return number;
 }
 
-/* Reads the fields of the text. The caller writes them again, and compares, to find anything else
- * in it. */
+/* Reads the fields of the text. The caller formats them again and compares the two texts, to find
+ * anything else in the text. */
 static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const char *text,
                                           size_t bytes) {
   uint64_t version = read_number_after(&text, "onebit checkpoint ", 10);
@@ -254,7 +254,7 @@ static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const ch
   manifest->steps = read_number_after(&text, "\nsteps ", 10);
   manifest->generation = read_number_after(&text, "\ngeneration ", 10);
   uint64_t ranks = read_number_after(&text, "\nranks ", 10);
-  if (ranks > INT_MAX || ranks > bytes / 8) /* each has a line */
+  if (ranks > INT_MAX || ranks > bytes / 8) /* each rank has a line */
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: more ranks than lines");
   manifest->ranks = (int)ranks;
   manifest->parts = ob_allocate((size_t)ranks, sizeof *manifest->parts);
@@ -278,9 +278,9 @@ static onebit_status_t manifest_compare(const char *text, size_t bytes, const ch
   if (at == bytes && !wanted[at])
     return ONEBIT_OK;
   const char *why = at == bytes                 ? "the manifest is truncated"
-                    : !wanted[at]               ? "more follows"
-                    : strlen(wanted + at) <= 17 ? "the manifest's checksum is another"
-                                                : "not what belongs there";
+                    : !wanted[at]               ? "text after the end of the manifest"
+                    : strlen(wanted + at) <= 17 ? "the manifest's checksum is wrong"
+                                                : "not the text of a manifest";
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "line %d: %s", line, why);
 }
 

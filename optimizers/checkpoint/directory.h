@@ -13,9 +13,9 @@
 #include "base/file.h"
 #include "onebit/status.h"
 
-/* The system calls that change the disk. A test replaces them, to stop at any of them and check
- * which files a crash there would leave. Names are relative to an open directory, since its path
- * may name another directory meanwhile. */
+/* The system calls that change the disk. A test replaces them, to stop at any of these calls and
+ * check which files a crash at that point would leave. Names are relative to an open directory,
+ * since its path may name another directory meanwhile. */
 struct ob_system {
   int (*open)(int directory, const char *name, int flags, mode_t mode);
   ssize_t (*pwrite)(int file, const void *data, size_t bytes, off_t offset);
@@ -28,7 +28,8 @@ struct ob_system {
 
 extern struct ob_system ob_system;
 
-/* --- Directories. The path is the caller's, and is for messages once the directory is open. */
+/* --- Directories. The path is the caller's; once the directory is open, only error messages use
+ * it. */
 
 struct ob_directory {
   int number; /* -1: not open */
@@ -101,7 +102,7 @@ void ob_stored_close(struct ob_stored *stored);
 #define OB_MANIFEST     "manifest"
 #define OB_MANIFEST_NEW "manifest.new"
 
-/* A longer one is not read: it has no more than 80 bytes a rank. */
+/* The size of the longest manifest that is read: a manifest has at most 80 bytes a rank. */
 #define OB_MANIFEST_BYTES ((uint64_t)64 << 20)
 
 struct ob_manifest_part {
@@ -112,7 +113,7 @@ struct ob_manifest {
   char kind[16];
   uint64_t steps, generation;
   int ranks;
-  struct ob_manifest_part *parts; /* ob_release */
+  struct ob_manifest_part *parts; /* freed with ob_release */
 };
 
 void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank);
@@ -122,8 +123,8 @@ int ob_part_read_name(const char *name, uint64_t *generation);
 /* Returns the text, as a string to be released; NULL: no memory. */
 char *ob_manifest_text(const struct ob_manifest *manifest);
 
-/* Parses the text. ONEBIT_ERROR_CHECKPOINT, ONEBIT_ERROR_MEMORY; parts is then to be released,
- * too. */
+/* Parses the text. Errors: ONEBIT_ERROR_CHECKPOINT, ONEBIT_ERROR_MEMORY; the caller must release
+ * `parts` after an error, too. */
 onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text, size_t bytes);
 
 #endif

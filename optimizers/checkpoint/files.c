@@ -83,7 +83,7 @@ static onebit_status_t files_check(const char *directory) {
 }
 
 /* Locks the directory: the second of two processes that save here gets an error. Some file systems
- * have no locks for directories: there two parts of one name are the error. */
+ * have no locks for directories: with these, two parts of the same name cause the error. */
 static onebit_status_t lock_directory(struct files *files) {
   int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
   files->lock = ob_own_file(openat(files->directory.number, ".", flags));
@@ -186,7 +186,10 @@ static onebit_status_t check_written_part(struct files *files, int rank) {
   *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->state->comm, rank)};
   if (header.checksum == part->checksum && header.bytes == part->bytes)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->path, name, rank);
+  return ob_error(ONEBIT_ERROR_FILE,
+                  "%s/%s, as rank 0 reads it, is not what rank %d wrote: the directory must be one "
+                  "that all ranks share",
+                  files->path, name, rank);
 }
 
 static onebit_status_t files_publish(struct files *files) {
@@ -271,7 +274,7 @@ struct opened {
 static onebit_status_t files_read_text(struct opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are not a manifest", bytes);
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes, too large for a manifest", bytes);
   char *text = ob_allocate(1, (size_t)bytes);
   if (!text)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest of %" PRIu64 " bytes", bytes);

@@ -1,4 +1,4 @@
-/* Merges the state of several ranks into one part, which all of them get. */
+/* Merges the state of several ranks into one part, which all these ranks get. */
 #include "optimizers/checkpoint/merge.h"
 
 #include <string.h>

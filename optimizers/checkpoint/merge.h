@@ -4,9 +4,8 @@
  * Every rank sends the others the number of its steps and the list of its sections. The lowest rank
  * with the most steps is the source. Ranks that are behind by few steps have state of the same run,
  * and are holders; the others are joiners, whose state is ignored. Every rank allocates a part with
- * all sections of the source's stage, complete, fills in its own state, and goes through the part
- * piece by piece. For each piece the ranks exchange hashes, so that only pieces that differ are
- * sent.
+ * complete sections for the source's stage, fills in its own state, and processes the part piece by
+ * piece. For each piece the ranks exchange hashes, so that only pieces that differ are sent.
  */
 #ifndef OB_OPTIMIZERS_CHECKPOINT_MERGE_H
 #define OB_OPTIMIZERS_CHECKPOINT_MERGE_H
@@ -14,7 +13,7 @@
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/moving.h"
 
-enum { OB_MERGE_WINDOW = 64 }; /* pieces whose hashes travel together */
+enum { OB_MERGE_WINDOW = 64 }; /* pieces whose hashes are sent together */
 
 /* A cache: the latest mean variances that were computed. */
 struct ob_merge_variance {
@@ -59,7 +58,7 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 onebit_status_t ob_merge_distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                     size_t slot);
 
-/* Replaces a piece that no rank has. All other pieces of the section are there. */
+/* Replaces a piece that no rank has. All other pieces of the section are complete. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece);
 
 #endif

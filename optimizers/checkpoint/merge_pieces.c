@@ -1,5 +1,4 @@
-/* Pieces of the merged part: which rank sends which piece to which, and what replaces lost
- * pieces. */
+/* Sends pieces of the merged part to the ranks that lack them, and replaces lost pieces. */
 #include <string.h>
 
 #include "base/error.h"
@@ -15,8 +14,8 @@ static size_t piece_bytes(const struct ob_merge_piece *piece) {
 
 /* --- Pieces that one rank sends to all ---------------------------------------------------------*/
 
-/* Returns the rank whose piece counts: the source, or else the lowest rank that has it; -1:
- * none. */
+/* Returns the rank whose copy of the piece is used: the source, or else the lowest rank that has
+ * the piece; -1 if no rank has it. */
 static int choose_original(const struct ob_merge *merge, size_t slot) {
   if (piece_hash(merge, merge->moving.source, slot))
     return merge->moving.source;
@@ -41,8 +40,10 @@ static onebit_status_t check_received(const struct ob_merge *merge,
                                       const struct ob_merge_piece *piece, int from, uint64_t hash) {
   if (ob_merge_hash(merge, piece) == hash)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: section '%s' is not what it has", from,
-                  ob_saved_rows[piece->section->what].name);
+  return ob_error(ONEBIT_ERROR_MESSAGE,
+                  "from rank %d: section '%s' arrived damaged: its hash differs from that of the "
+                  "sender",
+                  from, ob_saved_rows[piece->section->what].name);
 }
 
 static onebit_status_t distribute_piece(struct ob_merge *merge, const struct ob_merge_piece *piece,
@@ -81,8 +82,8 @@ static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *pi
     mean[i] = (float)(sums[i] / count);
 }
 
-/* One of the ranks that hold a piece averages it over all of them, and sends the mean to the ranks
- * without it, or to all. */
+/* One of the ranks that hold a piece computes the mean of their copies, and sends it to the ranks
+ * without the piece, or to all ranks. */
 static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                        size_t slot, bool to_all) {
   struct ob_moving *moving = &merge->moving;

@@ -1,12 +1,13 @@
 /*
- * Restores momentum that was sent to a bucket.
+ * Restores the momentum of a bucket that had been sent in messages when it was saved.
  *
- * It is written to the messages that the last exchange would have left: signs or levels, and one
- * scale a block. If blocks lie where they lay when it was saved, all elements of a block have one
- * magnitude, which is the scale, and every bit is restored. If they do not (another block_size; one
- * scale a shard, and another number of ranks), the scale is that which a compression of the block's
- * elements would choose, and the rounding error of the message, times beta1, is added to the
- * residual: so the next compensated value is the same but for rounding, on every rank.
+ * The momentum is written to the messages that the last exchange would have left: signs or levels,
+ * and one scale a block. If blocks begin at the same elements as when the momentum was saved, all
+ * elements of a block have one magnitude, which is the scale, and every bit is restored. Otherwise
+ * (another block_size; or one scale a shard, and another number of ranks) the scale is the one with
+ * which the block's elements would be compressed. The rounding error of the message, times beta1,
+ * is then added to the residual, so the next compensated value is the same up to rounding, on every
+ * rank.
  *
  * With levels, every block has an element of the largest level, so the scale is the block's largest
  * magnitude divided by that level, as when it was compressed, and rounding twice gives the same

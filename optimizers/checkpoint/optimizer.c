@@ -141,9 +141,9 @@ static bool checkpoint_optimizer_has(const struct ob_saving *saving, enum ob_sav
   return ob_has_section(saving->state->object, (enum ob_stage)saving->header.stage, what);
 }
 
-/* Returns the elements that this rank saves: all that it has, except that it saves only its shard
- * of parameters and the served part of a momentum that servers keep, unless everything is
- * requested. */
+/* Returns the elements that this rank saves: all that it has. But unless everything is requested,
+ * it saves only its shard of parameters and, of a momentum that servers keep, the part that it
+ * serves. */
 static struct ob_run checkpoint_optimizer_extent(const struct ob_saving *saving, enum ob_saved what,
                                                  const struct ob_stretch *stretch) {
   const struct onebit_optimizer *optimizer = saving->state->object;

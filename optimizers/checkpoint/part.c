@@ -1,4 +1,4 @@
-/* A part: its checksums, and the checks of its front before anything in it is used. */
+/* A part: its checksums, and the checks of its front before any content of the part is used. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,7 +8,8 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* A part is read as it lies in memory; compression/message.h checks the byte order. */
+/* The bytes of a part are those of the structs in memory; compression/message.h checks the byte
+ * order. */
 _Static_assert(sizeof(struct ob_part_header) == 232, "the header is what the format says");
 _Static_assert(sizeof(struct ob_part_section) == 40, "so is a row of a section");
 _Static_assert(sizeof(struct ob_part_tensor) == 16, "and that of a tensor");
@@ -88,7 +89,8 @@ static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uin
   const char *name = ob_saved_rows[section->what].name;
   if (section->first > limit || section->count > limit - section->first)
     return ob_part_error(part,
-                         "section '%s' has %" PRIu64 " from number %" PRIu64 " on, of %" PRIu64,
+                         "section '%s' has %" PRIu64 " elements from %" PRIu64
+                         " on, beyond the %" PRIu64 " of the checkpoint",
                          name, section->count, section->first, limit);
   if (section->offset != offset ||
       (i && !ends_before(section - 1, section->what, section->space, section->first)))
@@ -141,7 +143,7 @@ static onebit_status_t check_identity(const struct ob_part *part) {
   if (bytes < header->bytes)
     return ob_part_error(part, "truncated: %" PRIu64 " of %" PRIu64 " bytes", bytes, header->bytes);
   if (bytes > header->bytes)
-    return ob_part_error(part, "%" PRIu64 " bytes, but it ends after %" PRIu64, bytes,
+    return ob_part_error(part, "%" PRIu64 " bytes, but its header says %" PRIu64, bytes,
                          header->bytes);
   return ONEBIT_OK;
 }
@@ -154,7 +156,7 @@ static onebit_status_t check_counts(const struct ob_part *part) {
                            header->sections * sizeof(struct ob_part_section) &&
       header->front <= header->bytes && header->front <= OB_MAX_FRONT)
     return ONEBIT_OK;
-  return ob_part_error(part, "its header does not fit its length");
+  return ob_part_error(part, "damaged: its header does not agree with its length");
 }
 
 /* Reads the front once, so that the copy that is checked is the one that is used. */
@@ -244,7 +246,8 @@ static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
   return count;
 }
 
-/* Adds up a section, piece by piece, and finds its first float that is not finite. */
+/* Computes the checksum of a section, piece by piece, and finds its first float that is not
+ * finite. */
 static onebit_status_t checksum_section(const struct ob_part *part,
                                         const struct ob_part_section *section,
                                         struct ob_checksum *sum, uint64_t *infinite) {
@@ -294,6 +297,7 @@ onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, u
                                      const struct ob_part_section **section) {
   *section = ob_part_find_section(part, what, OB_ELEMENTS, 0);
   if (!*section || (*section)->first || (*section)->count != count)
-    return ob_part_error(part, "section '%s' is not there", ob_saved_rows[what].name);
+    return ob_part_error(part, "section '%s' is missing or has another size",
+                         ob_saved_rows[what].name);
   return ob_part_verify(part, *section);
 }

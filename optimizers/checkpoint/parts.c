@@ -67,15 +67,15 @@ static onebit_status_t check_same_checkpoint(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* Fails unless they are all parts of one checkpoint. */
+/* Fails unless all parts belong to one checkpoint. */
 static onebit_status_t parts_check_together(const struct ob_parts *parts) {
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     if (part->header.ranks != (uint32_t)parts->count)
-      return ob_part_error(part, "saved by one of %" PRIu32 " ranks, and there are %d parts",
+      return ob_part_error(part, "saved by %" PRIu32 " ranks; the number of parts given is %d",
                            part->header.ranks, parts->count);
     if (part->header.rank != (uint32_t)k)
-      return ob_part_error(part, "saved by rank %" PRIu32 ", given in the place of another rank",
+      return ob_part_error(part, "saved by rank %" PRIu32 ": give parts in the order of ranks",
                            part->header.rank);
     OB_TRY(check_same_checkpoint(part, &parts->list[0]));
   }
@@ -99,12 +99,13 @@ static onebit_status_t parts_check_object(const struct ob_part *part, const stru
     return ob_part_error(part, "of another %s: saved by %.16s, loaded by %s", state->noun,
                          header->kind, state->kind);
   if (header->tensors != state->tensors)
-    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
+    return ob_part_error(part, "saved with %" PRIu64 " tensors, loaded into %zu", header->tensors,
                          state->tensors);
   for (size_t t = 0; t < state->tensors; elements += tensors[t++].count)
     if (part->tensors[t].count != tensors[t].count)
-      return ob_part_error(part, "tensor %zu has %" PRIu64 " elements, saved were %" PRIu64, t,
-                           tensors[t].count, part->tensors[t].count);
+      return ob_part_error(
+          part, "tensor %zu has %" PRIu64 " elements here, and %" PRIu64 " in the checkpoint", t,
+          tensors[t].count, part->tensors[t].count);
   if (header->elements != elements)
     return ob_part_error(part, "it says %" PRIu64 " elements, but its tensors have %" PRIu64,
                          header->elements, elements);
@@ -184,7 +185,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* The ranges of own numbers are checked where they are loaded. */
+/* The ranges of a method's own numbers are checked when the numbers are loaded. */
 static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
@@ -192,15 +193,17 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   const bool before = optimizer->method->divides && header->numbers + 1 == numbers;
   if (before && header->stage == OB_STAGE_WARMUP)
     return ob_part_error(part,
-                         "saved in the warm-up of %s by library 0x%06" PRIx32 ", which sent plain "
-                         "gradients in it; library %s sends gradients divided by the root of their "
-                         "second moment: load a checkpoint that was saved after the warm-up",
-                         optimizer->method->name, header->library, onebit_version());
+                         "saved in the warm-up of %s by library %" PRIu32 ".%" PRIu32 ".%" PRIu32
+                         ", which sent plain gradients; library %s normalises them: load a "
+                         "checkpoint saved after the warm-up",
+                         optimizer->method->name, header->library >> 16, header->library >> 8 & 255,
+                         header->library & 255, onebit_version());
   if (header->numbers != numbers && !before)
-    return ob_part_error(part, "has %" PRIu64 " numbers that are %s's own, expected %" PRIu64,
-                         header->numbers, optimizer->method->name, numbers);
+    return ob_part_error(part, "has %" PRIu64 " numbers of %s, expected %" PRIu64, header->numbers,
+                         optimizer->method->name, numbers);
   if (!(header->loss_scale >= 0) || isinf(header->loss_scale))
-    return ob_part_error(part, "a loss scale of %g", header->loss_scale);
+    return ob_part_error(part, "its loss scale is %g, not a finite number from 0 on",
+                         header->loss_scale);
   return ONEBIT_OK;
 }
 
@@ -295,8 +298,8 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
   return ONEBIT_OK;
 }
 
-/* Reads this rank's own elements, and the mean of the others' where it had none, as in a
- * hierarchical schedule with other blocks or buckets. */
+/* Reads this rank's own elements. For elements that this rank did not have, as in a hierarchical
+ * schedule with other blocks or buckets, it reads the mean of the other ranks' values. */
 static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_range *range,
                                       float *values) {
   struct ob_part *part = &parts->list[parts->own];
@@ -344,7 +347,7 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
   status = check_all_parts(load, status, &parts, sources);
   const struct ob_term terms[] = {
       {"count", (uint64_t)parts.count},
-      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? parts_fingerprint(&parts) : 0},
+      {"the checkpoint (shown as a hash)", status == ONEBIT_OK ? parts_fingerprint(&parts) : 0},
       load->term,
   };
   status = ob_agree(load->state->comm, status, terms, 2 + (load->term.name != NULL));

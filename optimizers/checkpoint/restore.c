@@ -95,8 +95,8 @@ static onebit_status_t restore_parameters(struct ob_loading *loading, const stru
   return loading->dry ? ONEBIT_OK : write_parameters(loading, to, &run);
 }
 
-/* Without error feedback the residual only holds what a message cannot represent. *large: it has a
- * number of OB_LARGE_SCALE or more. */
+/* Without error feedback the residual only holds what a message cannot represent. *large is set if
+ * the residual has a number of OB_LARGE_SCALE or more. */
 static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_section *to,
                                    const struct ob_run *run, bool *large) {
   bool residual = to->content == OB_CONTENT_RESIDUAL;
@@ -181,7 +181,7 @@ static onebit_status_t restore_check_number(const struct ob_loading *loading,
     memcpy(&value, &bits, sizeof value);
   if (value >= is->min && value <= is->max)
     return ONEBIT_OK;
-  return ob_part_error(loading->own, "section 'numbers' has %g, not in %g .. %g", value, is->min,
+  return ob_part_error(loading->own, "section 'numbers': %g is outside of %g .. %g", value, is->min,
                        is->max);
 }
 
@@ -209,7 +209,7 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
-/* Restores the ladders. Parts of an older version, or saved with other options, have none. */
+/* Restores the ladders. Parts of an older version, or saved with other options, have no ladders. */
 static onebit_status_t restore_ladders(struct ob_loading *loading) {
   loading->ladders = loading->optimizer->ladders &&
                      ob_part_find_section(loading->own, OB_SAVED_LADDERS, OB_ELEMENTS, 0);
@@ -225,8 +225,8 @@ static void set_ladders(struct ob_loading *loading) {
   }
 }
 
-/* Resets the scalings. Loaded ones have been applied where nothing is sent; else they take effect
- * in the next call. */
+/* Resets the scalings if this optimizer sends nothing, since the loaded ones have been applied
+ * then; otherwise they take effect in the next call. */
 static void reset_scalings(struct onebit_optimizer *optimizer) {
   bool alone = !ob_optimizer_compresses(optimizer) && optimizer->method->scalings;
   for (size_t t = 0; alone && t < optimizer->tensor_count; t++)
@@ -258,8 +258,8 @@ static void restore_counts(struct ob_loading *loading) {
   optimizer->good_steps = scaled ? header->good_steps : 0;
 }
 
-/* Returns the stage of the latest step; whether this optimizer would have sent bits in it depends
- * on both sides. */
+/* Returns the stage of the latest step. Whether this optimizer would have sent bits in it depends
+ * on the parts and on the optimizer. */
 static enum ob_stage restored_stage(const struct ob_loading *loading) {
   const struct ob_part_header *header = &loading->parts->list[0].header;
   bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;

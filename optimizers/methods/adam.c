@@ -1,12 +1,13 @@
 /*
  * The functions of 1-bit Adam, and of 1-bit Adam whose state is sharded. In the latter each rank is
- * the server of a share: it receives gradients, and sends results of their mean to all ranks:
+ * the server of a shard: it receives gradients, and sends results computed from their mean to all
+ * ranks:
  *
  *                    in                          the server                      back
- *   warm-up,         dense reduce-scatter        Adam on its share               parameters, dense
+ *   warm-up,         dense reduce-scatter        Adam on its shard               parameters, dense
  *   uncompressed
  *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
- *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
+ *   PARAMETERS       likewise                    momentum; moves its shard       parameters, dense
  *
  * After the exchange of gradients all ranks know that every gradient is finite, and nothing can
  * fail the step any more: compressed steps are in -1 .. 1, and parameters are sent as they are. So
@@ -25,7 +26,7 @@
 
 /* --- Sharded -----------------------------------------------------------------------------------*/
 
-/* The automatic freeze needs the sum of the variances: each rank sends the sum of its share to all.
+/* The automatic freeze needs the sum of the variances: each rank sends the sum of its shard to all.
  * A double is sent exactly as floats: three of its mantissa, one of its exponent. */
 
 enum { PARTS = 4 };
@@ -165,7 +166,7 @@ static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *buc
   bucket->started = shards_start_call(optimizer, bucket->steps_back, &call);
 }
 
-/* Updates the parameters of the share, and sends them in place. */
+/* Updates the parameters of the shard, and sends them in place. */
 static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   shards_run_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
@@ -295,8 +296,8 @@ static onebit_status_t shards_choose(struct ob_recipe *recipe) {
                     shards);
   if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shards have the "
-                    "exchange only",
+                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shards support "
+                    "ONEBIT_SCHEDULE_EXCHANGE only",
                     shards);
   if (common->device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,

@@ -8,8 +8,8 @@
  *   DIVIDED     moments and update, from the mean of divided gradients, which then is in scratch
  *   LAMB_MOVE   parameters, by the update; with trust ratios each tensor has its own rate
  *
- * Without a warm-up the first step is compressed: residuals are zeros, and so is the step before
- * it.
+ * Without a warm-up the first step is compressed: the residuals and the previous step are zeros
+ * then.
  */
 #include "onebit/efficient_adam.h"
 
@@ -39,8 +39,8 @@ static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer
   return ob_bucket_run_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
 }
 
-/* The largest ratio of a divided gradient to one rank's, if the gradients of ranks are independent.
- * The limit is for elements whose first gradients were next to nothing: those of rare rows
+/* The limit of a rank's divided gradient, as a multiple of its usual size if the gradients of ranks
+ * are independent. It is for elements whose first gradients were almost zero: those of rare rows
  * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
 #define LIMIT 50
 
@@ -90,8 +90,8 @@ static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Ends the warm-up after its last step. Bias corrections go on counting from the warm-up's steps;
- * w, the last step that ranks agreed on, becomes the residual, as if none of it had been sent. */
+/* Ends the warm-up after its last step. Bias corrections continue to count the warm-up's steps; w,
+ * the last step that ranks agreed on, becomes the residual, as if it had not been sent. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;

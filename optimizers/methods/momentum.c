@@ -1,6 +1,6 @@
-/* The functions of 1-bit momentum SGD. Without a warm-up the first step is compressed: residuals
- * are zeros, and so is the momentum before it. The memory of the warm-up's residuals is returned
- * when the warm-up ends (freeze.c). */
+/* The functions of 1-bit momentum SGD. Without a warm-up the first step is compressed: the
+ * residuals and the previous momentum are zeros then. The memory of the warm-up's residuals is
+ * returned when the warm-up ends (freeze.c). */
 #include "onebit/momentum.h"
 
 #include "base/call_scope.h"

@@ -75,8 +75,8 @@ static struct period find_period(const struct ob_zero_one_schedule *schedule, ui
 
 /* --- The local stage */
 
-/* Returns the interval of synchronisation steps after `doublings` doublings. It divides the numbers
- * of these steps. */
+/* Returns the interval of synchronisation steps after `doublings` doublings. The numbers of these
+ * steps are multiples of the interval. */
 static uint64_t local_interval(const struct ob_zero_one_schedule *schedule, uint64_t doublings) {
   if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)
     return schedule->local_step_clipper;
@@ -274,8 +274,8 @@ static onebit_status_t make_local_step(struct onebit_optimizer *optimizer) {
     return pass_compressed_buckets(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
   ob_step_note(optimizer,
                ob_error(ONEBIT_SKIPPED,
-                        "skipped on this rank alone: a gradient is not finite. Step %llu "
-                        "sends nothing, and counts",
+                        "skipped on this rank only: a gradient is not finite. Step %llu is a "
+                        "local step: it is counted, and other ranks are not told",
                         (unsigned long long)optimizer->steps + 1));
   return ONEBIT_OK;
 }

@@ -14,15 +14,15 @@ extern "C" {
 #endif
 
 /* Elements whose squares are summed together: element i of a run goes to lane i mod 32 in double,
- * the lanes are halved, and the runs' sums are added as ob_add_sums has it. */
+ * the lanes are summed by halving, and the runs' sums are added in the order of ob_add_sums. */
 #define OB_OUTER_RUN 2048
 
-/* Larger drifts mean that training has diverged; the sum of squares of a block still fits in a
- * float32. */
+/* The largest drift that is sent: larger ones mean that training has diverged. The sum of squares
+ * of a block still fits in a float32. */
 #define OB_OUTER_LARGEST 1e16f
 
-/* Returns the change of a parameter since it was set to the consensus less the residual. It was
- * rounded then: the rounding error does not count as drift. */
+/* Returns the change of a parameter since it was set to the consensus minus the residual. The
+ * parameter was rounded then; the rounding error does not count as drift. */
 OB_INLINE float ob_outer_drift(float consensus, float left, float parameter, onebit_dtype_t dtype) {
   return ob_round(consensus - left, dtype) - parameter;
 }

@@ -1,7 +1,7 @@
 /*
- * Fragments: the elements of all tensors, one after the other, cut into parts of the same size but
- * for a block. A fragment may begin and end within a tensor, so there may be more fragments than
- * tensors, and none is larger than it must be.
+ * Fragments: the elements of all tensors, one after the other, cut into parts whose sizes differ by
+ * at most about a block. A fragment may begin and end within a tensor, so there may be more
+ * fragments than tensors, and no fragment is larger than necessary.
  */
 #include "base/error.h"
 #include "base/memory.h"
@@ -18,7 +18,7 @@ onebit_status_t ob_outer_no_memory(const struct onebit_outer *outer) {
                   outer->count);
 }
 
-/* Returns the number of elements in which a tensor may be cut: a block. */
+/* Returns the unit in which a tensor may be cut: the number of elements in a block. */
 static size_t cut_unit(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
   const bool dense = outer->options.bits == ONEBIT_OUTER_DENSE;
@@ -192,7 +192,7 @@ onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, s
 
 /* --- The host's copies -------------------------------------------------------------------------*/
 
-/* Replaces an array by a copy on the host; `home` is its own address. */
+/* Replaces an array by a copy on the host; *home is set to the array's own address. */
 static onebit_status_t copy_array_to_host(const struct onebit_outer *outer, void **array,
                                           void **home, size_t bytes) {
   if (!*array)

@@ -44,9 +44,10 @@ static onebit_status_t check_fragment(const struct ob_part *part,
                                       const struct ob_fragment_numbers *numbers,
                                       const struct ob_fragment *fragment) {
   if (numbers->count != fragment->count)
-    return ob_part_error(
-        part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
-        fragment->number, fragment->count, numbers->count);
+    return ob_part_error(part,
+                         "fragment %zu has %zu elements here, and %" PRIu64
+                         " in the checkpoint: give block_size as it was",
+                         fragment->number, fragment->count, numbers->count);
   const uint64_t state = numbers->state;
   const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
                                                : state < OB_OUTER_SENT;
@@ -305,8 +306,8 @@ static onebit_status_t load_fragments(struct loading *loading) {
   return ONEBIT_OK;
 }
 
-/* Cuts the fragments into as many shards as the sites that saved had, if their number was
- * another. */
+/* Cuts the fragments into as many shards as when the state was saved, if the number of sites
+ * differed then. */
 static onebit_status_t cut_as_saved(struct loading *loading) {
   const struct ob_part *part = &loading->parts->list[0];
   const size_t shards = part->header.fragments, groups = loading->outer->groups;

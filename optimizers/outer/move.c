@@ -7,8 +7,8 @@
  *   align       ranks that differ get the source's consensus and outer momentum, by fragments
  *   attach      plans are created on the new communicator, and residuals imported
  *
- * Between detach and attach the outer step is detached: a failure leaves it so, and the next call
- * continues from there. Ranks with equal state exchange only checksums.
+ * Between detach and attach the outer step is detached. After a failure it stays detached, and the
+ * next call continues from that state. Ranks with equal state exchange only checksums.
  *
  * Among sites the rank 0s of the sites do this first, and then the ranks of each site, which copy
  * the state of its rank 0.
@@ -26,7 +26,7 @@
 
 struct rejoining {
   struct onebit_outer *outer;
-  struct ob_moving ranks; /* its comm is NULL if this rank is none of them */
+  struct ob_moving ranks; /* its comm is NULL if this rank is not among them */
   float *message;
 };
 
@@ -74,7 +74,9 @@ static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragme
     return status;
   }
   if (fragment_fingerprint(fragment) != wanted)
-    status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
+    status = ob_error(ONEBIT_ERROR_MESSAGE,
+                      "from rank %d: fragment %zu arrived damaged: its hash differs from that of "
+                      "the sender",
                       ranks->source, fragment->number);
   if (!behind || status != ONEBIT_OK)
     return ob_agree(ranks->comm, status, NULL, 0);
@@ -188,22 +190,22 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
 
 /* Adds the server's residual of elements that this rank no longer serves to its worker's residual,
  * times the number of ranks, since it was part of their mean. If new ranks without residuals have
- * joined, the others' residuals get a larger weight, so that the mean stays. The array of the
- * server's residual then has the growth of the worker's. */
+ * joined, the others' residuals get a larger weight, so that the mean stays. Afterwards the array
+ * of the server's residual has the increase of the worker's residual. */
 static void merge_held_residuals(const struct rejoining *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->ranks.comm->size;
   const float factor = ranks / (float)moving->ranks.holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
   for (size_t i = 0; i < fragment->count; i++)
-    if (factor != 1 || server[i] != 0) { /* else the value stays, with the sign of a zero */
+    if (factor != 1 || server[i] != 0) { /* else the value stays, even if it is -0 */
       const float joined = factor * worker[i] + ranks * server[i];
       server[i] = joined - worker[i];
       worker[i] = joined;
     }
 }
 
-/* Imports this rank's elements of a held residual, and sets them to zero there. The drift is
- * scratch, since no exchange is in flight. */
+/* Imports this rank's elements of a held residual, and sets them to zero in the held array. The
+ * drift is scratch, since no exchange is in flight. */
 static onebit_status_t import_held_residual(struct ob_fragment *fragment, enum ob_saved what) {
   float *held = ob_fragment_array(fragment, what);
   OB_TRY(ob_outer_import_residual(fragment, what, held, fragment->drift));
@@ -225,7 +227,7 @@ static onebit_status_t import_residuals(const struct rejoining *moving,
 }
 
 /* Moves parameters that contain a residual by the growth of the residual: otherwise the next drift
- * would lack it. */
+ * would lack that growth. */
 static void shift_by_growth(struct ob_fragment *fragment) {
   if (fragment->keeps)
     ob_fragment_shift(fragment, fragment->held[SERVER]);

@@ -11,8 +11,8 @@
 #include "onebit/statistics.h"
 #include "optimizers/outer/outer.h"
 
-/* With two bits an outer momentum up to this one converges, with one bit none does:
- * docs/outer.md. */
+/* The largest outer momentum that converges with two bits; with one bit no outer momentum converges
+ * (docs/outer.md). */
 #define MOMENTUM_OF_TWO_BITS 0.5
 
 /* Returns the fewest bits with which a rule with that momentum converges. */
@@ -28,7 +28,7 @@ static int min_bits_for_rule(onebit_outer_rule_t rule, double momentum) {
   {#field, term, kind, offsetof(onebit_outer_options_t, field), \
    offsetof(onebit_outer_options_t, field), fallback, max, type}
 #define COUNT(field, fallback)   ROW(field, #field, OB_OPTION_COUNT, fallback, 0, NULL)
-#define REAL(field)              ROW(field, #field " (as bits)", OB_OPTION_REAL, 0, 0, NULL)
+#define REAL(field)              ROW(field, OB_TERM_DOUBLE #field, OB_OPTION_REAL, 0, 0, NULL)
 #define CHOICE(field, max, type) ROW(field, #field, OB_OPTION_CHOICE, 0, max, type)
 const struct ob_option ob_outer_options[OB_OUTER_OPTIONS] = {
     CHOICE(rule, ONEBIT_OUTER_NESTEROV, "onebit_outer_rule_t"),
@@ -246,7 +246,7 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer) {
     return ONEBIT_OK;
   if (info.bits < wanted)
     return ob_error(ONEBIT_WARNING,
-                    "bits is %d, and the outer momentum %g amplifies what so few bits delay: set "
+                    "bits is %d, too few for the outer momentum %g, which amplifies residuals: set "
                     "bits to %d, or rule to ONEBIT_OUTER_MEAN",
                     info.bits, info.momentum, wanted);
   if (info.drift_norm > 0 && info.residual_norm > ONEBIT_RESIDUAL_RATIO_LIMIT * info.drift_norm)

@@ -140,7 +140,7 @@ static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *oute
   onebit_outer_options_t options = of->options;
   struct ob_term terms[OB_OUTER_OPTIONS + 2] = {
       {"the kind of object (an outer step)", ob_hash(OB_HASH_START, "outer", 5)},
-      {"the list of tensors (its fingerprint)", outer_hash_tensors(of, status)},
+      {"the list of tensors (shown as a hash)", outer_hash_tensors(of, status)},
   };
   size_t count = OB_OUTER_OPTIONS - 1;
   options.fragments = of->groups;
@@ -149,7 +149,7 @@ static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *oute
   ob_options_list_terms(ob_outer_options, count, &options, terms + 2);
   count += 2;
   if (parameters)
-    terms[count++] = (struct ob_term){"the parameters of all tensors (their fingerprint)",
+    terms[count++] = (struct ob_term){"the parameters of all tensors (shown as a hash)",
                                       outer_hash_parameters(of, status)};
   if (sites)
     return ob_sites_agree(comm, between, status, terms, count);
@@ -192,7 +192,7 @@ onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-/* Returns NULL without memory. */
+/* Returns NULL if memory is lacking. */
 static struct onebit_outer *outer_create(onebit_comm_t comm) {
   struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
   if (!outer) {

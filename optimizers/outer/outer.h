@@ -18,8 +18,8 @@ struct ob_outer_exchange {
    * ranks get an error, and `destroy` follows. */
   onebit_status_t (*create)(struct ob_fragment *fragment);
   void (*destroy)(struct ob_fragment *fragment);
-  /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. Where
-   * `status` is an error, this rank takes part to tell the others, and all fail. */
+  /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. If `status`
+   * is an error, this rank takes part to tell the others, and the exchange fails on all ranks. */
   onebit_status_t (*begin)(struct ob_fragment *fragment, onebit_status_t status);
   /* Called only if `begin` returned ONEBIT_OK. Returns ONEBIT_IN_PROGRESS, unless `wait`, or the
    * outcome, the same on all ranks. After ONEBIT_OK fragment->drift is the mean over the ranks,
@@ -39,8 +39,8 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
-  /* Copies the worker's residual to fragment->drift. Called while no exchange is in flight, of
-   * exchanges that leave a rank's residual in its parameters; NULL for others. */
+  /* Copies the worker's residual to fragment->drift; called while no exchange is in flight. NULL
+   * for exchanges that do not leave a rank's residual in its parameters. */
   onebit_status_t (*keep)(struct ob_fragment *fragment);
 };
 
@@ -54,10 +54,10 @@ struct ob_outer_executor {
    * the host, as are the next four. */
   onebit_status_t (*create)(struct onebit_outer *outer);
   void (*destroy)(struct onebit_outer *outer);
-  int (*enter)(const struct onebit_outer *outer); /* as struct ob_executor has it */
+  int (*enter)(const struct onebit_outer *outer); /* as in struct ob_executor */
   void (*leave)(int before);
   onebit_status_t (*check)(const struct onebit_outer *outer, const char *name, const void *array);
-  /* Calls ob_fragment_drift: its answer goes to fragment->finite, and the checksum to
+  /* Calls ob_fragment_drift: its result goes to fragment->finite, and the checksum to
    * fragment->checksum. */
   onebit_status_t (*drift)(struct ob_fragment *fragment);
   onebit_status_t (*checksum)(const struct ob_fragment *fragment, uint32_t *checksum);
@@ -68,7 +68,7 @@ struct ob_outer_executor {
   onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
   /* Couples two plans if the host does not know how a call ends (struct ob_executor); `couple` is
    * memory for two pointers. Calls of both plans are on the stream of the first. `join` is called
-   * when both are decided there: then either both are applied or none. */
+   * when the stream has decided both: then either both are applied or neither. */
   onebit_status_t (*couple)(const struct onebit_plan *const plans[2], void *couple);
   onebit_status_t (*join)(const struct onebit_plan *first, void *couple);
   void *(*stream_of)(const struct onebit_plan *plan);
@@ -131,7 +131,7 @@ struct ob_fragment {
   uint64_t apply_step;     /* the local step that applies it */
   double sent_weight;      /* of the exchange in flight */
   float weights[2];        /* this rank's weight, and the mean */
-  float *weights_there[2]; /* copies of them in memory of the executor, which messages use */
+  float *weights_there[2]; /* copies of `weights` in memory of the executor, for messages */
   float factor;            /* the factor of the drift that is sent */
   uint32_t checksum;       /* checksum of the consensus */
   bool finite;             /* this rank's drift is finite */
@@ -167,7 +167,7 @@ struct onebit_outer {
   size_t position;                  /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t fragment_bytes; /* of own_bytes */
-  uint64_t started;        /* exchanges of all fragments; ranks with equal steps have equal ones */
+  uint64_t started;        /* exchanges begun by all fragments; equal on ranks with equal steps */
   bool refused;            /* a message was refused (struct onebit_plan) */
   bool detached;           /* it has left its communicator: fragments have no exchange (move.c) */
   bool stopped; /* a move, or an exchange among sites has failed: no steps before another move */
@@ -232,7 +232,8 @@ void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, siz
                            size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
-/* Waits for an exchange in flight, and does not apply it. Among sites these two do nothing. */
+/* Waits for an exchange in flight, and does not apply it. Among sites ob_fragment_wait and
+ * ob_fragment_abandon do nothing. */
 void ob_fragment_wait(struct ob_fragment *fragment);
 /* Applies an exchange that has ended. One that has not ended is given up, and its drift counts in
  * the next exchange. */
@@ -245,9 +246,9 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* True if the row is one of these arrays. */
+/* True if the row is an array of an outer step (enum ob_outer_array). */
 static inline bool ob_outer_has_array(enum ob_saved what) { return !ob_saved_rows[what].stages; }
-/* Returns the fragment's elements in a row; for residuals, in those that are held. */
+/* Returns the fragment's elements in a row; for a residual, those in its held array. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
   const bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   return residual ? fragment->held[what - OB_SAVED_WORKER]
@@ -258,8 +259,8 @@ onebit_status_t ob_outer_hold_residuals(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
 /* Exports a residual while no exchange is in flight: fragment->count values on the host, with zeros
- * for elements that this rank lacks. The import takes those that this rank has, and needs as much
- * scratch, which may be the values. */
+ * for elements that this rank lacks. The import reads the elements that this rank has, and needs
+ * scratch of the same size, which may be the array of values. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
 onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_saved what,
@@ -288,7 +289,7 @@ struct ob_outer_numbers {
   struct ob_fragment_numbers fragment[];
 };
 
-/* Returns the number of these numbers, of 8 bytes. */
+/* Returns how many numbers of 8 bytes an outer step has in struct ob_outer_numbers. */
 static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
   return (sizeof(struct ob_outer_numbers) +
           outer->options.fragments * sizeof(struct ob_fragment_numbers)) /
@@ -299,9 +300,8 @@ static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
  * but not if all ranks skip it. */
 onebit_status_t ob_outer_settle(struct onebit_outer *outer);
 
-/* Returns this outer step's position in its round if another is at `position` of a round of `round`
- * steps: the same fragment is next, after the same part of the steps between it and the one
- * before. */
+/* Converts `position` in a round of `round` local steps to a position in this outer step's round.
+ * The same fragment is next, and the same fraction of the steps before its exchange is over. */
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
 
 /* Frees the plans and communicators of exchanges, and holds the residuals. May be called again.

@@ -150,8 +150,8 @@ static onebit_status_t plans_couple(const struct ob_fragment *fragment) {
   return fragment->outer->executor->couple(both, plans->couple);
 }
 
-/* Begins an exchange. Calls that have begun are ended by test, even if another part could not
- * begin. */
+/* Begins an exchange. The row's `test` ends the calls that have begun, even if another part could
+ * not begin. */
 static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = fragment_plans(fragment);
   bool any = false;
@@ -173,7 +173,8 @@ static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t
   return any ? ONEBIT_OK : status;
 }
 
-/* Applies the results on the stream, after the steps there that decide whether they are applied. */
+/* Applies the results on the stream, after the steps on it that decide whether results are
+ * applied. */
 static onebit_status_t plans_apply_on_stream(struct ob_fragment *fragment) {
   struct plans *plans = fragment_plans(fragment);
   onebit_status_t status = ONEBIT_OK;

@@ -19,8 +19,8 @@ static onebit_status_t outer_save_check(onebit_outer_t outer) {
   return ob_outer_check_attached(outer);
 }
 
-/* Refuses to save rounds under way between sites. Drifts are saved, to be sent again, if their
- * delay is not over. */
+/* Refuses to save while some pieces of a consensus have arrived and others have not. Drifts whose
+ * delay is not over are saved, to be sent again. */
 static onebit_status_t check_no_torn_shard(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)

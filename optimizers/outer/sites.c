@@ -127,7 +127,9 @@ static onebit_status_t sites_resolve(const onebit_sites_options_t *given, struct
   if (given)
     options = *given;
   if (!(options.patience >= 0 && isfinite(options.patience)))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->patience is %g seconds", options.patience);
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "sites->patience is %g seconds: it must be finite and at least 0",
+                    options.patience);
   if (options.quorum < 0 || options.quorum > sites->count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->quorum is %d, not 1 to %d, the number of sites",
                     options.quorum, sites->count);
@@ -144,7 +146,7 @@ static onebit_status_t sites_check_options(const onebit_outer_options_t *options
                                                                   : NULL;
   if (!name)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s does not go with sites", name);
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s is not supported with sites", name);
 }
 
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
@@ -164,7 +166,9 @@ static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status
   const uint64_t note =
       between ? (uint64_t)between->size << 32 | (uint64_t)between->rank : UINT64_C(1) << 32;
   if (status == ONEBIT_OK && !between != (sites->site->rank != 0))
-    status = ob_error(ONEBIT_ERROR_ARGUMENT, "between is %s on rank %d of a site",
+    status = ob_error(ONEBIT_ERROR_ARGUMENT,
+                      "between is %s on rank %d of a site: rank 0 passes a communicator, the other "
+                      "ranks NULL",
                       between ? "not NULL" : "NULL", sites->site->rank);
   if (status == ONEBIT_OK && between && between->size > OB_SITES_MAX)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "between has %d ranks, more than %d sites",
@@ -269,7 +273,7 @@ static void destroy_batch(struct ob_batch *batch, unsigned char *memory) {
 static void sites_destroy_shard(struct ob_fragment *fragment) {
   struct ob_shard *shard = fragment->state;
   if (shard->in_flight && fragment->stage == OB_FRAGMENT_IDLE)
-    fragment->weight += fragment->sent_weight; /* it counts in the next drift */
+    fragment->weight += fragment->sent_weight; /* its weight counts in the next drift */
   destroy_batch(shard->send, shard->drift);
   destroy_batch(shard->receive, shard->result);
   ob_shard_destroy(shard);

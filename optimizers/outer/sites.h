@@ -22,7 +22,7 @@
 #include "collectives/communicator.h"
 #include "optimizers/outer/outer.h"
 
-#define OB_SITES_MAX 64 /* each has a bit in ob_site_header.sites */
+#define OB_SITES_MAX 64 /* each site has a bit in ob_site_header.sites */
 
 enum ob_site_kind { OB_SITE_DRIFT = 1, OB_SITE_ROUND, OB_SITE_PIECE, OB_SITE_END };
 
@@ -30,7 +30,7 @@ enum ob_site_flag {
   OB_SITE_EMPTY = 1, /* a drift or a round without values: nothing is added */
   OB_SITE_FINAL = 2, /* a drift: the site's last one before onebit_outer_synchronize returns */
   OB_SITE_ENDED = 4, /* a round: with it rounds include all sites' final drifts */
-  OB_SITE_LAST = 8   /* a piece */
+  OB_SITE_LAST = 8   /* the last piece of a snapshot */
 };
 
 /* The header of every message, followed by the messages of the parts or a piece's values. */
@@ -68,16 +68,16 @@ enum { OB_SITE_COMPRESSED, OB_SITE_DENSE, OB_SITE_PARTS };
  * a site only.
  *
  * Changes of a site that the consensus x lacks stay in its parameters p. When the parameters were
- * set, to p = x - drift, fragment->drift was the part of them not in x; local steps add to it. The
- * drift that is sent is the sum of these changes, compressed; when a round includes it, its decoded
- * message is subtracted. So a site needs no residual of its own messages, and a drift that gets
- * lost is part of the next one. */
+ * last set, to p = x - drift, fragment->drift was the sum of these changes; local steps add to it.
+ * The drift that is sent is the sum of these changes, compressed; when a round includes it, its
+ * decoded message is subtracted. So a site needs no residual of its own messages, and a drift that
+ * gets lost is part of the next one. */
 struct ob_shard {
   struct ob_fragment *fragment;
   struct ob_site_group *group;
   struct ob_site_part part[OB_SITE_PARTS];
   size_t bytes;   /* of a message, at most */
-  bool in_flight; /* a drift was sent, and no round yet has it */
+  bool in_flight; /* a drift was sent, and no round includes it yet */
   /* In onebit_outer_synchronize: the drift is the last one; rounds include those of all sites. */
   bool final, ended;
   bool torn;              /* some pieces of a consensus have arrived, but not all */
@@ -108,7 +108,7 @@ struct ob_site_peer {
 struct ob_site_group {
   struct ob_sites *sites;
   size_t first;   /* the number of its first shard */
-  bool in_flight; /* drifts were sent, and the step that applies rounds of them is still to come */
+  bool in_flight; /* drifts were sent, and the step that applies their rounds has not come yet */
 
   /* The shard that this site serves. */
   int drift_tag, result_tag;
@@ -137,9 +137,9 @@ struct ob_sites {
   float *mean, *ahead;          /* scratch of the longest shard */
   struct ob_residual none;
   struct ob_view *views; /* scratch: one for each site */
-  /* A bit for each site that was waited for in vain. late_rounds: for its rounds, until a message
-   * from it arrives and the shard is up to date; late_drifts: for its drift, until one arrives;
-   * both on rank 0. late: their union, the same on all ranks. */
+  /* A bit for each site for which a wait ended without its message. late_rounds: for its rounds,
+   * until a message from it arrives and the shard is up to date; late_drifts: for its drift, until
+   * one arrives; both on rank 0. late: their union, the same on all ranks. */
   uint64_t late_rounds, late_drifts, late;
   double late_since;  /* the time at which a site was last added to late_rounds */
   uint64_t left_out;  /* rounds of this site's shards that lack some site's drift */

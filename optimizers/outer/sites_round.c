@@ -30,8 +30,8 @@ static bool compute_ahead(struct ob_fragment *fragment, struct ob_sites *sites) 
   return finite;
 }
 
-/* Works as compute_ahead, but subtracts the drift that the round includes, as its message has it:
- * its rounding error stays. */
+/* Works as compute_ahead, but subtracts the drift that the round includes, as decoded from its
+ * message: the rounding error of the message stays. */
 static void compute_ahead_after_round(struct ob_shard *shard, struct ob_sites *sites,
                                       bool included) {
   const struct ob_site_header *sent = (const void *)shard->drift;
@@ -76,8 +76,8 @@ static void sites_round_compress(struct ob_shard *shard, struct ob_sites *sites)
   }
 }
 
-/* Sets the parameters to the consensus minus the whole drift; fragment->drift holds what is sent
- * until it has arrived. */
+/* Sets the parameters to the consensus minus the whole drift; fragment->drift holds the values that
+ * are sent until they have arrived. */
 static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *sites) {
   struct ob_fragment *fragment = shard->fragment;
   if (fragment->stage == OB_FRAGMENT_SENDING) {
@@ -117,7 +117,7 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
 }
 
 /* Returns the values that a peer adds to the mean: its drift; zeros if its final drift is included
- * already while others go on; NULL if it does not count. */
+ * already and other sites are not done; NULL if it does not count. */
 static unsigned char *find_contribution(const struct ob_site_group *group, int peer) {
   const struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;
@@ -198,7 +198,7 @@ static onebit_status_t check_consensus(const struct ob_shard *shard, uint32_t wa
                   (unsigned)own, ob_shard_server(shard), (unsigned)wanted);
 }
 
-/* Handles a mean of drifts that are longer than a round, after an absence. Outer momentum assumes
+/* Handles a mean of drifts that cover more than one round, after an absence. Outer momentum assumes
  * drifts from the consensus of one round ago, so the excess over a round is applied without
  * momentum. */
 static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t rounds) {

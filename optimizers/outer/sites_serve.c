@@ -309,8 +309,8 @@ static onebit_status_t report_skipped(struct ob_sites *sites, bool skipped) {
   sites->outer->skipped += skipped;
   if (!skipped)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_SKIPPED, "the drift of this site is not finite: it has gone back to the "
-                                  "consensus");
+  return ob_error(ONEBIT_SKIPPED, "the drift of this site is not finite: the site's parameters are "
+                                  "reset to the consensus");
 }
 
 /* Makes a group's step. An exchange that is still under way, after a checkpoint of another round,

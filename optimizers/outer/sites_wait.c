@@ -10,7 +10,7 @@
 #include "collectives/watch.h"
 #include "optimizers/outer/sites.h"
 
-/* The longest wait of a check for one of several messages. */
+/* The longest time that a test of one of several messages waits, in seconds. */
 #define SLICE_SECONDS 0.002
 
 /* --- A message ---------------------------------------------------------------------------------*/
@@ -80,7 +80,7 @@ static onebit_status_t follow_commands(struct ob_sites *sites) {
   if (header->status == ONEBIT_OK)
     return ONEBIT_OK;
   sites->outer->stopped = true;
-  return ob_error(ONEBIT_ERROR_PEER, "rank 0 of the site reports %s",
+  return ob_error(ONEBIT_ERROR_PEER, "rank 0 of the site failed with %s: read its error message",
                   onebit_status_string((onebit_status_t)header->status));
 }
 
@@ -101,7 +101,7 @@ static onebit_status_t receive_result(struct ob_shard *shard, double seconds) {
 }
 
 /* Moves a group's messages without waiting. With `all`, no message of a site that has ended the
- * synchronisation is tested: it may be gone. */
+ * synchronisation is tested, since that site may be gone. */
 static onebit_status_t move_group_messages(struct ob_site_group *group, bool all) {
   const struct ob_sites *sites = group->sites;
   const bool ended = all && ob_shard_of(group, sites->own)->ended;
@@ -117,7 +117,7 @@ static onebit_status_t move_group_messages(struct ob_site_group *group, bool all
   return ob_sites_move_sends(group);
 }
 
-/* Serves one round, after drifts were sent. */
+/* Closes one round, if it may be closed, after drifts were sent. */
 static onebit_status_t serve_round(struct ob_site_group *group, bool all, bool late) {
   const bool done = all ? ob_shard_of(group, group->sites->own)->ended : group->closed;
   return done || !ob_sites_may_close(group, all, late) ? ONEBIT_OK : ob_sites_close(group);
@@ -132,8 +132,8 @@ static onebit_status_t apply_message(struct ob_shard *shard, unsigned char *mess
   return ONEBIT_OK;
 }
 
-/* Applies the results that have arrived. With `all` these are a synchronisation's: what a site
- * sends after the message that ends it is left for later. */
+/* Applies the results that have arrived. With `all` these are results of a synchronisation;
+ * messages that a site sends after the end of it are left for later. */
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);

@@ -1,10 +1,10 @@
-# Prints the declarations of public headers, one on a line: awk -f describe.awk include/onebit/*.h
+# Prints the declarations of public headers, one per line: awk -f describe.awk include/onebit/*.h
 #
-#   function HEADER NAME RESULT (TYPE, ...)      without the names of parameters
-#   struct HEADER TYPE grows|fixed               grows: it begins with its size, or is only ever the
-#                                                last field of such a struct
-#   field HEADER TYPE NAME DECLARATION           of each field, in order
-#   constant HEADER NAME                         of an enum, or a macro that is an integer
+#   function HEADER NAME RESULT (TYPE, ...)      parameter names are left out
+#   struct HEADER TYPE grows|fixed               grows: the struct begins with its size, or it is only
+#                                                ever the last field of such a struct
+#   field HEADER TYPE NAME DECLARATION           one line per field, in order
+#   constant HEADER NAME                         an enum constant, or a macro that is an integer
 #
 # The headers have typedefs of enums and structs with bodies, functions, and pointers to functions as
 # fields. Other declarations, such as typedefs of handles, are ignored.

@@ -1,8 +1,8 @@
 /*
- * A program that was compiled against the headers of an earlier release gives the sizes that
- * structs had then. The library must accept them for as long as its soname is the same. This test
- * makes a call with the size of each SIZE_type that tests/scripts/check-abi defines. If one is
- * refused, it prints the library's message and ends with status 1.
+ * A program that was compiled against the headers of an earlier release passes the struct sizes of
+ * that release. The library must accept these sizes as long as its soname is the same. This test
+ * makes a call with the size of each SIZE_type that tests/scripts/check-abi defines. If the library
+ * refuses a size, the test prints the library's message and ends with status 1.
  */
 #include <onebit/onebit.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static void expect(onebit_status_t status, const char *call) {
   refused = 1;
 }
 
-/* A struct as an older program knows it, followed by other variables of that program. */
+/* A struct as an older program knows it. Other variables of that program follow it in memory. */
 #define WITH_SIZE(type, name, size_then)                                                           \
   union {                                                                                          \
     type value;                                                                                    \

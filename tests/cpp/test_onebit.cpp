@@ -43,7 +43,7 @@ static onebit_status_t catch_status(const std::function<void()> &work,
   return ONEBIT_OK;
 }
 
-// Runs a body for each of some ranks that are threads.
+// Runs a body on each of `size` ranks, which are threads.
 static void run_on_ranks(int size, const std::function<void(communicator &)> &body) {
   std::vector<communicator> ranks = communicator::loopback(size);
   std::vector<std::thread> threads;

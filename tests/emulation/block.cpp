@@ -1,6 +1,6 @@
 /*
  * Runs the threads of a CTA as fibers, which wait for each other in barriers and warp collectives.
- * The last one to arrive computes the results of all.
+ * The last fiber to arrive computes the results of all fibers.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ namespace {
 
 constexpr unsigned LANES = 32, MAX_THREADS = 1024;
 
-/* The value that a shuffle reads from a lane that does not take part: undefined in CUDA, here a NaN
- * as a float and as a double, so that it is seen if it is used. */
+/* The value that a shuffle reads from a lane that does not take part. CUDA leaves this value
+ * undefined. Here it is a NaN, as a float and as a double, so that a test notices its use. */
 constexpr uint64_t NOBODY = 0xfffdeadbfffdeadb;
 
 const char *name(collective kind) {
@@ -35,7 +35,7 @@ const char *name(collective kind) {
 struct cuda_thread {
   std::unique_ptr<fiber> stack;
   uint3 index;
-  unsigned number; /* in the block */
+  unsigned number; /* its number in the block */
   uint64_t value, result;
   unsigned source;
 };
@@ -84,7 +84,7 @@ private:
   std::minstd_rand random_;
 };
 
-/* The threads that may run, a bit for each. */
+/* The threads that may run, with one bit per thread. */
 class ready_set {
 public:
   void insert(unsigned number) {
@@ -111,7 +111,8 @@ private:
   size_t count_ = 0;
 };
 
-/* An OS thread's fibers, which all its blocks use, and the block that runs now. */
+/* The fibers of an OS thread, which all blocks on that OS thread use, and the block that runs
+ * now. */
 class processor {
 public:
   void run(dim3 grid, dim3 block, const std::function<void()> &thread);
@@ -146,7 +147,7 @@ private:
 
 thread_local processor here;
 
-/* The function of a fiber, which runs one CUDA thread after the other. */
+/* The function of a fiber, which runs one CUDA thread after another. */
 void processor::run_fiber(void *self) {
   auto *me = static_cast<processor *>(self);
   me->current_->stack->begin(me->scheduler_);
@@ -234,8 +235,8 @@ uint64_t processor::result(const lane_group &group, const cuda_thread *lanes, un
   return ballot;
 }
 
-/* Ends the collective when all lanes of its mask, except those that have exited, have arrived, as
- * the hardware does. */
+/* Ends the collective when all lanes of its mask have arrived. As on the hardware, lanes that have
+ * exited are not waited for. */
 void processor::finish_if_complete(unsigned warp_number, lane_group &group) {
   warp &of = warps_[warp_number];
   if (group.arrived != (group.mask & of.alive))

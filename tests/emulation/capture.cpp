@@ -1,6 +1,7 @@
 /*
- * Capture: work on a stream, and on streams that events connect with it, becomes nodes of a graph
- * instead. The nodes of a launched graph are operations that only the order in the graph restricts.
+ * Stream capture. Work on a captured stream, and on streams that events connect with it, becomes
+ * nodes of a graph instead of running. When a graph is launched its nodes become operations,
+ * ordered only by the edges of the graph.
  */
 #include <algorithm>
 #include <set>
@@ -24,7 +25,7 @@ std::vector<std::shared_ptr<capture>> &captures() {
   return active;
 }
 
-/* Returns all graphs: the captured ones, and the executable ones made from them. */
+/* Returns all graphs: the captured graphs, and the executable graphs made from them. */
 std::set<const CUgraph_st *> &graphs() {
   static std::set<const CUgraph_st *> all;
   return all;
@@ -181,8 +182,9 @@ cudaError_t refuse_capturing(CUstream_st &stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
-/* Follows CUDA's rule: a thread's own captures forbid the call unless they are relaxed; so do other
- * threads' global captures unless this thread is relaxed. A relaxed thread may make any call. */
+/* Follows CUDA's rule. The calling thread's own captures forbid the call unless they are relaxed.
+ * Global captures of other threads forbid it unless this thread is relaxed. A relaxed thread may
+ * make any call. */
 cudaError_t refuse_in_capture() {
   cudaError_t error = cudaSuccess;
   for (const auto &active : captures()) {
@@ -284,7 +286,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
   return cudaSuccess;
 }
 
-/* Relies on the order of nodes: each comes after those that it depends on. */
+/* Relies on the order of nodes: each node comes after the nodes that it depends on. */
 long emulation_longest_chain(cudaGraph_t graph) {
   std::vector<long> chains;
   for (const graph_node &node : graph->nodes) {

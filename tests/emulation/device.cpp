@@ -41,7 +41,7 @@ int device_count() {
 
 bool valid(int number) { return number >= 0 && number < device_count(); }
 
-/* Counts down; returns true for the call that is to fail. */
+/* Counts down. Returns true for the call that must fail. */
 bool count_down(std::atomic<long> &left) {
   long seen = left.load();
   while (seen > 0)
@@ -135,8 +135,8 @@ static bool comes_early(const cudaLaunchConfig_t &config) {
   return false;
 }
 
-/* Runs a kernel. A thread of an early kernel that does not wait would read memory which the
- * previous kernel has not written yet. */
+/* Runs a kernel. An early kernel is launched before the previous kernel has ended. A thread of it
+ * that does not wait would read memory that the previous kernel has not written yet. */
 static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
   const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
   threads_that_waited = 0;
@@ -220,7 +220,7 @@ cudaError_t cudaSetDevice(int number) {
   if (!valid(number))
     return result(device_count() ? cudaErrorInvalidDevice : cudaErrorNoDevice);
   device = number;
-  use_device(); /* from CUDA 12 on */
+  use_device(); /* from CUDA 12 on, this call creates the context */
   return cudaSuccess;
 }
 

@@ -1,6 +1,7 @@
 /*
- * Fibers. The switch is written in assembly for x86-64: swapcontext(), which serves elsewhere,
- * makes a system call for the signal mask, which costs more than the rest of the emulation.
+ * Fibers. The switch between fibers is written in assembly for x86-64. Other processors use
+ * swapcontext(), which makes a system call for the signal mask, and that call costs more than the
+ * rest of the emulation.
  */
 #include <stdint.h>
 #include <sys/mman.h>
@@ -29,8 +30,8 @@ constexpr size_t STACK = 128 << 10;
 
 #ifdef __x86_64__
 
-/* Saves the registers that a call must preserve, and the stack pointer; loads the other
- * context's. */
+/* Saves the stack pointer and the registers that a call must preserve. Loads those of the other
+ * context. */
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
@@ -81,7 +82,7 @@ static void swap(context &from, context &to) {
 
 #else
 
-/* makecontext() passes ints, so an address takes two. */
+/* makecontext() passes arguments as ints, so an address takes two of them. */
 static void enter(unsigned entry_high, unsigned entry_low, unsigned high, unsigned low) {
   auto address = [](unsigned upper, unsigned lower) {
     return static_cast<uintptr_t>(static_cast<uint64_t>(upper) << 32 | lower);

@@ -1,4 +1,4 @@
-/* The inner interface of the emulated device: operations, captures, devices, memory, blocks,
+/* The internal interface of the emulated device: operations, captures, devices, memory, blocks,
  * fibers. */
 #ifndef EMULATION_INSIDE_H
 #define EMULATION_INSIDE_H
@@ -19,7 +19,7 @@
 #include "cuda_runtime_api.h"
 #include "emulation.h"
 
-/* ---- AddressSanitizer, which gcc and clang announce differently ---- */
+/* ---- AddressSanitizer, for which gcc and clang define different macros ---- */
 
 #ifndef __has_feature
 #define __has_feature(name) 0
@@ -34,8 +34,8 @@
 /*
  * ---- Operations ----
  *
- * Work on streams is a graph of operations that run as late as possible: when the host waits. One
- * mutex guards the graph; it is not held while an operation runs.
+ * Work on streams is a graph of operations. They run as late as possible, which is when the host
+ * waits. One mutex guards the graph. It is not held while an operation runs.
  */
 
 struct ncclComm;
@@ -50,14 +50,15 @@ using lock = std::unique_lock<std::mutex>;
 
 /* The work of an operation. A graph keeps it for its next launch. */
 struct work {
-  /* Called without the lock. Returns true if the work is done, or false if it has only begun; then
-   * finish_operation() is called later. */
+  /* Called without the lock. Returns true if the work is done. Returns false if the work has only
+   * begun, and finish_operation() is called later. */
   std::function<bool(const operation_ptr &)> start;
-  /* Called with the lock: `enqueued` when the operation enters a queue; `needs` after it has begun,
-   * to list the known operations of other ranks that must run before it can end. */
+  /* Called with the lock. `enqueued` is called when the operation enters a queue. `needs` is called
+   * after the operation has begun, and lists the known operations of other ranks that must run
+   * before it can end. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
-  /* The communicator that a graph with this operation holds, or none. */
+  /* The communicator that a graph with this operation keeps in use, or NULL. */
   const ncclComm *comm = nullptr;
 };
 
@@ -66,7 +67,7 @@ work make_work(std::function<void()> function);
 
 struct operation {
   work what;
-  stream_ptr stream; /* none: the operation is done, or is a node of a launched graph */
+  stream_ptr stream; /* none if the operation is done, or is a node of a launched graph */
   std::vector<operation_ptr> after;
   enum { queued, running, done } state = queued;
   std::chrono::steady_clock::time_point ended;
@@ -79,7 +80,7 @@ struct CUstream_st {
       : device(on), blocking(blocks), is_default(as_default) {}
 
   const int device;
-  const bool blocking; /* orders itself with the device's default stream */
+  const bool blocking; /* is ordered with the device's default stream */
   const bool is_default;
   bool destroyed = false; /* the handle is invalid, but queued work still runs */
   std::deque<emulation::operation_ptr> queue;
@@ -100,24 +101,25 @@ namespace emulation {
 
 std::mutex &guard();
 
-/* Enqueues the work after `after`, and after the operations that the kind of stream waits for. */
+/* Enqueues the work. It runs after `after`, and after the operations that a stream of this kind
+ * waits for. */
 operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
                       std::vector<operation_ptr> after = {});
-/* Adds an operation without a stream, for graphs. */
+/* Adds an operation that belongs to no stream. Graphs use it. */
 operation_ptr add_node(work what, std::vector<operation_ptr> after);
 
-/* Runs `wanted` (NULL: nothing) after all operations that it needs. If no operation can run, the
- * process ends with a message that the host waits for `whom`. */
+/* Runs all operations that `wanted` needs, and `wanted` itself unless it is NULL. If no operation
+ * can run, the process ends with a message that the host waits for `whom`. */
 void complete_operation(lock &held, const operation_ptr &wanted,
                         const char *whom = "an operation of another thread or rank");
-/* Runs one operation that `wanted` needs, if one can run. */
+/* Runs one operation that `wanted` needs, if any of them can run now. */
 bool advance_operation(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
 /* Finishes an operation whose start() has returned false. */
 void finish_operation(const operation_ptr &begun);
 /* Wakes all threads that sleep in wait_for_others(). */
 void wake_others();
-/* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
+/* Sleeps until any operation has ended. Ends the process after EMULATED_TIMEOUT. */
 void wait_for_others(lock &held, const char *whom);
 
 /* Returns the stream of a handle, or none. */
@@ -126,7 +128,7 @@ std::vector<stream_ptr> streams_of(int device);
 void synchronise_device(lock &held, int device,
                         const char *whom = "an operation of another thread or rank");
 
-/* The value of an environment variable. */
+/* Returns the value of an environment variable, or `otherwise` if it is not set. */
 long read_setting(const char *name, long otherwise);
 
 /* ---- Stream capture and graphs ---- */
@@ -145,16 +147,18 @@ struct capture {
   bool invalid = false;
 };
 
-/* Enqueues the work after the stream's and `after`, or adds a node to the stream's capture. All
- * work on streams passes here. The caller holds the lock. */
+/* Enqueues the work after the stream's last operation and after `after`. If the stream is being
+ * captured, adds a node to its capture instead. All work on streams goes through this function. The
+ * caller holds the lock. */
 cudaError_t submit(lock &held, const stream_ptr &stream, work what,
                    operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
-/* True if a graph, or its launched work, has calls on a communicator: NCCL waits for the graph's
- * end before it ends the communicator. The caller holds the lock. */
+/* True if a graph, or the operations of a launched graph, contain calls on the communicator. NCCL
+ * waits for the end of such a graph before it ends the communicator. The caller holds the lock. */
 bool is_in_graph(const ncclComm *comm);
 
-/* Returns an error for a call that waits on a stream, and ends its capture. */
+/* Returns the error of a call that waits on a stream that is being captured, and ends its
+ * capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);
 
 /* Record and wait for events in a capture. */
@@ -185,7 +189,8 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* True if emulation_only_count is on; and true if it leaves out a copy of that many bytes. */
+/* only_counts: true if emulation_only_count is on. is_left_out: true if a copy of `bytes` is also
+ * left out. */
 bool only_counts();
 bool is_left_out(size_t bytes);
 
@@ -227,7 +232,8 @@ struct context {
   void *fake_stack = nullptr;
 };
 
-/* Calls entry(argument) on its own stack at the first switch to it. entry never returns. */
+/* Calls entry(argument) on a stack of its own at the first switch to the fiber. entry never
+ * returns. */
 class fiber : public context {
 public:
   fiber(void (*entry)(void *), void *argument);

@@ -1,7 +1,7 @@
 /*
- * Allocations have guard zones, and freed memory stays for a while, filled with a pattern: a write
- * past the end, or after the free, is found. With AddressSanitizer, which finds more, malloc and
- * free are used directly.
+ * Allocations have guard zones, and freed memory is kept for a while, filled with a pattern. A
+ * write past the end of an allocation, or after its free, is therefore found. AddressSanitizer
+ * finds more, so builds with it use malloc and free directly.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ constexpr size_t ZONE = 4096;
 constexpr size_t ALIGNMENT = 4096, KEPT = size_t{32} << 20;
 /* Bytes of a zone that are checked at each synchronisation. */
 constexpr size_t CHECKED = 512;
-/* Patterns, each a NaN as a float. */
+/* Byte patterns for memory. Each is a NaN when read as a float. */
 constexpr unsigned char FRESH = 0xff, FREED = 0xfe, GUARD = 0xfd;
 
 struct allocation {
@@ -48,8 +48,7 @@ std::map<uintptr_t, allocation> &allocations() {
   static std::map<uintptr_t, allocation> all;
   return all;
 }
-/* The registered memory of the host, from which copies may be made without a wait: address and
- * size. */
+/* The host memory that is registered, by address and size. Copies from it do not have to wait. */
 std::map<uintptr_t, size_t> &registered() {
   static std::map<uintptr_t, size_t> all;
   return all;
@@ -82,7 +81,8 @@ void check_guards(const allocation &block) {
           block.size, static_cast<void *>(block.start()));
 }
 
-/* Returns the oldest freed memory to the system; ends the process if it was written to. */
+/* Returns the oldest freed block to the system. Ends the process if the block was written to after
+ * its free. */
 void forget_oldest() {
   allocation block = freed.front();
   freed.pop_front();
@@ -144,8 +144,9 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   return cudaSuccess;
 }
 
-/* Frees memory; the caller holds the lock. Both kinds wait for all of the device's work, even for a
- * kernel of NCCL whose peers are gone: nothing may still use the memory. */
+/* Frees memory. The caller holds the lock. Freeing device memory and freeing pinned memory both
+ * wait for all of the device's work, even for a kernel of NCCL whose peers are gone, because
+ * nothing may still use the memory. */
 cudaError_t release(lock &held, void *pointer, bool pinned) {
   if (!pointer)
     return cudaSuccess;
@@ -175,8 +176,8 @@ bool is_registered(const void *pointer, size_t size) {
   return address_of(pointer) - start <= bytes && size <= bytes - (address_of(pointer) - start);
 }
 
-/* Registers memory; the caller holds the lock. Registering and unregistering wait for the device,
- * as allocations may. */
+/* Registers memory. The caller holds the lock. Like allocations, registering and unregistering may
+ * wait for the device. */
 cudaError_t register_memory(lock &held, void *pointer, size_t size) {
   if (!pointer || !size)
     return cudaErrorInvalidValue;
@@ -202,7 +203,8 @@ cudaError_t unregister_memory(lock &held, void *pointer) {
 
 enum class place { pageable, pinned, device, broken };
 
-/* Returns the memory of these bytes; it is broken if they end beyond their allocation. */
+/* Returns the kind of memory of these bytes. It is `broken` if the bytes end beyond their
+ * allocation. */
 place find_place(const void *pointer, size_t size) {
   const allocation *block = find(pointer);
   if (!block)
@@ -217,7 +219,7 @@ bool matches(place actual, bool says_device) {
                      : actual == place::pageable || actual == place::pinned;
 }
 
-/* True if the kind of copy matches the memory of both sides. */
+/* True if the kind of copy matches the kind of memory on both sides. */
 bool matches_both(cudaMemcpyKind kind, place to, place from) {
   if (to == place::broken || from == place::broken)
     return false;
@@ -240,7 +242,7 @@ void copy_now(const rows &copy) {
     memmove(copy.to + row * copy.to_pitch, copy.from + row * copy.from_pitch, copy.width);
 }
 
-/* Makes a copy that reads from a snapshot of the source. */
+/* Makes a copy that reads from a snapshot of the source, taken at enqueue time. */
 work staged_copy(const rows &copy) {
   auto bytes = std::make_shared<std::vector<char>>(copy.width * copy.height);
   rows first = copy, second = copy;
@@ -254,8 +256,8 @@ work staged_copy(const rows &copy) {
   });
 }
 
-/* Copies from pageable memory to a device as late as CUDA permits: the host waits for the stream's
- * earlier work, stages the bytes and returns; the stream makes the copy later. */
+/* Copies from pageable memory to a device as late as CUDA permits. The host waits for the stream's
+ * earlier work, stages the bytes and returns. The stream makes the copy later. */
 cudaError_t stage_copy(lock &held, const rows &copy, const stream_ptr &stream) {
   operation_ptr reached;
   cudaError_t error = submit(held, stream, make_work([] {}), &reached);
@@ -266,8 +268,8 @@ cudaError_t stage_copy(lock &held, const rows &copy, const stream_ptr &stream) {
   return submit(held, stream, staged_copy(copy));
 }
 
-/* Copies rows. The host waits for a copy to pageable memory, as with real devices; if `wait` is
- * true it waits for all copies except those between devices. */
+/* Copies rows. The host waits for a copy to pageable memory, as with real devices. If `wait` is
+ * true, the host waits for all copies except those between devices. */
 cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
   if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
     return cudaErrorInvalidPitchValue;

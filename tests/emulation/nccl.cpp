@@ -1,5 +1,5 @@
 /*
- * NCCL's interface: groups, and calls that become operations on streams.
+ * NCCL's interface: groups, and the calls that become operations on streams.
  */
 #include <algorithm>
 #include <atomic>
@@ -17,7 +17,7 @@ namespace emulation {
 
 namespace {
 
-/* A call that waits for the end of its group. */
+/* A call that waits for the end of the group that it is in. */
 struct call {
   comm_ptr comm;
   stream_ptr stream;
@@ -47,7 +47,8 @@ ncclResult_t enqueue_group() {
   return ncclSuccess;
 }
 
-/* Return the multiple of `count` elements that a call reads, and that it writes. */
+/* times_read: how many times `count` elements a call reads. times_written: how many times it
+ * writes. */
 size_t times_read(const transfer &what, size_t ranks) {
   return what.kind == transfer::receive ? 0 : what.kind == transfer::reduce_scatter ? ranks : 1;
 }
@@ -155,7 +156,7 @@ ncclResult_t ncclGroupStart(void) {
   return ncclSuccess;
 }
 
-/* Runs the calls of the group; none of them if one is wrong. */
+/* Runs the calls of the group. Runs none of them if one is wrong. */
 ncclResult_t ncclGroupEnd(void) {
   if (!group_depth)
     return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
@@ -176,15 +177,15 @@ ncclResult_t ncclGroupEnd(void) {
 /*
  * ---- Reductions ----
  *
- * NCCL's reductions. NCCL rounds in an order of its own; this code adds in the order of the ranks,
- * 16-bit floats in float32.
+ * NCCL's reductions. NCCL adds in an order of its own. This code adds in the order of the ranks,
+ * and adds 16-bit floats in float32.
  */
 
 namespace emulation {
 
 namespace {
 
-/* Reads and writes an element, and names the type of its arithmetic. */
+/* Loads and stores an element of type T. `number` is the type of the arithmetic. */
 template <typename T> struct element {
   using number = T;
   static T load(const void *from, size_t i) { return static_cast<const T *>(from)[i]; }
@@ -254,7 +255,7 @@ void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclD
 /*
  * ---- Windows ----
  *
- * Memory of NCCL, and windows, a feature of newer versions.
+ * Memory of NCCL, and windows, which only newer versions of NCCL have.
  */
 
 struct ncclWindow_vidmem {

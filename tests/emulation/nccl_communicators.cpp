@@ -23,7 +23,8 @@ std::vector<comm_ptr> &comms() {
   return all;
 }
 
-/* Communicators that were destroyed or aborted, kept so that no other gets their address. */
+/* Communicators that were destroyed or aborted. They are kept so that no new communicator gets the
+ * same address. */
 std::vector<comm_ptr> &ended_comms() {
   static std::vector<comm_ptr> all;
   return all;
@@ -39,8 +40,8 @@ std::map<std::string, std::shared_ptr<shared_state>> &incomplete_comms() {
 using deferred_wait = std::function<ncclResult_t(lock &)>;
 thread_local std::vector<deferred_wait> deferred_waits;
 
-/* Waits for the other ranks, or in a group lets the group's end wait, since this thread may create
- * the other ranks later in the group. */
+/* Waits for the other ranks. In a group it leaves the wait to the end of the group, since this
+ * thread may create the other ranks later in the same group. */
 ncclResult_t wait_or_defer(lock &held, deferred_wait wait) {
   if (!in_group())
     return wait(held);
@@ -65,7 +66,8 @@ ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
   return ncclSuccess;
 }
 
-/* Reads a configuration; NULL changes nothing. Unset numbers are NCCL_CONFIG_UNDEF_INT. */
+/* Reads a configuration. NULL changes nothing. Numbers that are not set are
+ * NCCL_CONFIG_UNDEF_INT. */
 ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
   if (!config)
@@ -120,7 +122,7 @@ comm_ptr append_rank(const std::shared_ptr<shared_state> &all, int device) {
   return comm;
 }
 
-/* Follows NCCL's rule: each device may appear once. */
+/* Follows NCCL's rule that each device may appear only once. */
 ncclResult_t check_devices(const std::vector<int> &devices) {
   int count = 0;
   if (cudaGetDeviceCount(&count))
@@ -165,7 +167,7 @@ void divide_ranks(const shared_state &parent, std::vector<choice> &choices) {
   }
 }
 
-/* Stores this rank's choice; the last of the `wanted` ranks divides the communicator. */
+/* Stores this rank's choice. The last of the `wanted` ranks to call it divides the communicator. */
 std::shared_ptr<division> choose(ncclComm &comm, const choice &mine, size_t wanted) {
   shared_state &parent = *comm.shared;
   long number = comm.splits++;
@@ -215,8 +217,8 @@ ncclResult_t split_communicator(ncclComm_t handle, choice mine, size_t left_out,
                        [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
-/* Completes the queued operations and the last one, and with it all earlier ones. The stream of a
- * launched graph completes the graph's operations. */
+/* Completes the queued operations and the last one, which completes all earlier operations too. A
+ * launched graph's operations are completed through the stream on which it was launched. */
 void complete_operations(lock &held, const comm_ptr &comm) {
   const char *whom = "kernels of NCCL, in ncclCommFinalize or ncclCommDestroy";
   while (!comm->queued.empty())

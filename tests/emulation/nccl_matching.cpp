@@ -1,6 +1,6 @@
 /*
- * Matches transfers. Nothing here blocks: an operation posts its transfers, and the last rank to
- * come moves the bytes and finishes the operations of all ranks.
+ * Matches transfers. No function in this file blocks. An operation posts its transfers, and the
+ * last rank to arrive moves the bytes and finishes the operations of all ranks.
  */
 #include <string.h>
 
@@ -23,7 +23,7 @@ bool is_same_call(const transfer &a, const transfer &b) {
          (a.kind == transfer::all_gather || a.reduction == b.reduction);
 }
 
-/* Counts one transfer as ended; the last one ends the operation. */
+/* Counts one transfer as ended. The last transfer ends the operation. */
 void end_transfer(shared_state &shared, const std::shared_ptr<begun> &by) {
   if (--by->transfers)
     return;
@@ -31,7 +31,7 @@ void end_transfer(shared_state &shared, const std::shared_ptr<begun> &by) {
   finish_operation(by->self);
 }
 
-/* Matches sends with their receives; unequal numbers of bytes are an error of both ranks. */
+/* Matches sends with their receives. If their numbers of bytes differ, both ranks get an error. */
 void match_transfers(shared_state &shared, std::pair<int, int> pair) {
   std::deque<posted> &sends = shared.sends[pair], &receives = shared.receives[pair];
   while (!shared.failed && !sends.empty() && !receives.empty()) {
@@ -55,7 +55,8 @@ void match_transfers(shared_state &shared, std::pair<int, int> pair) {
   }
 }
 
-/* Computes the results in separate memory: the output of a rank may be the input of any rank. */
+/* Computes the results in separate memory, because the output of one rank may be the input of
+ * another rank. */
 void run_collective(const std::vector<posted> &all) {
   const transfer &any = all.front().what;
   size_t bytes = any.count * size_of(any.type), ranks = all.size();
@@ -120,7 +121,8 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
     return true;
   if (comm.breaks)
     fail_ranks(shared, nullptr, ncclRemoteError);
-  /* The count starts one too high: the operation must not end before all transfers are posted. */
+  /* The count starts one too high, because the operation must not end before all transfers are
+   * posted. */
   auto by = std::make_shared<begun>(
       begun{self, &comm, transfers.size() + 1, std::vector<int>(shared.ranks.size())});
   shared.waiting.push_back(by);
@@ -131,7 +133,7 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
   return false;
 }
 
-/* Returns the operations that the awaited ranks have not begun yet. */
+/* Returns the operations of other ranks that `self` waits for and that have not begun yet. */
 std::vector<operation_ptr> list_awaited(const shared_state &shared, const operation &self) {
   std::vector<operation_ptr> found;
   for (const std::shared_ptr<begun> &by : shared.waiting)
@@ -154,7 +156,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
           [comm](const operation &self) { return list_awaited(*comm->shared, self); }, comm.get()};
 }
 
-/* Without a culprit all ranks get `code`. */
+/* If `culprit` is NULL, all ranks get `code`. */
 void fail_ranks(shared_state &shared, ncclComm *culprit, ncclResult_t code) {
   shared.failed = true;
   for (const std::weak_ptr<ncclComm> &rank : shared.ranks)

@@ -25,17 +25,18 @@ struct transfer {
   size_t count;
   ncclDataType_t type;
   ncclRedOp_t reduction;
-  int peer; /* of a send or receive */
+  int peer; /* the peer of a send or receive */
 };
 
-/* Makes one operation of the calls of a group on one communicator and stream. */
+/* Makes one operation from those calls of a group that are on one communicator and stream. */
 work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 
-/* Gives all ranks an error: `code`, or ncclRemoteError to all but the culprit. Operations that have
- * begun, or begin later, spin until their rank aborts, as NCCL's kernels do. The caller holds the
- * lock. */
+/* Gives all ranks an error: `code` to the culprit and ncclRemoteError to the others, or `code` to
+ * all if there is no culprit. Operations that have begun, or begin later, spin until their rank
+ * aborts, as NCCL's kernels do. The caller holds the lock. */
 void fail_ranks(shared_state &shared, ncclComm *culprit, ncclResult_t code);
-/* Ends this rank's kernels, whatever they wait for; the other ranks find it gone. */
+/* Ends this rank's kernels, whatever they wait for. The other ranks notice that the rank is
+ * gone. */
 void abort_rank(ncclComm &comm);
 
 size_t size_of(ncclDataType_t type);
@@ -49,7 +50,7 @@ struct begun {
   operation_ptr self;
   const ncclComm *comm;
   size_t transfers;
-  std::vector<int> awaited; /* transfers that wait for each rank */
+  std::vector<int> awaited; /* for each rank, the number of transfers that wait for it */
 };
 
 struct posted {
@@ -69,7 +70,7 @@ struct division {
   std::vector<choice> choices; /* by the parent's rank */
 };
 
-/* A call of ncclCommWindowRegister that all ranks make together. */
+/* A call of ncclCommWindowRegister, which all ranks make together. */
 struct registration {
   size_t present = 0, size = 0;
   bool differs = false;
@@ -85,7 +86,8 @@ struct shared_state {
   std::vector<std::shared_ptr<begun>> waiting;
   std::map<long, std::shared_ptr<division>>
       divisions; /* by their number, until all ranks are there */
-  std::map<long, std::shared_ptr<registration>> registrations; /* likewise */
+  std::map<long, std::shared_ptr<registration>> registrations; /* by their number, until all ranks
+                                                                * are there */
 };
 
 } // namespace emulation
@@ -108,13 +110,14 @@ namespace emulation {
 /* Returns the communicator of a handle, or none. The caller holds the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Stores the message for ncclGetLastError, and returns the error, as does the end of a group. */
+/* Stores the message for ncclGetLastError, and returns the error. The end of the group returns the
+ * error again. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process if the emulated NCCL is older than that version. */
 void require_version(int version, const char *function);
-/* Called when a communicator ends: an abort removes its windows; otherwise it must have none. The
- * caller holds the lock. */
+/* Called when a communicator ends. An abort removes the communicator's windows. Otherwise no window
+ * may be left. The caller holds the lock. */
 void close_windows(ncclComm_t comm, bool abort);
 
 /* Returns the result of a collective call: ncclSuccess, or ncclInProgress if the communicator is
@@ -123,10 +126,10 @@ ncclResult_t collective_result(const ncclComm &made);
 
 /* True if the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
-/* True if calls wait for the end of its group. */
+/* True if the group of the calling thread contains calls, which wait for its end. */
 bool group_has_calls();
-/* Called at the end of a group: run_deferred_waits waits until the group's communicators exist, and
- * returns the first error; drop_deferred_waits does not wait. */
+/* Called at the end of a group. run_deferred_waits waits until the group's communicators exist, and
+ * returns the first error. drop_deferred_waits drops the waits instead. */
 ncclResult_t run_deferred_waits();
 void drop_deferred_waits();
 

@@ -28,8 +28,8 @@ bool is_eager() {
   return true;
 }
 
-/* Follows CUDA's rule: the default stream waits for all blocking streams of its device, and they
- * for it. */
+/* Follows CUDA's rule: the default stream waits for all blocking streams of its device, and
+ * blocking streams wait for the default stream. */
 void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &after) {
   if (!stream.blocking)
     return;
@@ -39,8 +39,9 @@ void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &a
       after.push_back(other->last);
 }
 
-/* Returns the operations that `wanted` waits for: before its start the first of its stream, and
- * those that it depends on; after its start those that other ranks have to run. */
+/* Returns the operations that `wanted` waits for. Before its start these are the first operation of
+ * its stream and the operations that it depends on. After its start these are operations that other
+ * ranks must run. */
 std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   if (wanted->state == operation::running)
     return wanted->what.needs ? wanted->what.needs(*wanted) : std::vector<operation_ptr>();
@@ -53,7 +54,7 @@ std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   return found;
 }
 
-/* Returns an operation that `wanted` needs and that can run now, or none. */
+/* Returns an operation that `wanted` needs and that can run now, or NULL. */
 operation_ptr find_runnable(const operation_ptr &wanted) {
   std::vector<operation_ptr> open{wanted};
   std::unordered_set<operation *> seen;
@@ -70,8 +71,8 @@ operation_ptr find_runnable(const operation_ptr &wanted) {
   return nullptr;
 }
 
-/* Starts an operation. It moves the function out first, since another thread may finish the
- * operation before the function returns. */
+/* Starts an operation. The function is moved out of the operation first, since another thread may
+ * finish the operation before the function returns. */
 bool begin(const operation_ptr &next) {
   auto start = std::move(next->what.start);
   return start(next);
@@ -168,7 +169,7 @@ void synchronise_device(lock &held, int device, const char *whom) {
 
 namespace {
 
-/* The streams: first the default stream of each device. */
+/* All streams. The default streams of the devices come first. */
 std::vector<stream_ptr> &streams() {
   static std::vector<stream_ptr> all = [] {
     std::vector<stream_ptr> defaults;
@@ -221,8 +222,8 @@ cudaError_t destroy_stream(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-/* Returns the stream's last operation; for the default stream, a marker after all work of the
- * blocking streams. */
+/* Returns the stream's last operation. For the default stream it returns a marker after all work of
+ * the blocking streams. */
 operation_ptr last_of(lock &held, const stream_ptr &stream) {
   return stream->is_default ? enqueue(held, stream, make_work([] {})) : stream->last;
 }
@@ -240,7 +241,7 @@ cudaError_t wait_for_stream(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-/* Runs one operation, so that a loop of queries ends. */
+/* Runs one operation, so that a program that calls a query function in a loop makes progress. */
 cudaError_t run_one(lock &held, const operation_ptr &wanted) {
   if (is_done(wanted))
     return cudaSuccess;

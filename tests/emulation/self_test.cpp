@@ -1,5 +1,5 @@
 /*
- * The emulated device's own test, of the properties that other tests rely on. Prints failures, and
+ * Tests the emulated device itself: the properties that other tests rely on. Prints failures, and
  * `N passed, N failed`.
  */
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace {
 
-/* Collectives do not wait for lanes that have returned; values read from those are NaN. */
+/* Collectives do not wait for lanes that have returned. Values read from such lanes are NaN. */
 __global__ void return_early(unsigned *ballots, float *values) {
   unsigned lane = threadIdx.x;
   if (lane >= 20)
@@ -131,8 +131,8 @@ static void test_misuse() {
 /*
  * ---- Drivers ----
  *
- * Actions that CUDA's and NCCL's documents allow a driver, and most drivers seldom take: copies
- * that are late, calls that wait, kernels that spin.
+ * Behaviour that the documents of CUDA and NCCL allow but most drivers seldom show: late copies,
+ * calls that wait, kernels that spin.
  */
 
 namespace {
@@ -145,15 +145,16 @@ int *allocate_on_device(int value) {
   return static_cast<int *>(memory);
 }
 
-/* Returns the value that a stream sees which is not ordered with the default stream. */
+/* Returns the value of `memory` that a stream reads if it is not ordered with the default
+ * stream. */
 int seen_by(cudaStream_t stream, const int *memory, int *seen) {
   EXPECT(launch(stream, 1, 1, copy, seen, memory) == cudaSuccess);
   EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
   return *seen;
 }
 
-/* The call returns when the bytes are staged; they arrive when the default stream reaches the
- * copy. */
+/* The call returns when the bytes are staged. They reach the device when the default stream comes
+ * to the copy. */
 void copy_arrives_late() {
   cudaStream_t stream = new_stream();
   int *memory = allocate_on_device(0), *seen = pinned<int>(1), value = 7;
@@ -183,7 +184,7 @@ void copy_on_stream_arrives_late() {
   EXPECT(cudaFree(memory) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);
 }
 
-/* A destroyed stream still does its work. */
+/* The work of a destroyed stream still runs. */
 void destroyed_stream_works() {
   cudaStream_t stream = new_stream();
   int *seen = pinned<int>(1);
@@ -194,7 +195,7 @@ void destroyed_stream_works() {
   EXPECT(cudaFreeHost(seen) == cudaSuccess);
 }
 
-/* A communicator whose link has broken, and its kernel on the stream. */
+/* A communicator whose link is broken, with one of its kernels spinning on the stream. */
 struct spinning {
   int *memory = pinned<int>(1), *other = pinned<int>(1), *device = allocate_on_device(0);
   cudaStream_t stream = new_stream();
@@ -239,7 +240,7 @@ void free_memory() { cudaFree(spinning().device); }
 void free_pinned() { cudaFreeHost(spinning().other); }
 void destroy_it() { ncclCommDestroy(spinning().comm); }
 
-/* The graph with the communicator's call exists longer than the communicator. */
+/* The graph with the communicator's call outlives the communicator. */
 void abort_before_graph() {
   int *memory = pinned<int>(1);
   ncclComm_t comm = nullptr;

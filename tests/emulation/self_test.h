@@ -1,5 +1,5 @@
 /*
- * The common part of the files of the emulated device's own test.
+ * Common functions and macros of the emulated device's own tests.
  */
 #ifndef EMULATION_SELF_TEST_H
 #define EMULATION_SELF_TEST_H
@@ -9,7 +9,8 @@
 void expect(bool holds, const char *what, const char *file, int line);
 #define EXPECT(condition) expect(condition, #condition, __FILE__, __LINE__)
 
-/* True if a child process that calls the function aborts with a message that has these words. */
+/* True if a child process that calls the function aborts with a message that contains these
+ * words. */
 bool aborts_with(void (*function)(), const char *words);
 
 /* Launches one grid on the stream. */

@@ -1,5 +1,5 @@
 /*
- * NCCL between threads.
+ * Tests of NCCL between threads.
  */
 #include <atomic>
 #include <functional>
@@ -34,12 +34,12 @@ ncclResult_t join_communicator(rank &self) {
   return ncclCommInitRank(&self.comm, RANKS, self.id, self.number);
 }
 
-/* Waits until NCCL reports the error, while the kernel still spins; then the rank's abort ends the
- * kernel. */
+/* Waits until NCCL reports the error while the kernel still spins. The abort of the rank then ends
+ * the kernel. */
 void expect_error(rank &of, ncclResult_t expected) {
   ncclResult_t error = ncclSuccess;
   while (!error) {
-    cudaStreamQuery(of.stream); /* lets it progress */
+    cudaStreamQuery(of.stream); /* runs an operation, so that the wait makes progress */
     EXPECT(ncclCommGetAsyncError(of.comm, &error) == ncclSuccess);
   }
   EXPECT(error == expected);
@@ -95,7 +95,7 @@ void fill(const rank &self) {
     self.memory[peer] = 10 * self.number + peer;
 }
 
-/* The ranks wait for their two streams in different orders. */
+/* Each rank synchronises its two streams in a different order. */
 void crossed_streams(rank &self) {
   cudaStream_t other;
   EXPECT(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
@@ -110,7 +110,7 @@ void crossed_streams(rank &self) {
   EXPECT(cudaStreamDestroy(other) == cudaSuccess);
 }
 
-/* The device of a rank makes progress while its host is busy. */
+/* The work of a rank's device progresses while its host is busy. */
 void one_rank_waits(rank &self) {
   static std::atomic<bool> arrived{false};
   fill(self);
@@ -125,7 +125,7 @@ void one_rank_waits(rank &self) {
 void send_mismatched(rank &self) {
   if (self.number == 0)
     EXPECT(ncclSend(self.memory, 2, ncclInt32, 1, self.comm, self.stream) == ncclSuccess);
-  else /* refused where the error was faster */
+  else /* refused if the error arrived first */
     ncclRecv(self.memory, 1, ncclInt32, self.number == 1 ? 0 : 1, self.comm, self.stream);
   expect_error(self, self.number < 2 ? ncclInvalidArgument : ncclRemoteError);
 }
@@ -133,14 +133,14 @@ void send_mismatched(rank &self) {
 void broken_link(rank &self) {
   if (self.number == 2)
     emulation_nccl_break(self.comm);
-  enqueue_all_to_all(self); /* refused where the error was faster */
+  enqueue_all_to_all(self); /* refused if the error arrived first */
   expect_error(self, ncclRemoteError);
 }
 
 /* When a rank aborts, the other ranks get an error. */
 void abort_one(rank &self) {
   if (self.number) {
-    enqueue_all_to_all(self); /* refused where the error was faster */
+    enqueue_all_to_all(self); /* refused if the error arrived first */
     return expect_error(self, ncclRemoteError);
   }
   EXPECT(ncclCommAbort(self.comm) == ncclSuccess);
@@ -169,7 +169,7 @@ void receive_from_nobody() {
 
 /* ---- NCCL's calls that make and end communicators ---- */
 
-/* The largest of the ranks' numbers. */
+/* Enqueues an allreduce that gives the largest of the ranks' numbers. */
 ncclResult_t enqueue_largest(const rank &self, int value) {
   self.memory[0] = value;
   self.memory[1] = 0;
@@ -187,7 +187,7 @@ void revoke_communicator(rank &self) {
   EXPECT(enqueue_largest(self, self.number) == ncclRemoteError);
 }
 
-/* The abort of a rank ends the wait of the others. */
+/* The abort of one rank ends the wait of the other ranks. */
 void split_that_fails(rank &self) {
   if (self.number) {
     ncclComm_t none = nullptr;
@@ -209,7 +209,7 @@ void finalize(rank &self) {
   EXPECT(ncclCommFinalize(self.comm) == ncclInvalidArgument);
 }
 
-/* A collective that another thread has begun is over too when the communicator is final. */
+/* ncclCommFinalize also waits for a collective that another thread has begun. */
 void finalize_what_runs(rank &self) {
   static std::atomic<int> waiting{0};
   if (self.number) {
@@ -224,7 +224,7 @@ void finalize_what_runs(rank &self) {
   EXPECT(enqueue_largest(self, 0) == ncclSuccess && equals_later(self, RANKS - 1));
 }
 
-/* Registers a window on each rank; memory of another kind or size is refused. */
+/* Registers a window on each rank. Memory of another kind or size is refused. */
 void register_windows(rank &self) {
   void *memory = nullptr;
   ncclWindow_t made = nullptr;

@@ -1,5 +1,5 @@
 /*
- * Streams, events, capture, memory: CUDA's rules, and late execution.
+ * Tests of CUDA's rules for streams, events, capture and memory, and of late execution.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ void test_deferral(cudaStream_t stream, int *seen) {
   EXPECT(cudaStreamSynchronize(stream) == cudaSuccess && *seen == 2);
 }
 
-/* The second stream sees the first's write only if it waits. */
+/* The second stream reads the value that the first stream wrote only if it waits for the event. */
 void test_events(cudaStream_t first, cudaStream_t second, int *seen) {
   cudaEvent_t event = new_event();
   EXPECT(cudaEventQuery(event) == cudaSuccess);
@@ -49,7 +49,7 @@ void test_events(cudaStream_t first, cudaStream_t second, int *seen) {
   EXPECT(cudaEventDestroy(event) == cudaSuccess);
 }
 
-/* The default stream orders itself with blocking streams, not with others. */
+/* The default stream orders itself with blocking streams, and not with nonblocking streams. */
 void test_default_stream(int *seen) {
   for (unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
     cudaStream_t stream = new_stream(flags);
@@ -66,7 +66,7 @@ void test_default_stream(int *seen) {
   }
 }
 
-/* Tests two threads, of which one passes an event to the other. */
+/* Tests two threads, one of which passes an event to the other. */
 void test_two_threads(int *seen) {
   cudaEvent_t event = new_event();
   std::atomic<bool> recorded{false};
@@ -181,7 +181,7 @@ void begin_fork(cudaStream_t first, cudaStream_t second, cudaEvent_t fork, cudaE
   EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
 }
 
-/* A capture that something has invalidated has no graph; the next one has. */
+/* A capture that was invalidated gives no graph. The next capture gives one. */
 cudaGraphExec_t capture_fork(cudaStream_t first, cudaStream_t second, int *memory) {
   cudaEvent_t fork = new_event(), join = new_event();
   cudaGraph_t graph;

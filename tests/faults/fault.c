@@ -1,4 +1,4 @@
-/* Commits the faults of the table. */
+/* Commits the faults that the rows of the table ask for. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ void participant_sleep(double seconds) {
   nanosleep(&nap, NULL);
 }
 
-/* Returns a number that depends only on the row's seed and on `what`, its purpose. */
+/* Returns a number below `below` that depends only on the row's seed and on `what`, the purpose of
+ * the number. */
 static unsigned choose_number(const struct participant *participant, unsigned what,
                               unsigned below) {
   uint64_t x = participant->shared->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
@@ -34,7 +35,8 @@ static bool has_threads(const struct participant *participant) {
          participant->shared->row.transport == NCCL;
 }
 
-/* Pauses the rank. A process stops itself with all its threads, and the harness continues it. */
+/* Pauses the rank. A rank that is a process stops itself with all its threads, and the harness
+ * continues it. */
 static void pause_for(struct participant *participant, double seconds) {
   if (has_threads(participant)) {
     participant_sleep(seconds);
@@ -44,7 +46,7 @@ static void pause_for(struct participant *participant, double seconds) {
   raise(SIGSTOP);
 }
 
-/* Sleeps until every other rank has ended, or the harness ends the job. */
+/* Sleeps until every other rank has ended, or until the harness ends the job. */
 static void stay_silent(const struct participant *participant) {
   for (int others = 1; others;) {
     others = 0;
@@ -60,8 +62,8 @@ static void forbid_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Forks a child if the fault asks for one, and kills this process. The harness ends the child with
- * the job's other processes. */
+/* Kills this process. If the fault asks for a child, forks it first; the harness ends the child
+ * with the job's other processes. */
 static void fork_and_end(struct participant *participant) {
   if (participant->shared->row.fault == FORKED && fork() == 0)
     for (;;)
@@ -76,8 +78,8 @@ static void fill_disk(bool full) {
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/* Starts a fault of messages. It skips up to five messages first, so that different messages are
- * affected. */
+/* Starts a fault of messages. Up to five messages are sent unharmed first, so that the fault
+ * affects different messages. */
 static void begin_messages(struct participant *participant) {
   participant->messages_fail = true;
   participant->skip = (int)choose_number(participant, 1, 6);
@@ -166,7 +168,7 @@ enum fate commit_message_fault(struct participant *participant, unsigned char *d
   if (participant->committed || participant->skip-- > 0)
     return GOES;
   participant->committed = true;
-  if (!fault_is_of_messages(fault)) { /* a fault of the rank, at this message */
+  if (!fault_is_of_messages(fault)) { /* a fault of the rank, which is due at this message */
     if (fault == KILLED || fault == FORKED)
       fork_and_end(participant);
     if (fault == PAUSED || fault == STOPPED)

@@ -1,10 +1,10 @@
 /*
- * The fault harness: a table of faults, each run in its own job, with the outcome that
- * docs/reliability.md promises for it. A job is a case process that starts the ranks as processes
- * or threads; a file that all of them map records the result of each rank.
+ * The fault harness. It has a table of faults, with the outcome that docs/reliability.md promises
+ * for each fault. Each fault runs in a job of its own. A job is a case process that starts the
+ * ranks as processes or threads. All of them map a file that records the result of each rank.
  *
- * Three outcomes fail every row: a rank that waits for ever (hung), one that succeeds with another
- * result than without the fault (wrong), and resources left behind (leaked).
+ * A row always fails if a rank waits for ever (hung), if a rank succeeds with a result that differs
+ * from the one without the fault (wrong), or if resources are left behind (leaked).
  */
 #ifndef ONEBIT_TESTS_FAULTS_H
 #define ONEBIT_TESTS_FAULTS_H
@@ -17,14 +17,15 @@
 
 #include "onebit/onebit.h"
 #ifdef ONEBIT_HAVE_NCCL
-#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#include <cuda_runtime_api.h> /* tells whether the device is emulated */
 #endif
 
 enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
-/* Times in seconds: ONEBIT_TIMEOUT of the jobs; a pause of a rank that a job survives, and one that
- * it does not; and the limit after which a job counts as hung. The timeout is long because mpirun
- * may start ranks a second apart on a busy machine, and several rows run at a time. */
+/* Times in seconds. ONEBIT_TIMEOUT of the jobs is TIMEOUT. A job survives a rank's pause of
+ * SHORT_PAUSE, and does not survive one of LONG_PAUSE. A job that takes longer than the limit
+ * counts as hung. The timeout is long because mpirun may start ranks a second apart on a busy
+ * machine, and several rows run at a time. */
 #define TIMEOUT     3.0
 #define SHORT_PAUSE 0.4
 #define LONG_PAUSE  7.0
@@ -32,10 +33,10 @@ enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
 enum transport {
   TCP,       /* processes: onebit_comm_create_sockets, the library's own connections */
-  TWO_HOSTS, /* the same as two hosts, whose ranks share memory */
+  TWO_HOSTS, /* the same, as two hosts whose ranks share memory */
   THREADS,   /* onebit_comm_create_loopback */
   MPI,       /* mpirun */
-  NCCL,      /* on the emulated device: threads */
+  NCCL,      /* on the emulated device, with threads as ranks */
   TRANSPORTS
 };
 
@@ -43,10 +44,10 @@ enum work {
   EXCHANGE,
   ALLGATHER,
   HIERARCHICAL,
-  DENSE,       /* full precision, cut into shares */
-  DOUBLING,    /* full precision, small */
+  DENSE,       /* full precision, each rank reduces a segment */
+  DOUBLING,    /* full precision, a small buffer */
   SCATTER,     /* reduce-scatter, then allgather, both compressed */
-  TRAINING,    /* 1-bit Adam through its freeze */
+  TRAINING,    /* 1-bit Adam, including the end of its warm-up */
   LOCAL_STEPS, /* 0/1 Adam */
   SAVING,      /* a training that saves to files every third step */
   WORKS
@@ -54,7 +55,7 @@ enum work {
 
 enum fault {
   NONE,
-  /* Faults of the victim, a rank: */
+  /* Faults of the victim, which is one rank: */
   KILLED,     /* the process gets SIGKILL */
   PAUSED,     /* the rank stops for SHORT_PAUSE */
   STOPPED,    /* the rank stops for LONG_PAUSE, which is longer than the timeout */
@@ -64,14 +65,14 @@ enum fault {
   OTHER_PLAN, /* the rank calls another plan than the others */
   REFUSED,    /* the rank passes a wrong argument; then all ranks repeat the call */
   INFINITE,   /* the rank's input is not finite; then all ranks repeat the call */
-  FULL_DISK,  /* no file can grow */
-  FORKED,     /* the process gets SIGKILL, while a child that it has forked continues */
+  FULL_DISK,  /* no file can grow, as on a full disk */
+  FORKED,     /* the process gets SIGKILL, but its forked child continues */
   NO_FILES,   /* the process may open no more files */
-  STRANGER,   /* before the rank joins, foreign connections send other bytes to rank 0 */
+  STRANGER,   /* before the rank joins, it opens foreign connections to rank 0 */
   /* Faults of the victim's messages: */
   LATE,      /* each message is some milliseconds late */
   HELD,      /* no message is sent for SHORT_PAUSE, then all are, as after an outage of the link */
-  CUT,       /* from some point on no message is sent */
+  CUT,       /* no message is sent after some point */
   FLIPPED,   /* one bit of a message is flipped */
   TRUNCATED, /* a message is shorter */
   LONGER,    /* a message is longer */
@@ -83,7 +84,7 @@ enum fault {
 
 enum moment {
   BEFORE_COMM,
-  JOINING, /* before a system call that connects the rank */
+  JOINING, /* before one of the system calls that connect the rank */
   BEFORE_PLAN,
   FIRST_CALL, /* before the first call */
   MIDDLE_CALL,
@@ -94,8 +95,8 @@ enum moment {
 };
 
 enum promise {
-  SURVIVES, /* all ranks end well, with the results of a job without a fault */
-  TELLS,    /* every remaining rank gets an error that names a rank */
+  SURVIVES, /* every rank succeeds, with the results of a job without a fault */
+  TELLS,    /* every remaining rank gets an error, and the error names a rank */
   EITHER    /* each rank may do either, since the fault may come too late to be noticed */
 };
 
@@ -110,14 +111,14 @@ struct row {
 
 enum state { AWAY, RUNNING, ENDED };
 
-/* The results of a rank, which it writes. */
+/* The results of one rank, written by that rank. */
 struct record {
   _Atomic int state;
-  _Atomic int paused; /* the rank has stopped itself; the harness continues it after that many ms */
+  _Atomic int paused; /* the rank has stopped itself; the harness continues it after this many ms */
   pid_t process;
   int status, calls; /* the last status, and the number of calls that succeeded */
   double ended;      /* the time of the last status */
-  uint64_t hash;     /* of all results */
+  uint64_t hash;     /* hash of all results */
   char message[256];
 };
 
@@ -125,11 +126,11 @@ struct record {
 struct shared {
   struct row row;
   bool progress_thread;
-  char directory[64]; /* for files */
-  int port;           /* rank 0's */
+  char directory[64]; /* directory for files */
+  int port;           /* the port of rank 0 */
   double killed_at;   /* when a rank was killed */
   struct record records[RANKS];
-  unsigned char unique_id[256]; /* NCCL's */
+  unsigned char unique_id[256]; /* the id of NCCL's communicator */
 };
 
 /* A rank's own state in the job. */
@@ -137,31 +138,31 @@ struct participant {
   struct shared *shared;
   int rank;
   onebit_comm_t comm;
-  bool messages_fail; /* the fault of messages is due */
+  bool messages_fail; /* the fault of messages has started */
   bool committed;     /* the fault was committed */
-  int skip;           /* number of messages to send unharmed before */
+  int skip;           /* number of messages to send unharmed before the fault */
   double held_until;
 };
 
 const char *transport_name(enum transport transport);
 void row_name(const struct row *row, char *text, size_t bytes);
 
-/* table.c: rows are numbered from 0; returns false past the last. */
+/* table.c: rows are numbered from 0. table_row returns false if there is no row of that number. */
 bool table_row(size_t number, struct row *row);
 int row_victim(const struct row *row);
 bool fault_is_of_messages(enum fault fault);
 
-/* work.c: does the rank's work and fills its record. `connect` makes its communicator. */
+/* work.c: does the rank's work and fills its record. `connect` creates its communicator. */
 typedef onebit_status_t connect_function(struct participant *participant, onebit_comm_t *comm);
 void participant_run(struct participant *participant, connect_function *connect);
 
-/* fault.c: commits the row's fault if this is its rank and moment. Returns false if the rank must
- * stop there. */
+/* fault.c: commits the row's fault if the rank is the victim and this is the moment of the fault.
+ * Returns false if the rank must stop at this point. */
 bool commit_fault(struct participant *participant, enum moment moment);
 
-/* The fate of a message that is about to be sent: see the faults. */
+/* The outcome for a message that is about to be sent: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
-/* `data` has room for 8 bytes more than *bytes and may be changed. */
+/* `data` has space for 8 bytes more than *bytes. The function may change the data. */
 enum fate commit_message_fault(struct participant *participant, unsigned char *data, size_t *bytes);
 
 void participant_sleep(double seconds);

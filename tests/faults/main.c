@@ -1,6 +1,6 @@
 /*
  * faults [--filter TEXT] [--every N] [--jobs N] [--list]: runs the rows of the table, several at a
- * time, and prints a summary. Exits with 0 if every promise was kept.
+ * time, and prints a summary. The exit status is 0 if every row had the promised outcome.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -18,7 +18,7 @@
 
 enum { MAX_JOBS = 16 };
 
-/* A job that runs. */
+/* A job that is running. */
 struct running {
   pid_t process; /* the process of the case, which leads a process group; 0: this entry is free */
   struct shared *shared;
@@ -32,7 +32,7 @@ static struct {
   size_t every;
   int jobs;
   struct running running[MAX_JOBS];
-  uint64_t expected[TRANSPORTS][WORKS]; /* the hash without a fault */
+  uint64_t expected[TRANSPORTS][WORKS]; /* the hash of a run without a fault */
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
     size_t killed;  /* number of ranks killed over TCP during calls */
@@ -40,8 +40,8 @@ static struct {
   } counts;
 } faults = {.every = 1, .jobs = 6};
 
-/* True for rows that lose a rank for good: at least one of the others must name it. NCCL names
- * none. */
+/* True for rows that lose a rank for good. At least one of the other ranks must then name the lost
+ * rank. Over NCCL no rank is named. */
 static bool is_lost(const struct row *row) {
   return row->promise == TELLS && row->transport != NCCL &&
          (row->fault == KILLED || row->fault == FORKED || row->fault == LEFT ||
@@ -82,7 +82,8 @@ static struct shared *map_shared(const char *path, bool create) {
 
 static void run_case(struct shared *shared, const char *path) {
   setpgid(0, 0);
-  /* Launchers and warnings about long waits write lines that would hide the table. */
+  /* Launchers and warnings about long waits print to stderr, which would make the summary hard to
+   * read. */
   if (!freopen("/dev/null", "w", stderr))
     exit(3);
   if (shared->row.transport == MPI)
@@ -121,7 +122,7 @@ static void begin_job(struct running *running, const struct row *row) {
     run_case(running->shared, running->path);
 }
 
-/* --- While a job runs: ranks that have stopped themselves are continued in time */
+/* --- While a job runs: the harness continues ranks that have stopped themselves */
 
 static void continue_ranks(struct running *running) {
   for (int rank = 0; rank < RANKS; rank++) {
@@ -138,13 +139,13 @@ static void continue_ranks(struct running *running) {
 
 /* --- The end of a run */
 
-/* True if this rank cannot be expected to end. */
+/* True if the row's fault prevents this rank from ending normally. */
 static bool is_gone(const struct row *row, int rank) {
   return rank == row_victim(row) && (row->fault == KILLED || row->fault == FORKED ||
                                      row->fault == LEFT || row->fault == SILENT);
 }
 
-/* True if the launcher reports the error, as an MPI does that ends the job when it loses a rank. */
+/* True if the launcher reports the error. Some MPIs end the whole job when they lose a rank. */
 static bool is_told_by_launcher(const struct shared *shared, int exit_status) {
   return shared->row.transport == MPI && exit_status != 0;
 }
@@ -180,8 +181,8 @@ static void explain_failure(const struct shared *shared, const char *what) {
   }
 }
 
-/* Measures how soon the other ranks get an error after a process is killed over TCP, where the
- * system reports it at once. */
+/* Measures the time from the kill of a process to the errors of the other ranks. It does so over
+ * TCP, where the system reports the death at once. */
 static void measure_notice(const struct shared *shared) {
   const struct row *row = &shared->row;
   if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
@@ -231,8 +232,8 @@ static void remove_files(const char *directory) {
     perror(command);
 }
 
-/* Ends the case's process group. Members that still run after the case has ended were left
- * behind. */
+/* Ends the case's process group. Processes of the group that still run after the case has ended
+ * count as left behind. */
 static void end_job(struct running *running, int exit_status, bool hung) {
   bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
   faults.counts.left += !hung && others && running->shared->row.fault != SILENT &&
@@ -284,12 +285,12 @@ static bool is_wanted(const struct row *row, size_t number) {
   row_name(row, name, sizeof name);
   if (!is_built(row->transport))
     return false;
-  if (row->fault == NONE) /* other rows are compared with it */
+  if (row->fault == NONE) /* the results of other rows are compared with it */
     return !faults.filter || !strncmp(name, faults.filter, strcspn(faults.filter, "/"));
   return number % faults.every == 0 && (!faults.filter || strstr(name, faults.filter));
 }
 
-/* Runs the rows with or without a fault, those without one first. */
+/* Runs the rows that have a fault, or those that have none. Rows without a fault run first. */
 static void run_rows(bool without_fault, bool list) {
   struct row row;
   char name[96];
@@ -306,7 +307,7 @@ static void run_rows(bool without_fault, bool list) {
     watch_jobs();
 }
 
-/* Counts the shared memory that the jobs have left. */
+/* Counts the files of shared memory that the jobs have left behind. */
 static size_t count_leftovers(void) {
   size_t count = 0;
   DIR *directory = opendir("/dev/shm");

@@ -1,4 +1,4 @@
-/* Ranks that are processes, and ranks that are threads, also over NCCL. */
+/* Runs ranks as processes and as threads, the latter also over NCCL. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "tests/faults/faults.h"
 #include "tests/support_ports.h"
 
-/* Only with the emulated device: there each rank has its own device, and a rank that fails does not
- * take another's driver with it. */
+/* NCCL runs only with the emulated device. In the emulation each rank has its own device, and a
+ * rank that fails does not break the driver of another rank. */
 #if defined(ONEBIT_HAVE_NCCL) && defined(ONEBIT_EMULATED_CUDA)
 #define HAS_NCCL 1
 #include <cuda_runtime_api.h>
@@ -51,7 +51,8 @@ onebit_status_t connect_threads(struct participant *participant, onebit_comm_t *
 static void *run_rank_thread(void *argument) {
   struct participant *participant = argument;
   participant_run(participant, connect_threads);
-  onebit_comm_destroy(comms[participant->rank]); /* of a rank that has ended without using it */
+  onebit_comm_destroy(comms[participant->rank]); /* the communicator of a rank that has ended
+                                                  * without using it */
   return NULL;
 }
 
@@ -73,7 +74,7 @@ void run_threads(struct shared *shared) {
   run_in_threads(shared, run_rank_thread);
 }
 
-/* --- NCCL: threads with a device each */
+/* --- NCCL: ranks are threads with one device each */
 
 #ifdef HAS_NCCL
 static _Thread_local ncclComm_t nccl_own;

@@ -1,6 +1,7 @@
 /*
- * Ranks that mpirun starts: this program again, with --participant. Faults to messages happen in
- * MPI_Isend, which this file defines in place of MPI's, by MPI's profiling interface.
+ * Ranks that mpirun starts. Each runs this program again, with --participant. Faults of messages
+ * are committed in MPI_Isend. This file defines MPI_Isend in place of MPI's, by MPI's profiling
+ * interface.
  */
 #include "tests/faults/faults.h"
 
@@ -34,7 +35,8 @@ int participant_mpi(struct shared *shared) {
   own = &participant;
   participant_run(&participant, connect_mpi);
   int status = shared->records[participant.rank].status;
-  if (status != ONEBIT_OK) /* as programs do, since MPI_Finalize would wait for the lost rank */
+  if (status != ONEBIT_OK) /* programs end in this way, since MPI_Finalize would wait for the lost
+                            * rank */
     _exit(status < 0 ? 4 : 5);
   return MPI_Finalize() != MPI_SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* The table of faults, by place and moment, and of the outcome that is promised. */
+/* The table of faults by transport and moment, and the outcome that is promised for each. */
 #include "tests/faults/faults.h"
 
 #include <stdio.h>
@@ -24,8 +24,8 @@ int row_victim(const struct row *row) { return (int)(row->seed % RANKS); }
 
 bool fault_is_of_messages(enum fault fault) { return fault >= LATE; }
 
-/* True if the transport can have the fault at all. Threads cannot be killed alone, and their
- * messages are copies of memory; over NCCL nobody sees a message. */
+/* True if the fault is possible with the transport. A thread cannot be killed alone, and messages
+ * between threads are copies of memory. Over NCCL the harness has no access to messages. */
 static bool is_possible(enum transport transport, enum fault fault) {
   bool processes = transport != THREADS && transport != NCCL;
   if (fault == FORKED || fault == NO_FILES || fault == STRANGER || fault == RESET)
@@ -47,8 +47,8 @@ static bool is_training(enum work work) {
   return work == TRAINING || work == LOCAL_STEPS || work == SAVING;
 }
 
-/* True if the fault can happen at the moment. A fault in the arguments of a call has no other
- * moment; a disk is full when a training saves. */
+/* True if the fault can happen at the moment. A fault in the arguments of a call happens only at
+ * that call. A disk is full when a training saves. */
 static bool is_the_moment(enum work work, enum fault fault, enum moment moment) {
   switch (fault) {
   case NONE:
@@ -94,12 +94,12 @@ static enum promise find_promise(const struct row *row) {
   case LATE:
   case HELD:
     return SURVIVES;
-  case TWICE: /* nobody reads the second copy of the last message */
+  case TWICE: /* no rank reads the second copy of the last message */
   case LOST:
   case FLIPPED:
   case TRUNCATED:
   case LONGER:
-  case CUT: /* only its receiver sees that a late message is damaged */
+  case CUT: /* only its receiver notices a message that is damaged late */
     return EITHER;
   default:
     return row->moment == LAST || (row->fault == STOPPED && row->work == LOCAL_STEPS) ? EITHER
@@ -107,7 +107,7 @@ static enum promise find_promise(const struct row *row) {
   }
 }
 
-/* Returns the number of cases of a row; each has another victim, message and bit. */
+/* Returns the number of cases of a row. Each case has another victim, message and bit. */
 static unsigned count_seeds(enum transport transport, enum fault fault, enum moment moment) {
   if (fault == NONE)
     return 1;
@@ -125,7 +125,7 @@ bool table_row(size_t number, struct row *row) {
       for (int fault = 0; fault < FAULTS; fault++)
         for (int moment = 0; moment < MOMENTS; moment++) {
           bool hooked = transport != THREADS && transport != NCCL;
-          /* NCCL itself waits until it has made its communicator. */
+          /* NCCL itself waits until all ranks have created its communicator. */
           if ((moment == MESSAGE && !hooked) ||
               (moment == JOINING && (transport != TCP || work != EXCHANGE)) ||
               (moment == BEFORE_COMM && transport == NCCL) ||

@@ -1,7 +1,7 @@
 /*
  * Ranks over the library's own connections (onebit/sockets.h). A fault at JOINING happens before
- * one of its system calls; faults to messages happen in sendmsg, which this file defines in place
- * of the system's.
+ * one of the system calls that connect the rank. Faults of messages are committed in sendmsg, which
+ * this file defines in place of the system's.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,8 +27,8 @@ static struct sockaddr_in address_of(int port) {
                               .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
-/* Commits the fault before the call that the seed chooses; every rank makes more calls than
- * that. */
+/* Commits the fault before the system call whose number the seed chooses. Every rank makes more
+ * system calls than that number. */
 static int commit_fault_in_call(const char *call) {
   (void)call;
   if (calls++ == own->shared->row.seed * 5 % 61 && !commit_fault(own, JOINING))
@@ -54,8 +54,9 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
   return status;
 }
 
-/* Opens three connections that stay as long as the process: one sends nothing, one an HTTP request,
- * and one the greeting of this process's rank, without a proof of the secret. */
+/* Opens three connections that stay open until the process ends. One sends nothing and one sends an
+ * HTTP request. The third sends the greeting of this process's rank, without a proof of the
+ * secret. */
 void tcp_connect_as_stranger(const struct shared *shared, int rank) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -94,13 +95,13 @@ static void send_whole(int file, const unsigned char *data, size_t bytes) {
   }
 }
 
-/* Disconnects so that the peer gets an RST. */
+/* Disconnects in such a way that the peer gets an RST. */
 static void disconnect(int file) {
   const struct sockaddr none = {.sa_family = AF_UNSPEC};
   connect(file, &none, sizeof none);
 }
 
-/* Sends a segment of a message, with its head. */
+/* Sends a segment of a message. The first part of the segment is its header. */
 static ssize_t send_segment(int file, const struct msghdr *message) {
   const struct iovec *head = &message->msg_iov[0], *data = &message->msg_iov[1];
   size_t total = head->iov_len + data->iov_len, bytes = total;

@@ -1,5 +1,5 @@
-/* The work of a rank: collectives or a training, with results that can be compared to the bit. It
- * follows the advice of the documentation: it continues after some errors, ends after others. */
+/* The work of a rank: collectives or a training, with results that can be compared to the bit. The
+ * rank follows the documentation's advice: it continues after some errors and ends after others. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +12,15 @@
 #include "onebit/cuda.h"
 #endif
 
-/* MANY gives several chunks per share; with FEW a dense allreduce doubles. */
+/* With MANY elements each segment has several chunks. With FEW a dense allreduce uses recursive
+ * doubling. */
 enum { MANY = 20000, FEW = 500, CHUNK = 2048 };
 
 struct job {
   struct participant *participant;
   size_t count;
   float *input, *output;
-  float *device_input, *device_output; /* NULL: the host's are used */
+  float *device_input, *device_output; /* device buffers; NULL if the host's buffers are used */
   onebit_plan_t plan, other, gather;
   onebit_optimizer_t optimizer;
   int call;
@@ -74,7 +75,7 @@ static onebit_plan_options_t options_of(const struct job *job) {
   return options;
 }
 
-/* The count of a plan; a reduce-scatter counts elements per rank. */
+/* The element count of a plan. A reduce-scatter counts elements per rank. */
 static size_t plan_count(const struct job *job) {
   return work_of(job) == SCATTER ? job->count / RANKS : job->count;
 }
@@ -91,7 +92,8 @@ static onebit_status_t make_plans(struct job *job) {
   return status;
 }
 
-/* Makes the call, or for a fault in between starts it and waits for it separately. */
+/* Makes the collective call. If the fault is due in between, the call is started and waited for
+ * separately. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
   const float *input = is_mine(job, REFUSED) && !job->participant->committed ? NULL : job->input;
   bool begun = job->call == MIDDLE && job->participant->shared->row.moment == BEGUN;
@@ -145,7 +147,7 @@ static onebit_status_t call_collective(struct job *job, bool *left) {
   return status;
 }
 
-/* --- Trainings: `output` are the parameters, `input` the gradients */
+/* --- Trainings: `output` has the parameters, `input` has the gradients */
 
 static onebit_status_t make_optimizer(struct job *job) {
   size_t half = job->count / 2;
@@ -165,7 +167,7 @@ static onebit_status_t make_optimizer(struct job *job) {
   return onebit_adam_create(job->participant->comm, tensors, 2, &adam, &job->optimizer);
 }
 
-/* Saves; a full disk loses the checkpoint and nothing else. */
+/* Saves the training. A full disk loses only the checkpoint. */
 static onebit_status_t save_training(struct job *job) {
   onebit_status_t status =
       onebit_optimizer_save_files(job->optimizer, job->participant->shared->directory);
@@ -190,8 +192,8 @@ static onebit_status_t run_training(struct job *job) {
 
 static bool is_training(const struct job *job) { return work_of(job) >= TRAINING; }
 
-/* True for failures that are reported to all ranks and change nothing: the call is then
- * repeated. */
+/* True for failures that are reported to all ranks and change no state. The job then repeats the
+ * call. */
 static bool is_to_repeat(const struct job *job, onebit_status_t status) {
   enum fault fault = job->participant->shared->row.fault;
   return (fault == REFUSED && (status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_PEER)) ||

@@ -1,8 +1,8 @@
 /*
  * A fuzzer for the decoder of messages (libFuzzer). The first bytes of the input choose the message
- * that the receiver expects; the rest is the message that arrived. The check must not read past its
- * end, and decoding an accepted message must stay within the receiver's buffers: the sanitizers for
- * addresses and undefined behaviour watch.
+ * that the receiver expects; the rest is the message that arrived. The check must not read past the
+ * end of the message. Decoding an accepted message must stay within the receiver's buffers. The
+ * address and undefined-behaviour sanitizers report violations.
  */
 #include "base/error.h"
 #include "compression/blocks.h"
@@ -17,8 +17,8 @@ struct receiver {
 
 static const unsigned widths[] = {1, 2, 4, 8};
 
-/* Makes a layout of one piece; the message is its second half, as a server's would be. Only signs
- * can have one scale for all. */
+/* Makes a layout of one piece. The message is the second half of the layout, as a server's message
+ * would be. Only messages of signs can have one scale for all blocks. */
 static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   size_t count = (size_t)choice[0] * 37 + choice[1], block = 32u << (choice[2] & 3);
   if (ob_layout_create(&receiver->layout, block, 1, &count, NULL) != ONEBIT_OK)
@@ -40,7 +40,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                     .half = receiver->shape.half,
                                     .bounded = receiver->shape.half,
                                     .threads = 1};
-  if (receiver->shape.half) /* has the buffers' 16-bit type */
+  if (receiver->shape.half) /* gives work.dtype the 16-bit type of the buffers */
     receiver->work.dtype = receiver->work.output_dtype =
         receiver->work.output_dtype == ONEBIT_FLOAT16 ? ONEBIT_FLOAT16 : ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
@@ -49,8 +49,8 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   return ob_work_create(&receiver->work, 2, 2) == ONEBIT_OK;
 }
 
-/* Corrects header fields that random input would hardly get right, so that the fuzzer reaches the
- * code behind their checks. The checksum comes last: it covers the other fields. */
+/* Corrects header fields that random input would seldom get right, so that the fuzzer reaches the
+ * code after their checks. The checksum is corrected last, because it covers the other fields. */
 static void correct_message(struct receiver *receiver, unsigned char *message, size_t bytes,
                             int what) {
   struct ob_header header;
@@ -75,7 +75,8 @@ static void correct_message(struct receiver *receiver, unsigned char *message, s
   memcpy(message, &header, sizeof header);
 }
 
-/* Checks that the fields with which a receiver computes are valid and the expected ones. */
+/* Checks the header fields that a receiver computes with: each must be valid and must equal the
+ * expected value. */
 static void check_view(const struct receiver *receiver, const struct ob_view *view) {
   const struct ob_message_shape *shape = &receiver->shape;
   FUZZ_CHECK((view->header->flags & OB_PAYLOAD_FLAGS) ==
@@ -110,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   unsigned char *message = fuzz_copy(data + choices, bytes, 0);
   if (receiver_create(&receiver, data)) {
     correct_message(&receiver, message, bytes, data[5]);
-    if (data[6] & 1) { /* make many messages as long as expected */
+    if (data[6] & 1) { /* give many messages the expected length */
       unsigned char *right = realloc(message, ob_message_bytes(&receiver.shape));
       size_t wanted = ob_message_bytes(&receiver.shape);
       if (right && wanted > bytes)
@@ -118,7 +119,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       message = right ? right : message;
       bytes = right ? wanted : bytes;
     }
-    if (bytes == ob_message_bytes(&receiver.shape) && (data[6] & 2)) /* with a right checksum */
+    if (bytes == ob_message_bytes(&receiver.shape) && (data[6] & 2)) /* seal it with a correct
+                                                                      * checksum */
       ob_message_seal(message, &receiver.shape, receiver.work.codec);
     if (ob_message_check(message, bytes, &receiver.shape, &receiver.expected,
                          receiver.work.codec) == ONEBIT_OK)

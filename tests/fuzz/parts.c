@@ -1,6 +1,6 @@
 /*
- * Loads parts of checkpoints, of one rank or two, into an optimizer or outer step of one rank. A
- * refused part changes nothing, and steps work after an accepted one.
+ * Loads the checkpoint parts of one or two ranks into an optimizer or outer step of one rank. A
+ * refused part must change nothing. After an accepted part, further steps must succeed.
  */
 #include <stdbool.h>
 
@@ -8,7 +8,7 @@
 #include "tests/fuzz/fuzz.h"
 
 /* The first bytes of an input: the kind, the fields to correct, and the length of the first of two
- * parts; 0: there is one. */
+ * parts. A length of 0 means that there is only one part. */
 enum { CHOICES = 4 };
 enum { MEND_IDENTITY = 1, MEND_LENGTHS = 2, MEND_SECTIONS = 4, MEND_FRONT = 8 };
 
@@ -53,8 +53,8 @@ static void correct_sections(struct rows *rows, const unsigned char *part, size_
   }
 }
 
-/* Corrects the fields that `what` names. The checksum of the front comes last: it covers the
- * others. */
+/* Corrects the fields that `what` names. The checksum of the front is corrected last, because it
+ * covers the other fields. */
 static void correct_part(unsigned char *part, size_t bytes, int what) {
   struct rows rows;
   if (!read_rows(&rows, part, bytes))
@@ -89,8 +89,8 @@ struct parts {
   size_t bytes[2];
 };
 
-/* Reads the parts of an input and corrects the fields that it asks for; returns false if it is too
- * short. */
+/* Reads the parts of an input and corrects the fields that the input names. Returns false if the
+ * input is too short. */
 static bool read_parts(struct parts *parts, const uint8_t *data, size_t size) {
   if (size < CHOICES)
     return false;

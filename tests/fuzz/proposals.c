@@ -1,5 +1,6 @@
-/* Fuzzes the proposals of an agreement (collectives/communicator.h): the input gives those of all
- * ranks but this one. The comparison stays within their slots. */
+/* Fuzzes the proposals that ranks compare in an agreement (collectives/communicator.h). The input
+ * gives the proposals of all ranks except this one. The comparison must stay within the proposals'
+ * slots. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "collectives/communicator.h"
@@ -7,7 +8,7 @@
 
 enum { RANKS = 4, TERMS = 3 };
 
-/* Makes this rank's proposal: an agreement with itself alone leaves it in the slot. */
+/* Makes this rank's proposal: an agreement of a single rank writes the proposal to its slot. */
 static void make_proposal(struct onebit_comm *comm, const struct ob_term *terms) {
   comm->size = 1;
   comm->rank = 0;
@@ -25,7 +26,7 @@ static void correct_proposal(unsigned char *slot, const unsigned char *own, int 
     memcpy(slot + CHECKSUM, &sum, sizeof sum);
 }
 
-/* The byte data[0] chooses this rank and the proposals to correct, data[1] the fields to correct,
+/* data[0] chooses this rank and the proposals to correct. data[1] chooses the fields to correct,
  * and whether one proposal is too short. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const struct ob_term terms[TERMS] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};

@@ -1,4 +1,4 @@
-/* Fuzzes the rules of a preloaded program, and their answers for calls. */
+/* Fuzzes the rules for a preloaded program, and the decisions that they give for calls. */
 #include "dropin/rules.h"
 
 #include "base/error.h"

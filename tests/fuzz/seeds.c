@@ -1,6 +1,7 @@
 /*
  * Writes the inputs that the fuzzers start from: `seeds DIRECTORY` fills DIRECTORY/NAME/ for each
- * fuzzer. The library writes its own formats; rules are texts as users write them.
+ * fuzzer. The library itself writes the inputs in its own formats. Rules are texts as users write
+ * them.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -67,7 +68,7 @@ static void write_message(int shape, unsigned width) {
   ob_layout_destroy(&layout);
 }
 
-/* --- A sparse message: a whole chunk, and a short one */
+/* --- A sparse message: one whole chunk and one short chunk */
 
 static void write_sparse(void) {
   enum { count = 111 * 37 + 31 };
@@ -119,7 +120,7 @@ static void *save_part(void *context) {
   return NULL;
 }
 
-/* Writes the parts of one rank or two after `steps` steps. */
+/* Writes the checkpoint parts of one or two ranks after `steps` steps. */
 static void write_parts(int kind, int ranks, int steps) {
   struct rank rank[2] = {{.kind = kind, .steps = steps}, {.kind = kind, .steps = steps}};
   onebit_comm_t comms[2];

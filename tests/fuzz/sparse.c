@@ -1,7 +1,7 @@
 /*
  * A fuzzer for sparse messages (libFuzzer). The first two bytes choose the number of elements that
  * the receiver expects; the rest is the message. Decoding an accepted message must stay within
- * these elements: the sanitizers for addresses and undefined behaviour watch.
+ * these elements. The address and undefined-behaviour sanitizers report violations.
  */
 #include "compression/sparse.h"
 #include "tests/fuzz/fuzz.h"

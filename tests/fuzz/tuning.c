@@ -1,4 +1,4 @@
-/* Fuzzes tuning files: the cost model can compute with an accepted one. */
+/* Fuzzes tuning files: the cost model must be able to compute with an accepted file. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/cost/tuning.h"
 

@@ -1,9 +1,9 @@
 /*
  * gpu_tests: runs the tests, and prints the outcome and time of each, and a summary.
  *
- *   --list             their names
- *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
- *   --device           facts about the device, instead of tests; fails where there is none
+ *   --list             prints the names of the tests
+ *   --filter PATTERN   runs tests whose name contains PATTERN, or matches it as a file pattern
+ *   --device           prints facts about the device instead of tests; fails without a device
  *
  * --rank, --size, --group and --test start a process that is one rank of a test
  * (harness_processes.c).
@@ -22,7 +22,7 @@
 
 /* ---- The results of checks while a test runs ---- */
 
-/* The failures of a test that are printed; later ones are only counted. */
+/* The number of failures of one test that are printed. Further failures are only counted. */
 #define FAILURES_TOLD 10
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -92,7 +92,7 @@ bool check_message(const char *part, const char *file, int line) {
 
 static struct gpu_suite *suites;
 
-/* Sorts tests by name, whatever order the linker gave them. */
+/* Inserts the tests in order of their names, since the linker's order is arbitrary. */
 void gpu_suite_add(struct gpu_suite *suite) {
   struct gpu_suite **at = &suites;
   while (*at && strcmp((*at)->name, suite->name) < 0)
@@ -122,8 +122,8 @@ struct options {
 
 static struct tally { size_t passed, failed, skipped, left; } tally;
 
-/* No test begins later than ONEBIT_TEST_SECONDS after the first; the rest is reported as not
- * run. */
+/* No test begins later than ONEBIT_TEST_SECONDS after the first test. Tests that have not begun by
+ * that time are reported as not run. */
 static bool is_too_late(void) {
   static double start;
   const char *text = getenv("ONEBIT_TEST_SECONDS");

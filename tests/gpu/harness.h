@@ -1,14 +1,14 @@
 /*
- * A small harness for the tests that want a GPU: machines that have one often have neither
- * Criterion nor MPI. One program, gpu_tests, holds all of them; it also runs on the emulated device
- * (tests/emulation).
+ * A small harness for the tests that need a GPU, because machines with a GPU often have neither
+ * Criterion nor MPI. One program, gpu_tests, contains all of these tests. It also runs on the
+ * emulated device (tests/emulation).
  *
  * A file of tests ends with a table of them:
  *
  *   static const struct gpu_test tests[] = {{"adds up", adds_up, ANY_DEVICE}};
  *   GPU_SUITE("sums", tests)
  *
- * A check that fails is noted and the test goes on, as in tests/support.h.
+ * A check that fails is reported, and the test continues, as in tests/support.h.
  */
 #ifndef ONEBIT_TESTS_GPU_HARNESS_H
 #define ONEBIT_TESTS_GPU_HARNESS_H
@@ -22,8 +22,8 @@
 
 /* ---- Tests (harness.c) ---- */
 
-/* The needs of a test: a device; the emulated device, which counts work and fails on demand; or
- * only a processor. */
+/* The needs of a test: any device; the emulated device, which counts work and makes calls fail on
+ * request; or no device. */
 enum gpu_needs { ANY_DEVICE, EMULATED, NO_DEVICE };
 
 struct gpu_test {
@@ -44,16 +44,16 @@ struct gpu_suite {
   __attribute__((constructor)) static void gpu_suite_enter(void) { gpu_suite_add(&gpu_suite); }
 void gpu_suite_add(struct gpu_suite *suite);
 
-/* calloc that ends the program when out of memory. */
+/* Like calloc, but ends the program when out of memory. */
 void *gpu_allocate(size_t count, size_t size);
 
-/* Copies between host and device, in either direction; the copy is complete at return, for every
- * stream. */
+/* Copies between host and device, in either direction. At return every stream sees the complete
+ * copy. */
 bool gpu_copy(void *to, const void *from, size_t bytes);
 
-/* ---- Checks (harness.c); from any thread ---- */
+/* ---- Checks (harness.c), which any thread may call ---- */
 
-/* Notes a failure, with a message in printf's format, if the condition does not hold; returns the
+/* Reports a failure, with a message in printf's format, if the condition does not hold. Returns the
  * condition. */
 #define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
@@ -70,10 +70,10 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
 #define CHECK_MESSAGE(part) check_message((part), __FILE__, __LINE__)
 bool check_message(const char *part, const char *file, int line);
 
-/* Sets the case that this thread's next failures name. */
+/* Sets the name of the case, which this thread's later failures print. */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Ends a test, or the body of a rank, that cannot run here, with the reason. */
+/* Ends a test, or the body of a rank, that cannot run on this machine, and records the reason. */
 #define SKIP(...)                                                                                  \
   do {                                                                                             \
     check_skip(__VA_ARGS__);                                                                       \
@@ -85,28 +85,29 @@ void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 struct gpu_rank {
   int rank, size;
-  onebit_comm_t comm; /* this rank's; NULL in gpu_run_ranks */
+  onebit_comm_t comm; /* this rank's communicator; NULL in gpu_run_ranks */
 };
 
 typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
 
-/* Runs the body on `size` ranks that are processes of their own, each a host to NCCL, so that many
- * can share one GPU; on the emulated device they are threads. False when a rank failed or was
- * skipped, which is noted.
+/* Runs the body on `size` ranks, each of which is a process. NCCL sees each process as a host of
+ * its own, so many ranks can share one GPU. On the emulated device the ranks are threads. Returns
+ * false when a rank failed or was skipped, which is reported.
  *
  * Each process executes this program again and runs the test from its start up to this call, which
- * also rebuilds `context`. The part of a test before this call must therefore be quick, and the
- * same each time. */
+ * also rebuilds `context`. The part of a test before this call must therefore be quick, and must do
+ * the same each time. */
 bool gpu_run_ranks(int size, gpu_rank_body *body, void *context);
 
 /* Runs the body on ranks that are threads of this process, with communicators over loopback. */
 bool gpu_run_loopback(int size, gpu_rank_body *body, void *context);
 
-/* Waits for all ranks if they are threads; returns true on one of them, and false on ranks that are
- * processes, which do not wait. */
+/* Waits for all ranks if they are threads, and returns true on one of them. Ranks that are
+ * processes do not wait and get false. */
 bool gpu_await_ranks(void);
 
-/* Allocates zeroed memory that a test shares with the ranks it starts next, until the test ends. */
+/* Allocates zeroed memory that a test shares with the ranks it starts later. The memory is freed
+ * when the test ends. */
 void *gpu_allocate_area(size_t bytes);
 
 /* Makes a new directory, which is removed when the test ends. */

@@ -4,7 +4,7 @@
 
 #include "tests/gpu/harness.h"
 
-/* ---- Checks, of the test that runs ---- */
+/* ---- Checks of the test that is running ---- */
 
 size_t failure_count(void);
 const char *skip_reason(void); /* the reason for a skip, or NULL */
@@ -14,8 +14,8 @@ const char *skip_reason(void); /* the reason for a skip, or NULL */
 #define MOST_RANKS 64
 #define MOST_AREAS 256
 
-/* The arguments of a process that runs one rank: the call of gpu_run_ranks that started it, and the
- * files of its areas. */
+/* The arguments of a process that runs one rank. They include the number of the gpu_run_ranks call
+ * that started the process, and the files of the shared areas. */
 struct rank_arguments {
   bool taken;
   int rank, size;
@@ -25,10 +25,11 @@ struct rank_arguments {
 };
 extern struct rank_arguments gpu_rank_process;
 
-/* Reads from the command line which rank this process is; false if that makes no sense. */
+/* Reads from the command line which rank this process is. Returns false if the arguments are
+ * invalid. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group);
 
-/* The test that runs, and the program. */
+/* The program, and the test that is running. */
 struct running {
   const char *program, *test;
   unsigned calls; /* the number of calls of gpu_run_ranks so far */
@@ -41,14 +42,14 @@ void gpu_end_test(void);
 /* Lists the files of the areas that the test has allocated so far. */
 size_t gpu_list_area_files(int files[MOST_AREAS]);
 
-/* The seconds after which ranks are ended, so that ranks which wait for each other for ever do not
- * keep the tests from ending. */
+/* The number of seconds after which ranks are ended. Without it, ranks that wait for each other for
+ * ever would keep the tests from ending. */
 int gpu_time_limit(void);
 
 bool gpu_size_is_usable(int size);
 void gpu_give_up(const char *what) __attribute__((noreturn));
 
-/* Ranks as threads; comms NULL: without communicators. */
+/* Runs ranks as threads. If comms is NULL, they get no communicators. */
 bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, void *context);
 
 #endif

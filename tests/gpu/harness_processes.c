@@ -1,10 +1,11 @@
 /*
  * Ranks that are processes.
  *
- * NCCL refuses two ranks of one host on one GPU, but lets a process say which host it is on. So
- * each rank is a process that says it is alone on its host, and they talk over sockets. The
- * processes execute the program anew: one that was only forked could not use CUDA where its parent
- * has. The emulated device has one process, and the ranks are threads there.
+ * NCCL refuses two ranks of one host on one GPU, but lets a process state which host it is on. Each
+ * rank is therefore a process that states a host of its own, and the ranks communicate over
+ * sockets. The processes execute the program anew, because a process that was only forked cannot
+ * use CUDA if its parent has used CUDA. On the emulated device the ranks are threads of one
+ * process.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,7 +48,8 @@ struct rank_process {
   int status;
 };
 
-/* Writes the value of --group, CALL:AREA:AREA:... Areas are numbers of inherited files. */
+/* Writes the value of --group, which is CALL:AREA:AREA:... Each AREA is the number of an inherited
+ * file. */
 static void write_group(char *text, size_t capacity) {
   size_t at = (size_t)snprintf(text, capacity, "%u", gpu_running.calls);
   int areas[MOST_AREAS];
@@ -56,7 +58,7 @@ static void write_group(char *text, size_t capacity) {
     at += (size_t)snprintf(text + at, capacity - at, ":%d", areas[i]);
 }
 
-/* Parses a rank's arguments. The rank also ends when the test that waits for it ends. */
+/* Parses a rank's arguments. The rank's process also ends when the test that waits for it ends. */
 bool gpu_parse_rank(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)
@@ -80,7 +82,8 @@ static void run_as_rank(gpu_rank_body *body, void *context) {
   exit(failure_count() ? 1 : skip_reason() ? SKIPPED : 0);
 }
 
-/* Sets the environment of a rank, in which NCCL takes it for alone on its host and uses sockets. */
+/* Sets a rank's environment such that NCCL treats the rank as alone on its host and uses
+ * sockets. */
 static void set_rank_environment(int rank) {
   char host[32];
   snprintf(host, sizeof host, "rank%d", rank);
@@ -90,7 +93,8 @@ static void set_rank_environment(int rank) {
   setenv("NCCL_NET", "Socket", 1);
 }
 
-/* Adds the files that the new process inherits: duplicating a file onto itself has this effect. */
+/* Adds the files that the new process inherits. Duplicating a file onto itself makes it
+ * inherited. */
 static void add_inherited_files(posix_spawn_file_actions_t *actions, int output) {
   posix_spawn_file_actions_adddup2(actions, output, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(actions, output, STDERR_FILENO);
@@ -141,7 +145,8 @@ static bool has_succeeded(const struct rank_process *process) {
          (WEXITSTATUS(process->status) == 0 || WEXITSTATUS(process->status) == SKIPPED);
 }
 
-/* Waits until all ranks have ended; when one has failed, the others get a few seconds to notice. */
+/* Waits until all ranks have ended. When one rank has failed, the others get a few seconds to
+ * notice the failure. */
 static void await_processes(struct rank_process *processes, int size) {
   long left = gpu_time_limit() * 100L;
   for (int running = size; running > 0 && left > 0; left--) {

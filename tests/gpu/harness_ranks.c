@@ -1,4 +1,4 @@
-/* The memory that ranks share, and ranks that are threads. */
+/* The memory that ranks share, and the ranks that are threads. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <ftw.h>
@@ -16,7 +16,7 @@
 struct rank_arguments gpu_rank_process;
 struct running gpu_running;
 
-static pthread_barrier_t barrier; /* of the ranks that are threads */
+static pthread_barrier_t barrier; /* for the ranks that are threads */
 
 static struct {
   int file;

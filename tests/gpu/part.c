@@ -11,7 +11,7 @@
 
 /* --- Memory of the host or of a device */
 
-/* A pattern that no element has: it shows the places where nothing was stored. */
+/* A byte pattern that no element has. It shows the places where nothing was stored. */
 enum { UNTOUCHED = 0x5a };
 
 static void *allocate_buffer(bool device, size_t bytes) {
@@ -36,7 +36,8 @@ static void *allocate_pinned(size_t bytes) {
   return memory;
 }
 
-/* Places the buffers; in place, the shorter one is this rank's part of the longer one. */
+/* Places the buffers. For an in-place call the shorter buffer is this rank's part of the longer
+ * one. */
 static void place_buffers(struct part *part) {
   const size_t element = ob_dtype_size(part->what.options.dtype);
   const size_t offset = part->what.offset * element;
@@ -74,7 +75,7 @@ bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *
 void part_destroy(struct part *part) {
   if (!part->sent)
     return;
-  if (part->plan) /* a test may have destroyed it */
+  if (part->plan) /* a test may have destroyed the plan */
     CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
   free_buffer(part->device, part->memory[0]);
   free_buffer(part->device, part->memory[1]);
@@ -222,8 +223,8 @@ void part_scale_errors(struct part *part, float factor) {
   free(server);
 }
 
-/* Leaves out fields that depend on the plan's device, bytes of messages that a rank passes on for
- * others, and the number of messages if the plan chose it. */
+/* Leaves out three kinds of field: those that depend on the plan's device, the bytes of messages
+ * that a rank passes on for other ranks, and the number of messages if the plan chose it. */
 uint64_t part_hash_info(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154,SC2086,SC2046 # of tests/gpu/run; lists are split
-# tests/gpu/run includes this file. It writes tables as text, JSON and Markdown to $output, and looks for
-# the tools of the machine: it sets NVCC, nccl (a version, or none), sanitizer (a path, or empty) and cuda
-# (the arguments of make).
+# tests/gpu/run includes this file. The functions write tables as text, JSON and Markdown to $output.
+# They also find the tools of the machine and set NVCC, nccl (a version, or none), sanitizer (a path,
+# or empty) and cuda (the arguments of make).
 
 report_line() { printf '%s\n' "$*" | tee -a "$output/summary.txt"; }
 
@@ -21,12 +21,13 @@ facts_as_json() {
     END { print "}" }'
 }
 
-# Prints the number before WORDS in the last summary of gpu_tests, or nothing if it is not there.
+# Prints the number before WORDS in the last summary of gpu_tests, or nothing if the summary has no
+# such number.
 read_count() { # FILE WORDS
   sed -nE '/^[0-9]+ passed, [0-9]+ failed/s/^(.*, )?([0-9]+) '"$2"'.*/\2/p' "$1" | tail -n 1
 }
 
-# Prints flat JSON objects, one on each line, as a table whose columns are as wide as their values.
+# Prints flat JSON objects, one per line, as a table whose columns are as wide as their values.
 json_as_table() {
   awk '
     { line = $0; gsub(/^[{]|[}]$/, "", line); n[NR] = split(line, fields, /,"/)
@@ -46,15 +47,17 @@ json_as_table() {
         before = head; print row } }'
 }
 
-# Joins JSON objects, one on each line, with commas.
+# Joins JSON objects, one per line, with commas.
 join_objects() { paste -sd, "$@" 2>/dev/null; }
 
-# Prints verdicts by a pattern in which \1 is the target, \2 measured, \3 wanted and \4 the verdict.
+# Prints verdicts by a sed replacement in which \1 is the target, \2 measured, \3 wanted and \4 the
+# verdict.
 format_verdicts() { # PATTERN FILE
   sed -nE 's/^\{"target":"(.*)","measured":"(.*)","wanted":"(.*)","verdict":"(.*)"\}$/'"$1"'/p' "$2"
 }
 
-# Prints the verdicts on the results in a file; verdicts ok and missed count as a test passed or failed.
+# Prints the verdicts on the results in a file. The verdicts ok and missed count as a passed and a
+# failed test.
 judge_results() { # FILE [TARGET]
   local line
   awk -v emulated="$emulated" -v target="${2:-}" -f tests/gpu/verdicts.awk "$1" \
@@ -122,12 +125,12 @@ require_command() { # COMMAND WHAT-TO-DO
   missing=1
 }
 
-# Prints the folders of the NVIDIA packages that pip has installed, one on each line.
+# Prints the folders of the NVIDIA packages that pip has installed, one per line.
 list_pip_folders() {
   python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null
 }
 
-# Prints the first argument that is a file.
+# Prints the first argument that names an existing file.
 find_first_file() {
   local path
   for path in "$@"; do
@@ -147,7 +150,8 @@ nccl_version() { # [OPTION...]
     "$NVCC" -E "$@" -x c++ - 2>/dev/null | sed -n 's/^ *nccl //p' | tr -d ' '
 }
 
-# Looks for NCCL in NCCL_HOME if that is given, else where the compiler finds it, else in pip's packages.
+# Looks for NCCL in NCCL_HOME if that is set. Otherwise looks where the compiler finds it, and after
+# that in pip's packages.
 find_nccl() {
   local folder=${NCCL_HOME:-}
   nccl=none

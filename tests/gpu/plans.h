@@ -1,5 +1,6 @@
 /*
- * Plans on devices: one rank's part in an exchange, cases of plans, and ranks that run them.
+ * Plans on devices: one rank's part in an exchange, the cases of plans, and the ranks that run
+ * them.
  */
 #ifndef ONEBIT_TESTS_GPU_PLANS_H
 #define ONEBIT_TESTS_GPU_PLANS_H
@@ -11,8 +12,8 @@
 /*
  * ---- A rank's part (part.c) ----
  *
- * One rank's part in an exchange: a plan, on a device or on the host, and buffers where the plan
- * is. The expected result of a device is the host's result of the same input, in every bit.
+ * One rank's part in an exchange: a plan, on a device or on the host, and buffers in the plan's
+ * memory space. A device must give the host's result of the same input, in every bit.
  */
 struct plan_case {
   size_t count;
@@ -35,13 +36,13 @@ struct part {
   onebit_plan_info_t info;
 };
 
-/* Create and destroy the plan and its buffers; those of a device are on the current one.
- * part_create returns false, after noting a failure, if it cannot. */
+/* Create and destroy the plan and its buffers. Buffers on a device are allocated on the current
+ * device. If creation fails, part_create reports a failure and returns false. */
 bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device);
 void part_destroy(struct part *part);
 
-/* Writes the input of a step to part->sent, and copies it to the plan's memory, on the stream if
- * one is given. With `not_finite` one value is not-a-number. */
+/* part_write_input writes the input of a step to part->sent. With `not_finite` one value is a NaN.
+ * part_load copies part->sent to the plan's memory, and part_load_on does so on a stream. */
 void part_write_input(struct part *part, unsigned step, bool not_finite);
 void part_load(struct part *part);
 void part_load_input(struct part *part, unsigned step, bool not_finite); /* does both */
@@ -51,16 +52,17 @@ void part_load_on(struct part *part, cudaStream_t stream);
 void part_fetch(struct part *part);
 void part_fetch_on(struct part *part, cudaStream_t stream);
 
-/* Call the plan's operation in four ways: blocking; as a request; on a stream; on a stream,
- * followed by a wait. */
+/* Call the plan's operation in four ways: as a blocking call; as a request; on a stream; on a
+ * stream, followed by a wait. */
 onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_enqueue(struct part *part, cudaStream_t stream);
 onebit_status_t part_enqueue_and_wait(struct part *part, cudaStream_t stream);
-/* Returns the operation as a graph, which the caller destroys. */
+/* Returns a graph of the operation, which the caller destroys. */
 cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream);
 
-/* The effects of a call, as numbers to compare: bits of result and input, and residuals. */
+/* The effects of a call, as numbers to compare: hashes of result and input, and of both
+ * residuals. */
 struct traces {
   uint64_t result, input, worker, server;
 };
@@ -79,12 +81,12 @@ uint64_t hash_bytes(const void *bytes, size_t count);
 /*
  * ---- Cases (plans.c) ----
  *
- * Cases of plans, and ranks that run them: over loopback, where the ranks are threads and the host
- * walks the steps, and over NCCL, where the device does.
+ * Cases of plans, and ranks that run them. Over loopback the ranks are threads and the host runs
+ * the steps. Over NCCL the device runs the steps.
  */
 
-/* The cases are the product of all options. sample_plan_cases returns those to run, one of
- * `thinner`, whose rows the caller frees; plan_case_at returns case number `index`. */
+/* The cases are the product of all options. sample_plan_cases returns the cases to run, one in
+ * `thinner`; the caller frees the rows. plan_case_at returns case number `index`. */
 struct sample sample_plan_cases(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
@@ -92,14 +94,15 @@ struct plan_case plan_case_at(size_t index);
 const char *describe_plan_case(const struct plan_case *what, char *text, size_t capacity);
 
 int current_device(void);
-int other_device(void); /* the current one if there is no other */
+int other_device(void); /* the current device if there is no other */
 
-/* A case with the default options. */
+/* Returns a case with the default options. */
 struct plan_case default_plan_case(onebit_operation_t operation, size_t count);
 
-/* Functions that run the body on ranks, each with its self->comm, as gpu_run_loopback does: over
- * NCCL; a single rank by itself; and over loopback that moves messages in memory of the device, as
- * a CUDA-aware MPI does. Without NCCL the first skips the test, on a real device the last. */
+/* Functions that run the body on ranks, each with its self->comm, as gpu_run_loopback does.
+ * run_ranks_nccl runs over NCCL, and run_ranks_self runs a single rank. run_ranks_aware runs over a
+ * loopback that moves messages in device memory, as a CUDA-aware MPI does. run_ranks_nccl skips the
+ * test in a build without NCCL, and run_ranks_aware skips it on a real device. */
 typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
 plan_ranks run_ranks_nccl, run_ranks_self, run_ranks_aware;
 
@@ -109,45 +112,46 @@ void run_ranks_both(int size, gpu_rank_body *body, void *context);
 #ifdef ONEBIT_HAVE_NCCL
 #include <nccl.h>
 
-/* Returns this rank's NCCL communicator, in run_ranks_nccl; forget_nccl_comm records that it was
- * aborted. */
+/* rank_nccl_comm returns this rank's NCCL communicator in run_ranks_nccl. forget_nccl_comm records
+ * that the communicator was aborted. */
 ncclComm_t rank_nccl_comm(void);
 void forget_nccl_comm(void);
 #endif
 
 /* Makes a call on all ranks, which are threads, and waits until the device has done the work of
- * all. Returns the counts of all ranks; allocations and waits of the host are those of the calls
- * alone. */
+ * all. Returns the counts of all ranks together. Allocations and waits of the host are counted only
+ * during the calls. */
 struct emulation_counters count_call(onebit_status_t (*call)(void *context), void *context);
 
 /*
  * ---- Hosts (plans.c) ----
  *
- * Ranks on given hosts: over loopback on the processor, and then over NCCL on devices. Without the
- * given hosts the library would find all ranks on one, this machine.
+ * Ranks on given hosts, first over loopback on the processor, then over NCCL on devices. The hosts
+ * must be given, because the library would otherwise find that all ranks are on one host, this
+ * machine.
  */
 
 enum { HOSTS_MOST_RANKS = 6 };
 
 struct hosts_split {
   int hosts, each;
-  bool in_turns; /* ranks go to the hosts in turns; else a host's ranks follow each other */
+  bool in_turns; /* true: rank r is on host r modulo hosts; false: a host's ranks are consecutive */
 };
 
-/* Two hosts of two and of three ranks, in order and in turns; three hosts of two ranks; one rank on
- * each host; all ranks on one host. */
+/* Two hosts with two ranks each; two hosts with three ranks each, consecutive or in turns; three
+ * hosts with two ranks each; one rank on each of four hosts; all ranks on one host. */
 #define HOSTS_SPLITS 6
 extern const struct hosts_split hosts_splits[HOSTS_SPLITS];
 
-/* The place of a plan, and the transport of its messages. */
+/* The executor of a plan, and the transport of its messages. */
 enum hosts_place { ON_PROCESSOR, STAGED, OVER_NCCL };
 
 typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context);
 
-/* Runs the body on all ranks: on the processor over loopback, on the device over loopback, and over
- * NCCL, with the rank's self->comm. Later runs find the data that the first left in a
- * gpu_allocate_area. */
+/* Runs the body on all ranks, with the rank's self->comm: on the processor over loopback, on the
+ * device over loopback, and on the device over NCCL. Later runs find the data that the first run
+ * left in a gpu_allocate_area. */
 void run_on_hosts(const struct hosts_split *split, hosts_body *body, void *context);
 
 #endif

@@ -1,5 +1,5 @@
-# The tests that want a GPU, or the emulated device: included by the Makefile where CUDA is not 0.
-# Needs STATIC with the kernels in it, `objects`, `link`, CUDA_CFLAGS (where cuda_runtime_api.h is)
+# The tests that need a GPU or the emulated device. The Makefile includes this file unless CUDA is 0.
+# It needs STATIC with the kernels in it, `objects`, `link`, CUDA_CFLAGS (where cuda_runtime_api.h is)
 # and CUDA_LIBS.
 
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests

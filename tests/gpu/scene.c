@@ -1,4 +1,4 @@
-/* The plan of a scene, on the host and on the device. */
+/* The plan of a scene, both on the host and on the device. */
 #include "tests/gpu/scene.h"
 
 #include <stdio.h>
@@ -36,7 +36,7 @@ static bool is_rotated(const struct scene_case *what) {
 
 static bool is_gathered(const struct scene_case *what) { return what->mode >= SCENE_GATHERED; }
 
-/* Returns the number of real elements: two thirds of a padded buffer. */
+/* Returns the number of real elements: in a padded buffer, two thirds of the elements. */
 static size_t count_valid(const struct scene_case *what, size_t piece) {
   if (what->mode != SCENE_PADDED)
     return what->counts[piece];

@@ -1,4 +1,4 @@
-/* The memory that tests of kernels compare, twice, and the scenes in it. */
+/* Memory on host and device that tests of kernels compare, and the scenes in this memory. */
 #ifndef ONEBIT_TESTS_GPU_SCENE_H
 #define ONEBIT_TESTS_GPU_SCENE_H
 
@@ -12,15 +12,14 @@
 /*
  * ---- Twins (scene_data.c) ----
  *
- * Memory twice: on the host, and on the device.
- *
- * A test takes arrays from the twin and fills the host's; the device's becomes a copy. Then the
- * library's codec works on the one and a kernel on the other, and afterwards both are the same in
- * every byte: the arrays, and what lies between them, which is a pattern.
+ * A twin is memory that exists twice: on the host and on the device. A test allocates arrays in the
+ * twin and fills them on the host; the device gets a copy. The library's codec then works on the
+ * host's memory and a kernel on the device's. Afterwards every byte must be the same in both
+ * memories, in the arrays and in the pattern that fills the gaps between them.
  */
 
-/* The content of an array. A NaN may have other bits on the device: processors make different
- * NaNs. */
+/* The type of an array's contents. A NaN may have other bits on the device, since processors create
+ * different NaNs. */
 enum twin_content { TWIN_BYTES, TWIN_FLOAT32, TWIN_BFLOAT16, TWIN_FLOAT16, TWIN_FLOAT64 };
 
 struct twin_array {
@@ -38,7 +37,7 @@ struct twin {
   size_t count;
 };
 
-/* Returns false, after reporting it, if the device does not have enough memory. */
+/* Returns false if the device does not have enough memory, and reports this. */
 bool twin_create(struct twin *twin, size_t capacity);
 void twin_destroy(struct twin *twin);
 
@@ -50,36 +49,36 @@ void twin_clear(struct twin *twin);
 void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                     size_t skew);
 
-/* Return the address on the device, and in the fetched copy, for an address of the host's memory;
- * NULL for NULL. */
+/* For an address of the host's memory, twin_on_device returns the address on the device, and
+ * twin_in_copy the address in the copy that was fetched. For NULL both return NULL. */
 void *twin_on_device(const struct twin *twin, const void *host);
 void *twin_in_copy(const struct twin *twin, const void *host);
 
 bool twin_copy_to_device(struct twin *twin);
 bool twin_copy_back(struct twin *twin); /* after all that was launched */
 
-/* Compares both memories; a failure names the array and the place. */
+/* Compares both memories. A failure names the array and the position. */
 bool twin_check(const struct twin *twin, const char *file, int line);
 #define CHECK_TWIN(twin) twin_check((twin), __FILE__, __LINE__)
 
 /*
  * ---- Scenes (scene.c) ----
  *
- * A scene: one case of the kernels' tests, as the processor's codec sees it and as the device does.
+ * A scene is one case of the kernels' tests, set up for the processor's codec and for the device.
  *
- * The host's side is a plan of the library, made by hand, in the memory of a twin; so the library's
- * own steps with that plan give the expected result of a kernel. The device's side is the same plan
- * in the kernels' structs.
+ * The host's side is a plan of the library, built by the test in the memory of a twin. The
+ * library's own steps with that plan give the expected result of a kernel. The device's side is the
+ * same plan in the kernels' structs.
  */
 
 /* The schedule of the scene's plan. A share is the part of a buffer that one member reduces. */
 enum scene_mode {
   SCENE_EXCHANGE, /* an allreduce in which each member reduces a share */
-  SCENE_SHIFTED,  /* the same for some of the shares, as in a hierarchical plan */
+  SCENE_SHIFTED,  /* the same, but only with some of the shares, as in a hierarchical plan */
   SCENE_PADDED,   /* one share for each piece, the last ones padding: profile deepspeed */
   SCENE_SCATTER,  /* reduce-scatter: one share for each piece */
   SCENE_WHOLE,    /* an allreduce in which each member sends a message to all */
-  SCENE_ROTATED,  /* the same, with results in the order in which rounds pass them on */
+  SCENE_ROTATED,  /* like SCENE_WHOLE, with results in the order in which rounds pass them on */
   SCENE_GATHERED, /* an allgather */
   SCENE_GATHERED_ROTATED,
   SCENE_MODES
@@ -91,14 +90,14 @@ struct scene_case {
   enum scene_mode mode;
   size_t pieces, counts[SCENE_PIECES];
   size_t block, members, place, chunks, slots;
-  size_t skew; /* elements that buffers are away from any alignment */
+  size_t skew; /* elements between an aligned address and the buffers */
   enum codec_values values;
   onebit_dtype_t dtype, output_dtype;
   onebit_scale_t rule;
   bool one_scale, dense, momentum;
   bool each;        /* pieces are not adjacent, and some have no input */
   bool from_values; /* the input is float32, as messages have it */
-  bool float32;     /* inputs are float32, whatever the plan's type */
+  bool float32;     /* inputs are float32, whatever the plan's dtype */
   bool weighed;     /* compress gets scalings and reciprocals */
   bool moments;     /* compress gets moments of the gradients */
   bool counted;     /* only the device knows the moments' bias correction */
@@ -110,18 +109,18 @@ struct scene {
   const struct scene_case *what;
   struct twin *twin;
   struct onebit_plan host;
-  struct ob_flight flight; /* the host plan's */
+  struct ob_flight flight; /* the flight of the host's plan */
   struct ob_plan_state kept;
   struct ob_cuda_plan device;
   struct ob_cuda_state *state; /* the host's copy */
-  /* The range of chunks that have messages: all chunks, or one if there are fewer slots. */
+  /* The range of chunks that have messages: all chunks, or only one if the plan has fewer slots. */
   size_t first_chunk, end_chunk;
   struct ob_cuda_source source;
   struct ob_cuda_pieces outputs;
   const float *input_values;
 };
 
-/* Fills in the scene; its memory is not yet copied to the device. */
+/* Fills in the scene. Its memory is not yet copied to the device. */
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 

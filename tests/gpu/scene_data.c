@@ -1,4 +1,4 @@
-/* Memory on the host and on the device, and the contents of a scene in it. */
+/* Allocates memory on the host and on the device, and fills it with the contents of a scene. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ void twin_destroy(struct twin *twin) {
   CHECK_CUDA(cudaFree(twin->device));
 }
 
-/* Fills with bytes that are unexpected large floats: -1.6e25 and the like. */
+/* Fills memory with bytes that read as large, unexpected floats such as -1.6e25. */
 static void fill_pattern(unsigned char *bytes, size_t count) {
   for (size_t i = 0; i < count; i++)
     bytes[i] = (unsigned char)(0xd3 + i % 7);
@@ -43,7 +43,7 @@ void twin_clear(struct twin *twin) {
   fill_pattern(twin->host, TWIN_GAP);
 }
 
-/* Aligns the address on the device: both memories have only their allocators' alignment. */
+/* Aligns the address on the device. Both memories have only the alignment of their allocators. */
 void *twin_allocate(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                     size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;
@@ -148,8 +148,8 @@ bool twin_check(const struct twin *twin, const char *file, int line) {
 
 /* --- Data of a scene */
 
-/* Returns values that are finite whatever the case's values are: residuals and messages need
- * them. */
+/* Returns the kind of values, or a finite kind if the case's values are not finite. Residuals and
+ * messages must be finite. */
 static enum codec_values finite_values(const struct scene *scene) {
   return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
 }
@@ -161,7 +161,8 @@ static float scale_at(const struct scene *scene, size_t i, uint32_t salt) {
   return scene->what->values == VALUES_OVERFLOW ? scale * 1e30f : scale;
 }
 
-/* Fills a message as an earlier call has left it, so that a kernel that omits a field is found. */
+/* Fills a message with the content that an earlier call would have left, so that a kernel that
+ * omits a field is found. */
 static void fill_message(const struct scene *scene, unsigned char *memory, size_t share,
                          size_t chunk, uint32_t salt) {
   struct ob_message_shape shape = ob_plan_message(&scene->host, share, chunk);
@@ -222,7 +223,7 @@ static void fill_residual(const struct scene *scene, struct ob_residual *residua
     residual->scales[!residual->now][0] = 0;
 }
 
-/* Fills the state: fields that must stay as they are, and some flags that kernels do not set. The
+/* Fills the state. Some fields must stay as they are, and some flags are set by no kernel. The
  * scale of an empty block is zero from the beginning. */
 static void fill_state(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
@@ -258,8 +259,9 @@ void scene_fill_plan(struct scene *scene) {
 
 /* --- The caller's buffers */
 
-/* Allocates the pieces of a buffer: each by itself with what->each, else all together, `step`
- * elements apart. With what->each empty pieces are NULL, and so is every fifth input. */
+/* Allocates the pieces of a buffer. With what->each every piece is a separate array; empty pieces
+ * are NULL, and so is every fifth input. Without it all pieces share one array, `step` elements
+ * apart. */
 static struct ob_cuda_pieces allocate_pieces(struct scene *scene, const char *name, void **host,
                                              size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;

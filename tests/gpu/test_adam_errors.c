@@ -1,4 +1,5 @@
-/* Errors of 1-bit Adam on devices: every rank gets an error, none hangs, nothing changes. */
+/* Errors of 1-bit Adam on devices: every rank gets an error, no rank hangs, and no parameter or
+ * state changes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 static const struct training_case plain = {
     .name = "errors", .optimizer = {ANY(adam, .freeze_step = 2)}, .form = ONE_STREAM};
 
-/* Runs the calls of 1 to 3 ranks over both transports; the last rank makes the mistake. */
+/* Runs the body on 1 to 3 ranks over both transports. The last rank makes the mistake. */
 static void run_on_both(gpu_rank_body *body) {
   for (int size = 1; size <= 3; size++)
     run_ranks_both(size, body, NULL);
@@ -18,7 +19,7 @@ static bool is_last(const struct gpu_rank *self) { return self->rank == self->si
 
 /* --- Arrays in the wrong memory */
 
-/* Creates an optimizer of one tensor. The last rank's tensor is wrong, so no rank gets an
+/* Tries to create an optimizer of one tensor. The last rank's tensor is wrong, so no rank gets an
  * optimizer. */
 static void check_refused(const struct gpu_rank *self, float *parameter, float *gradient,
                           onebit_device_t device, const char *part) {
@@ -71,7 +72,7 @@ static void arrays_must_be_there(void) {
 
 /* --- Steps */
 
-/* Makes a step on the stream and returns its status, known at once or later. */
+/* Makes a step on the stream and returns its status, which is known at once or after a wait. */
 static onebit_status_t step_on_stream(struct learner *learner, float rate) {
   onebit_status_t status =
       onebit_optimizer_step_stream(learner->optimizer, rate, learner->streams[0]);
@@ -100,8 +101,8 @@ static void check_good_step(struct learner *learner, int attempt) {
   CHECK_STATUS(step_on_stream(learner, training_rate_of(attempt)), ONEBIT_OK);
 }
 
-/* Checks a step that must fail with these statuses, on a stream and without, and what it must not
- * change. */
+/* Checks a step that must fail with these statuses, with and without a stream. Checks that the
+ * failed step changes nothing. */
 static void check_step(struct learner *learner, float rate, onebit_status_t wanted,
                        const char *part) {
   onebit_optimizer_info_t before = {.size = sizeof before};
@@ -127,7 +128,8 @@ static void check_wrong_rates(struct learner *learner, int attempt) {
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
 
-/* Makes a mistake on the last rank in a step in parts, when some buckets have been sent. */
+/* Makes a mistake on the last rank in a step that is made in parts, after some buckets have been
+ * sent. */
 static void check_wrong_part(struct learner *learner, bool streamed, bool mixed) {
   onebit_optimizer_t optimizer = learner->optimizer;
   cudaStream_t stream = learner->streams[0];
@@ -175,8 +177,7 @@ static const struct {
     {-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in memory of the device is -1"},
     {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
 
-/* Sets wrong rates in memory of the device; if the host sends the messages, it refuses such a
- * rate. */
+/* Sets wrong rates in device memory. If the host sends the messages, it refuses such a rate. */
 static void check_wrong_device_rates(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   onebit_optimizer_t optimizer = learner->optimizer;
@@ -185,7 +186,7 @@ static void check_wrong_device_rates(struct learner *learner) {
   onebit_status_t status = onebit_optimizer_set_learning_rate_pointer(optimizer, rate);
   const bool refused = status == ONEBIT_ERROR_UNSUPPORTED;
   if (refused)
-    CHECK_MESSAGE("the host sends and updates with the rate");
+    CHECK_MESSAGE("the host needs the rate, so it cannot be in memory of the device");
   else
     CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, &host),
                  ONEBIT_ERROR_ARGUMENT);
@@ -226,7 +227,7 @@ static void check_wrong_steps(const struct gpu_rank *self, void *context) {
 
 static void steps_must_be_right(void) { run_on_both(check_wrong_steps); }
 
-/* Passes a stream of another device: this rank notices it, and reports it to the others. */
+/* Passes a stream of another device. This rank notices the error and reports it to the others. */
 static void check_wrong_stream(const struct gpu_rank *self, void *context) {
   struct learner learner;
   cudaStream_t other;
@@ -254,7 +255,7 @@ static void streams_must_be_right(void) { run_on_both(check_wrong_stream); }
 
 /* --- Failures of the device and of memory */
 
-/* Fails one allocation of one rank, on the host, on the device, or of pinned memory. */
+/* Makes one allocation fail on one rank: on the host, on the device, or of pinned memory. */
 static bool create_without_memory(const struct gpu_rank *self, const float *arrays) {
   onebit_adam_options_t options = *(const onebit_adam_options_t *)plain.optimizer.options;
   onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
@@ -275,7 +276,8 @@ static bool create_without_memory(const struct gpu_rank *self, const float *arra
   return status == ONEBIT_OK;
 }
 
-/* The allocators that fail: the library's own, and CUDA's. */
+/* The functions that make an allocation fail: one for the library's own allocator, one for
+ * CUDA's. */
 static void (*const fail_at[])(long) = {ob_memory_fail_at, emulation_fail_allocation};
 
 struct shortage {
@@ -316,7 +318,7 @@ static void no_memory_reaches_all_ranks(void) {
     }
 }
 
-/* One rank's launch fails in a step; `launches` were counted in the step before. */
+/* One rank's launch number n fails in a step. `launches` were counted in the step before. */
 struct failing {
   long n, launches;
 };
@@ -351,8 +353,8 @@ static void a_failed_launch_is_reported(void) {
   }
 }
 
-/* Fails a launch on one of two ranks, whose step ends with an error. The other rank's step ends
- * too; its status depends on how far the step had come. */
+/* Makes a launch fail on one of two ranks, whose step ends with an error. The other rank's step
+ * ends too, and its status depends on how far the step had come. */
 static void fail_one_of_two(const struct gpu_rank *self, void *context) {
   const long *number = context;
   struct learner learner;

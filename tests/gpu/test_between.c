@@ -1,6 +1,6 @@
 /*
- * Operations on a stream between calls: results are multiplied, or become NaN if the call did not
- * end well; residuals are reset.
+ * Operations on a stream between two calls. Results are multiplied, or become NaN if the call did
+ * not succeed. Residuals are reset.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ static size_t count_elements(const struct part *part) {
   return part->received_bytes / ob_dtype_size(part->what.options.dtype);
 }
 
-/* Makes a call and scales its result; expects the processor's product with `factor`. */
+/* Makes a call and scales its result by `factor`. The bits must equal those of the product that the
+ * processor computes. */
 static void scale_once(struct part *part, unsigned step, float factor) {
   void *wanted = gpu_allocate(part->received_bytes + 1, 1);
   part_load_input(part, step, false);
@@ -36,7 +37,7 @@ static void scale_once(struct part *part, unsigned step, float factor) {
   free(wanted);
 }
 
-/* Makes one rank's input not finite; no rank waits before it reads the result. */
+/* Makes one rank's input not finite. No rank waits before it reads the result. */
 static void skip_once(struct part *part, unsigned step) {
   size_t numbers = 0;
   part_load_input(part, step, part->rank == 0);
@@ -68,7 +69,7 @@ static void scale_results(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* A plan whose residuals were reset continues like a new plan. */
+/* A plan whose residuals were reset must continue like a new plan. */
 static void reset_residuals(const struct gpu_rank *self, void *context) {
   struct part used, fresh;
   const struct plan_case *what = context;
@@ -76,7 +77,7 @@ static void reset_residuals(const struct gpu_rank *self, void *context) {
     return;
   for (unsigned step = 0; step < 3; step++) {
     part_load_input(&used, step,
-                    step == 2 && self->rank == 0); /* also after a call that was skipped */
+                    step == 2 && self->rank == 0); /* includes a call that was skipped */
     CHECK_STATUS(part_enqueue(&used, NULL), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_plan_reset_residual_stream(used.plan, NULL), ONEBIT_OK);
@@ -116,8 +117,8 @@ static void check_wrong_arguments(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-/* Checks that nothing is multiplied if the call did not succeed, whatever recvbuf is; and that no
- * operation is accepted while a call is in flight. */
+/* Checks that nothing is multiplied if the call did not succeed, whatever recvbuf is. Checks that
+ * the operation is refused while a call is in flight. */
 static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 0);
   struct part part;
@@ -140,8 +141,8 @@ static void check_nothing_is_scaled(const struct gpu_rank *self, void *context) 
   part_destroy(&part);
 }
 
-/* Refuses these on plans whose steps the host makes; those without a device are in
- * test_wrong_calls.c. */
+/* The operations are refused on plans whose steps the host makes. test_wrong_calls.c tests plans
+ * without a device. */
 static void check_host_plans(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 100);
   struct part part;
@@ -165,13 +166,13 @@ static void results_are_scaled(void) { run_ranks_nccl(RANKS, scale_results, NULL
 
 static void residuals_are_reset(void) { run_ranks_nccl(RANKS, reset_residuals_of_each, NULL); }
 
-/* --- The device's conversions of 16 bits against numerics.h's: all numbers, times factors */
+/* --- The device's 16-bit conversions compared with numerics.h's: all numbers, times factors */
 
 #define NUMBERS ((size_t)1 << 16)
 
-/* Factors with products that are exact, that lie halfway between two numbers (also subnormal ones)
- * or elsewhere between them, on both sides of the largest number, and too small. A factor of 1
- * would skip the product. */
+/* The products with these factors are exact, or halfway between two numbers (also subnormal ones),
+ * or elsewhere between two numbers, or on either side of the largest number, or too small to
+ * represent. A factor of 1 would skip the product. */
 static const float factors[] = {-1,      1.5f,  0.5f,  0x1.8p-3f, 0x1p-13f, 0.7f,
                                 1.0003f, 16384, 2.31f, 0x1p-30f,  1e-38f,   3e38f};
 
@@ -179,7 +180,7 @@ static float float_of_bits(onebit_dtype_t dtype, uint16_t bits) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(bits) : ob_from_float16(bits);
 }
 
-/* True if the result is right; any NaN is right for a NaN. */
+/* True if the result is right. For a NaN, any NaN is right. */
 static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t got) {
   const float product = float_of_bits(dtype, from) * factor;
   uint16_t wanted;
@@ -187,7 +188,7 @@ static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t
   return isnan(product) ? isnan(float_of_bits(dtype, got)) : got == wanted;
 }
 
-/* Converts all numbers from `first` on; with 1 the memory is not aligned. */
+/* Converts all numbers from `first` on. If `first` is 1, the memory is not aligned. */
 static void convert_numbers(onebit_dtype_t dtype, float factor, size_t first,
                             const struct ob_cuda_state *state, uint16_t *device) {
   static uint16_t numbers[NUMBERS];

@@ -1,7 +1,7 @@
 /*
- * The costs of a call besides its arithmetic: the kernels and copies that it launches; it
- * allocates nothing, and where the device does everything the host never waits. Messages run
- * beside kernels: the longest chain in the graph of a call consists of kernels, and with several
+ * The costs of a call besides its arithmetic: the kernels and copies that it launches. A call
+ * allocates nothing, and the host never waits in it if the device does everything. Messages overlap
+ * with kernels: the longest chain in the graph of a call consists of kernels, and with several
  * chunks it contains no message. Only the emulated device counts.
  */
 #include <stdio.h>
@@ -13,8 +13,8 @@
 
 enum { KINDS = 7, CHUNKS = 3 };
 
-/* A rank's launches in a call with one message to each rank, and how many more each further message
- * takes. */
+/* The launches of a rank in a call with one message to each rank, and the number that each further
+ * message adds. */
 struct cost {
   long kernels, copies, more_kernels, more_copies;
 };
@@ -75,10 +75,10 @@ static void check_costs(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* Launches in the order of plan_case_at's kinds: compress, which seals; reduce, which opens and
- * seals; open, which decides; apply; conclude; without those that a kind does not need; and a copy
- * of the state. With one scale, finish and seal follow both of the former; dense calls seal, open
- * and decide in kernels of their own. */
+/* Launches, one entry for each of plan_case_at's kinds. A call launches: compress, which seals;
+ * reduce, which opens and seals; open, which decides; apply; conclude; and a copy of the state. A
+ * kind leaves out kernels that it does not need. With one scale, the kernels finish and seal follow
+ * both compress and reduce. Dense calls seal, open and decide in separate kernels. */
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 
@@ -87,22 +87,23 @@ static void costs_over_nccl(void) { run_ranks_nccl(3, check_costs, on_a_stream);
 /* The host waits only before it sends a message. */
 static void costs_over_device_transport(void) { run_ranks_aware(3, check_costs, on_a_stream); }
 
-/* A rank alone has no messages to open: a kernel of its own decides whether results are applied. */
+/* A single rank has no messages to open, so a separate kernel decides whether results are
+ * applied. */
 static void costs_alone(void) {
   struct cost costs[KINDS] = {{5, 1, 3, 0}, {4, 1, 2, 0}, {9, 1, 5, 0}, {7, 1, 5, 0},
                               {6, 1, 4, 0}, {4, 1, 2, 0}, {4, 1, 2, 0}};
   run_ranks_self(1, check_costs, costs);
 }
 
-/* The host reads the headers; each message is copied to the host and back, and the state after
- * it. */
+/* The host reads the headers. Each message is copied to the host and back, and the state is copied
+ * after it. */
 static void costs_over_loopback(void) {
   struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
                               {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
   gpu_run_loopback(3, check_costs, costs);
 }
 
-/* --- Messages beside kernels */
+/* --- Messages that overlap with kernels */
 
 enum { RANKS = 3, MESSAGES = 4, BLOCK = 32 };
 
@@ -156,7 +157,7 @@ static void check_overlaps(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* Does the same for a dense plan whose buffer is a window, as optimizers create it. */
+/* Checks the same for a dense plan whose buffer is a window. Optimizers create such plans. */
 static void check_window_overlap(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 2048 * MESSAGES * RANKS);
   onebit_plan_options_t options = what.options;

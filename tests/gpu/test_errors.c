@@ -1,5 +1,5 @@
-/* The outcome of wrong arguments and failures: an error with a message on the rank that caused it,
- * ONEBIT_ERROR_PEER on the others, and no rank hangs; then the next call succeeds. */
+/* The outcome of wrong arguments and failures. The rank that caused the error gets an error with a
+ * message, and the others get ONEBIT_ERROR_PEER. No rank hangs, and the next call succeeds. */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ static onebit_status_t pass_foreign_stream(struct part *part, const struct forei
 }
 
 static const struct wrong {
-  const char *message; /* a part of the error's */
+  const char *message; /* a part of the error message */
   onebit_status_t (*call)(struct part *part, const struct foreign *foreign);
   bool several; /* needs several devices */
 } wrongs[] = {
@@ -76,8 +76,8 @@ static const struct wrong {
     {"not a stream of CUDA device", pass_foreign_stream, true},
 };
 
-/* Makes a wrong call on the last rank, on a stream or not; the other ranks get an error that names
- * it. */
+/* Makes a wrong call on the last rank, on a stream or without one. The other ranks get an error
+ * that names the last rank. */
 static void make_wrong_call(struct part *part, const struct wrong *wrong,
                             const struct foreign *foreign, bool on_stream) {
   char rank[32];
@@ -122,7 +122,7 @@ static void arguments_are_checked_alone(void) { run_ranks_self(1, make_wrong_cal
 
 /* --- A plan on the host */
 
-/* Rank 0's plan is on the host, and is given device memory; then it is called on a stream. */
+/* Rank 0's plan is on the host. It is first called with device memory, then on a stream. */
 static void call_host_plan_among_devices(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -185,7 +185,7 @@ static void another_device_may_be_current(void) {
   run_ranks_both(2, call_from_another_device, NULL);
 }
 
-/* A thread that has not used CUDA works on a plan of device 1 while device 0 is current: device 0
+/* A thread that has not used CUDA works on a plan of device 1 while device 0 is current. Device 0
  * must not get a context. */
 static void *call_on_new_thread(void *context) {
   struct part *part = context;
@@ -218,7 +218,7 @@ static void unused_device_gets_no_context(void) {
   run_ranks_self(1, run_new_thread, NULL);
 }
 
-/* --- Failures on demand */
+/* --- Failures that the emulated device is told to make */
 
 static void refuse_device(const struct gpu_rank *self, void *context) {
   onebit_plan_t plan;
@@ -245,15 +245,15 @@ static size_t measure_free_memory(void) {
   return left;
 }
 
-/* Fails every allocation of a plan once, on one rank or the other: all ranks get an error, and all
- * memory is freed. */
+/* Fails every allocation of a plan once, on one rank or the other. All ranks must get an error, and
+ * all memory must be freed. */
 static void fail_allocations(const struct gpu_rank *self, void *context) {
   void (*const fail_at)(long) = *(void (**)(long))context;
   onebit_plan_t plan = NULL;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.device = ONEBIT_DEVICE_CUDA;
   options.block_size = 256;
-  options.chunk_size = 256; /* two messages, or four of one rank */
+  options.chunk_size = 256; /* two messages, or four with a single rank */
   for (long n = 1; !plan && n < 1000; n++) {
     const size_t left = measure_free_memory();
     check_case("rank %d, allocation %ld", self->rank, n);
@@ -276,8 +276,9 @@ static void fail_allocations(const struct gpu_rank *self, void *context) {
 
 static onebit_status_t ends[2];
 
-/* Fails one rank's launch: that rank returns CUDA's message, and the other learns of the failure,
- * unless it had all messages already. False: the launch was not reached, and both ranks succeed. */
+/* Fails one launch of one rank. That rank returns CUDA's message. The other rank gets an error too,
+ * unless it already had all messages. Returns false if the call has fewer launches than n; both
+ * ranks then succeed. */
 static bool fail_launch(struct part *part, long n) {
   part_load_input(part, (unsigned)n, false);
   if (gpu_await_ranks())
@@ -327,15 +328,15 @@ static void failed_launch_of_two(void) { run_ranks_both(2, fail_launches, NULL);
 
 static void failed_launch_alone(void) { run_ranks_self(1, fail_launches, NULL); }
 
-/* --- An error counts more than a skip */
+/* --- An error takes precedence over a skip */
 
 static void enqueue_nonfinite(struct part *part, unsigned step) {
   part_load_input(part, step, part->rank == 0);
   CHECK_STATUS(part_enqueue(part, NULL), ONEBIT_OK);
 }
 
-/* Two skips and an error of rank 0: the error is returned; the other ranks' message names rank 0.
- * Later calls succeed. */
+/* Rank 0 has two skips and an error. The error is returned, and the other ranks' message names rank
+ * 0. Later calls succeed. */
 static void check_error_after_skips(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;

@@ -1,5 +1,5 @@
-/* A compressed step of an optimizer in a CUDA graph, replayed many times: it gives the same bits as
- * the host, in cases where the host takes no part. */
+/* A compressed step of an optimizer in a CUDA graph that is replayed many times. It must give the
+ * same bits as the host. The cases are those in which the host takes no part in a step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,8 +23,8 @@
 #define CASE(kind, is_named, is_poisoned, with, ...)                                               \
   TRAINING_CASE(kind, is_named, ONE_STREAM, is_poisoned, with, 0, __VA_ARGS__)
 
-/* Gradients repeat after TRAINING_ATTEMPTS, including those that are not finite; with BIT(2) the
- * first compressed step is skipped, too. */
+/* Gradients repeat after TRAINING_ATTEMPTS steps, including the gradients that are not finite. With
+ * BIT(2) the first compressed step is skipped, too. */
 static const struct training_case cases[] = {
     CASE(adam, "one bucket", BIT(9), 0, FROZEN, .beta1 = 0.9),
     CASE(adam, "buckets", BIT(5) | BIT(6), 0, FROZEN, BUCKETS),
@@ -94,7 +94,7 @@ struct rates {
   float *now, *pinned; /* the current rate; the rates of all attempts */
 };
 
-/* Returns NaN where the rate is in device memory, since the argument is then ignored. */
+/* Returns NaN if the rate is in device memory, because the argument is then ignored. */
 static float rate_argument(const struct learner *learner) {
   return learner->what->traits & RATE_ON_DEVICE ? NAN : RATE;
 }
@@ -125,8 +125,8 @@ static void close_rates(const struct rates *rates) {
 
 /* --- A graph */
 
-/* Checks that a step cannot be captured, for the reason in `part`; then nothing is put on the
- * stream. */
+/* Checks that a step cannot be captured, with a message that contains `part`. The stream must stay
+ * empty. */
 static void check_refusal(struct learner *learner, const char *part) {
   cudaGraph_t graph = NULL;
   cudaStream_t stream = learner->streams[0];
@@ -139,10 +139,10 @@ static void check_refusal(struct learner *learner, const char *part) {
     cudaGraphDestroy(graph);
 }
 
-/* Makes the first steps. No step can be captured in the warm-up, nor before the host knows that it
- * is over; a method without a warm-up refuses no capture. */
+/* Makes the first steps. A step cannot be captured during the warm-up, nor before the host knows
+ * that the warm-up is over. A method without a warm-up refuses no capture. */
 static void warm_up(struct learner *learner, const struct rates *rates) {
-  static const char part[] = "warm-up is not known to be over: onebit_optimizer_synchronize";
+  static const char part[] = "whether the warm-up is over: call onebit_optimizer_synchronize";
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
     if (refused)
@@ -244,7 +244,7 @@ static void replays_alone(void) {
   free(records);
 }
 
-/* --- Steps that no graph can have */
+/* --- Steps that cannot be captured in a graph */
 
 static const struct training_case refused[] = {
     {.name = "0/1 Adam", .optimizer = {ANY(zero_one_adam, .variance_freeze_step = WARMUP)}},

@@ -1,7 +1,7 @@
 /*
- * Hierarchical plans on a device, staged over loopback and over NCCL, equal those on the host: with
- * the same hosts and inputs every result and residual has the same bits. An error of one rank has
- * the same outcome on all ranks, and changes nothing.
+ * Hierarchical plans on a device, staged over loopback and over NCCL, must equal those on the host.
+ * With the same hosts and inputs every result and residual has the same bits. An error of one rank
+ * has the same outcome on all ranks, and changes nothing.
  */
 #include <math.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ struct record {
   uint64_t account;
 };
 
-/* A rank's plan; on_stream: the host takes no part. */
+/* A rank's plan. If on_stream is true, the host takes no part in the calls. */
 struct hosted {
   struct part part;
   bool on_stream;
@@ -74,7 +74,7 @@ static void close_hosted(struct hosted *hosted) {
   CHECK_CUDA(cudaStreamDestroy(hosted->stream));
 }
 
-/* Makes a call as a graph, which the first call captures. */
+/* Makes a call by launching a graph. The first call captures the graph. */
 static onebit_status_t call_in_graph(struct hosted *hosted) {
   if (!hosted->graph)
     hosted->graph = part_capture(&hosted->part, hosted->stream);
@@ -97,18 +97,18 @@ static onebit_status_t make_call(struct hosted *hosted, int number) {
   return status;
 }
 
-/* Checks that the error message names the rank with the error, on whichever host it is. Where
- * values are sent uncompressed, all ranks add them up and find it. */
+/* Checks that the error message names the rank with the error, on whichever host that rank is. If
+ * values are sent uncompressed, all ranks add them up and notice the NaN themselves. */
 static void check_rank_in_message(const struct part *part, int number) {
   char wanted[64] = "";
   if (part->what.count && part->what.options.wire == ONEBIT_WIRE_BITS && number == NOT_FINITE)
-    snprintf(wanted, sizeof wanted, "a value on rank %d is not finite", part->size - 1);
+    snprintf(wanted, sizeof wanted, "rank %d has a value that is not finite", part->size - 1);
   if (part->what.count && number == REFUSED)
-    snprintf(wanted, sizeof wanted, part->rank ? "rank 0 could not" : "sendbuf is NULL");
+    snprintf(wanted, sizeof wanted, part->rank ? "rank 0 failed in this call" : "sendbuf is NULL");
   CHECK_MESSAGE(wanted);
 }
 
-/* One rank's last element is NaN: only the ranks of its host can report it. */
+/* Makes one rank's last element NaN. Only the ranks of its host can report which rank it was. */
 static void make_input(struct part *part, int number) {
   part_write_input(part, (unsigned)number, false);
   if (part->what.count && number == NOT_FINITE && part->rank == part->size - 1)
@@ -172,7 +172,8 @@ static void has_the_bits_of_loopback(void) {
   free(sample.rows);
 }
 
-/* Checks that a host sends 2 (H - 1) / H bits for each element, besides scales and headers. */
+/* Checks that a host sends 2 (H - 1) / H bits per element for H hosts, besides scales and
+ * headers. */
 static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context) {
   const size_t count = 1 << 21;
@@ -202,7 +203,7 @@ static onebit_status_t call_on_stream(void *context) {
   return part_enqueue(&hosted->part, hosted->stream);
 }
 
-/* Checks the counts of all ranks together; returns the bytes that they have sent. */
+/* Checks the counts of all ranks together. Returns the bytes that the ranks have sent. */
 static long check_counts(struct hosted *hosted) {
   make_input(&hosted->part, 0);
   const struct emulation_counters counts = count_call(call_on_stream, hosted);
@@ -221,7 +222,8 @@ static void call_and_count(const struct gpu_rank *self, const struct hosts_split
   close_hosted(&hosted);
 }
 
-/* Every rank sends the others of its host their segments, whose lengths are whole words. */
+/* Every rank sends each other rank of its host a segment. The length of a segment is a whole number
+ * of words. */
 enum { SENT_COUNT = 64 * 6 * 7 };
 
 static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts_split *split,
@@ -242,7 +244,7 @@ static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts
         sent[2], halves);
 }
 
-/* Inputs of 16 bits travel as they are inside a host. */
+/* Inputs of 16 bits are sent as 16 bits inside a host, without conversion. */
 static void inputs_are_sent_as_they_are(void) {
   run_on_hosts(&hosts_splits[1], call_and_count_bytes, NULL);
 }
@@ -252,7 +254,8 @@ static void no_host_waits(void) {
   run_on_hosts(&hosts_splits[1], call_and_count, &many);
 }
 
-/* Fails each allocation of device memory in turn, on some rank: no rank may then have a plan. */
+/* Fails each allocation of device memory in turn, on some rank. In that case no rank may get a
+ * plan. */
 static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
                                   enum hosts_place place, void *context) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;

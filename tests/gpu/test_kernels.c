@@ -1,6 +1,6 @@
-/* The kernels against the codec: the same plan on both sides, and afterwards the same bytes. Each
- * kernel has a table of cases: the product of layouts, block sizes and group sizes, over which the
- * other options are spread. */
+/* Compares the kernels with the codec. Both run the same plan, and afterwards their memory must
+ * have the same bytes. Each kernel has a table of cases: the product of layouts, block sizes and
+ * group sizes. The other options are spread over these cases. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ struct kernel_cases {
 
 #define MODE(mode) (1u << (mode))
 
-/* Element counts of one tensor on the edges of words, of warps' turns and of blocks; and tensors of
- * odd sizes, some of them empty. */
+/* Element counts of single tensors at the edges of words, of the parts that a warp processes at a
+ * time, and of blocks. Further layouts have tensors of odd sizes, some of them empty. */
 static const size_t single_counts[] = {0,   1,   31,   32,   33,   63,   64,   65,   511,
                                        512, 513, 2047, 2048, 2049, 4095, 4096, 4097, 100003};
 static const struct {
@@ -32,14 +32,14 @@ static const struct {
     {8, {64, 0, 31, 0, 0, 4096, 2047, 1}},
 };
 static const size_t blocks[] = {32, 64, 2048, 65536, 2048};
-/* 33: more than a warp has lanes. */
+/* 33 members are more than a warp has lanes. */
 static const size_t members[] = {1, 2, 3, 4, 7, 8, 33};
 static const size_t chunks[] = {1, 1, 2, 3, 5};
 
 #define COUNT(list)   (sizeof(list) / sizeof(list)[0])
 #define LAYOUTS       (COUNT(single_counts) + COUNT(layouts))
 #define ONE_SCALE     4 /* blocks whose sums are added one after the other with one scale */
-#define ROUNDS        3 /* of the product, each with other options */
+#define ROUNDS        3 /* of the product; each round has other options */
 #define LONG_ELEMENTS 10000
 
 /* Returns the cases to run. The caller frees the rows. */
@@ -50,7 +50,7 @@ static struct sample sample_kernel_cases(const struct kernel_cases *of) {
   return sample_product(name, 1, sizes, COUNT(sizes));
 }
 
-/* A number below `limit`, the same in every run (Knuth's multiplicative hash). */
+/* Returns a number below `limit` that is the same in every run (Knuth's multiplicative hash). */
 static size_t draw_number(size_t number, size_t what, size_t limit) {
   return scramble((uint32_t)(number * 32 + what) * 2654435761u) % limit;
 }
@@ -88,8 +88,8 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->lion = of->served && draw_number(number, 27, 2);
 }
 
-/* Fits the case to the mode: a piece for each member, rounds that pass on single messages, a
- * momentum only in an allreduce by exchange, padded or not. */
+/* Adapts the case to its mode: a piece for each member; one message at a time in modes whose rounds
+ * pass messages on; a momentum only in an allreduce by exchange, padded or not. */
 static void fit_mode(struct scene_case *what) {
   if (what->mode == SCENE_PADDED || what->mode == SCENE_SCATTER) {
     what->pieces = what->members;
@@ -108,7 +108,7 @@ static void fit_mode(struct scene_case *what) {
     what->from_values = false;
 }
 
-/* Returns case number `index`; false where the kernel has no such case. */
+/* Makes case number `index`. Returns false if the kernel has no such case. */
 static bool make_kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what) {
   size_t layout = index % LAYOUTS, rest = index / LAYOUTS;
   size_t block = rest % COUNT(blocks), group = rest / COUNT(blocks) % COUNT(members);
@@ -132,14 +132,15 @@ static bool make_kernel_case(const struct kernel_cases *of, size_t index, struct
 struct kernel_test {
   struct kernel_cases cases;
   bool once; /* for all chunks, not for each */
-  /* Processes a chunk as the library does, in the scene's host memory; and as the device does. */
+  /* `host` processes a chunk as the library does, in the scene's host memory. `device` launches the
+   * kernel. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);
-  /* Removes differences that are allowed; or NULL. */
+  /* Removes differences that are allowed, unless it is NULL. */
   void (*even_out)(struct scene *scene);
 };
 
-/* Enough for the longest dense messages of eight members. */
+/* The memory of a twin in bytes, enough for the longest dense messages of eight members. */
 #define CAPACITY ((size_t)64 << 20)
 
 /* Sets the expected state of the device from the host's work so far. */
@@ -168,7 +169,7 @@ static void run_case(const struct kernel_test *test, struct twin *twin,
   scene_destroy(&scene);
 }
 
-/* Walks the kernel's cases, and checks that both memories are the same after each. */
+/* Runs the kernel's cases, and checks after each that both memories are the same. */
 static void check_kernel(const struct kernel_test *test) {
   struct twin twin;
   size_t walked = 0;
@@ -230,9 +231,9 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, false);
 }
 
-/* Clears bits that are not defined. Where the new residual of an element is NaN, its bit is that
- * NaN's sign: infinity times 0 is negative on x86 and positive on a GPU. The message is not
- * applied. */
+/* Clears bits that are not defined. If the new residual of an element is NaN, its bit is the sign
+ * of that NaN. Infinity times 0 has a negative sign on x86 and a positive one on a GPU. Such a
+ * message is not applied. */
 static void clear_undefined_bits(struct scene *scene, unsigned char *message, size_t share,
                                  size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
@@ -268,7 +269,7 @@ KERNEL(compress, compress_on_host, ob_cuda_compress(scene->device, scene->source
                  .weighed = true},
        .even_out = even_out_compress)
 
-/* --- Reduce, and the one scale */
+/* --- Reduce, and the case of one scale */
 
 static void reduce_on_host(struct scene *scene, size_t chunk) {
   scene_reduce(scene, chunk);

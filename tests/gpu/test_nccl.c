@@ -1,6 +1,6 @@
 /*
- * Communicators over NCCL: calls that they refuse, and the outcome of calls when NCCL fails or a
- * rank gives up.
+ * Communicators over NCCL: calls that the library refuses, and the outcome of calls when NCCL fails
+ * or when a rank gives up.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -30,8 +30,8 @@ static void create_host_plan(const struct gpu_rank *self, void *context) {
 
 static void host_plans_are_refused(void) { run_ranks_nccl(2, create_host_plan, NULL); }
 
-/* Rank 1 creates objects of a communicator while its device is not current; the other ranks learn
- * of the error. */
+/* Rank 1 creates objects of a communicator while its device is not the current one. The other ranks
+ * get an error too. */
 static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
@@ -53,8 +53,8 @@ static void create_on_wrong_device(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(here));
 }
 
-/* Ranks that are processes may have one device in all. Then there is no wrong one, and nothing is
- * tested. */
+/* Ranks that are processes may have only one device in total. In that case there is no wrong
+ * device, and nothing is tested. */
 static void another_device_is_refused(void) {
   int devices = 0;
   CHECK_CUDA(cudaGetDeviceCount(&devices));
@@ -76,7 +76,7 @@ static bool create_part(struct part *part, const struct gpu_rank *self) {
   return true;
 }
 
-/* After the transport has failed every call fails at once, with the same message. */
+/* After the transport has failed, every call fails at once with the same message. */
 static void check_broken(struct part *part) {
   onebit_request_t request;
   CHECK_STATUS(part_call(part), ONEBIT_ERROR_TRANSPORT);
@@ -86,8 +86,8 @@ static void check_broken(struct part *part) {
   CHECK_STATUS(onebit_plan_reset_residual_stream(part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
 }
 
-/* Breaks rank 0's link during a blocking call, or during a call on a stream, for which the test
- * waits afterwards. */
+/* Breaks rank 0's link during a blocking call, or during a call on a stream. In the second case the
+ * test waits for the call afterwards. */
 static void break_link(const struct gpu_rank *self, void *context) {
   const bool *on_stream = context;
   struct part part;
@@ -118,11 +118,11 @@ static void broken_link_is_an_error(void) {
 
 /* --- Features of newer versions of NCCL */
 
-/* A dense plan just large enough to use a window, in one chunk; the messages of all ranks have
- * equal lengths. */
+/* The element count of a dense plan that is just large enough to use a window, in one chunk. The
+ * messages of all ranks have equal lengths. */
 enum { LARGE = 3 * 2048 * 33 };
 
-static void *results; /* of all ranks, from the call before */
+static void *results; /* the results of all ranks in the call before */
 
 static void compare_with_older_nccl(const struct gpu_rank *self, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, LARGE);
@@ -167,7 +167,8 @@ static void *abort_soon(void *context) {
   return NULL;
 }
 
-/* Rank 1 never calls; the other ranks wait in a call until another thread of theirs aborts. */
+/* Rank 1 never calls. The other ranks wait in a call until another of their threads aborts the
+ * communicator. */
 static void abort_during_call(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -192,8 +193,8 @@ static void abort_during_call(const struct gpu_rank *self, void *context) {
 
 static void abort_ends_waiting_calls(void) { run_ranks_nccl(3, abort_during_call, NULL); }
 
-/* Rank 1 never calls: ranks that wait for it get an error and free everything, while NCCL waits for
- * the end of a graph. */
+/* Rank 1 never calls. Ranks that wait for it get an error and free everything, although NCCL waits
+ * for the end of a graph. */
 static void destroy_captured_plan(const struct gpu_rank *self, void *context) {
   struct part part;
   cudaStream_t stream;
@@ -223,8 +224,8 @@ static void run_with_short_timeout(int size, gpu_rank_body *body) {
 
 static void abort_while_graph_exists(void) { run_with_short_timeout(2, destroy_captured_plan); }
 
-/* Rank 1 never calls: host messages of the other ranks are queued behind earlier ones, but do not
- * wait in the driver, and time out. */
+/* Rank 1 never calls. The other ranks' host messages are queued behind earlier ones. They must not
+ * wait inside the driver, and must time out. */
 static void send_without_peer(const struct gpu_rank *self, void *context) {
   const struct ob_transport *transport = self->comm->transport;
   struct ob_batch *batches[2] = {NULL, NULL};
@@ -249,8 +250,8 @@ static void send_without_peer(const struct gpu_rank *self, void *context) {
 
 static void messages_without_peer_time_out(void) { run_with_short_timeout(2, send_without_peer); }
 
-/* Rank 1 never calls, and the others give up by themselves: their objects can be destroyed, though
- * calls are still on streams. */
+/* Rank 1 never calls, and the other ranks time out. Their objects can be destroyed although calls
+ * are still on streams. */
 static void destroy_plans_with_calls(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[2];
@@ -270,7 +271,7 @@ static void plans_with_calls_are_destroyed(void) {
   run_with_short_timeout(3, destroy_plans_with_calls);
 }
 
-/* Everything is freed while a step that rank 1 never makes is on the stream. */
+/* Everything can be freed while the stream still has a step that rank 1 never makes. */
 static void destroy_optimizer_with_step(const struct gpu_rank *self, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
@@ -297,8 +298,8 @@ static void optimizer_with_step_is_destroyed(void) {
   run_with_short_timeout(2, destroy_optimizer_with_step);
 }
 
-/* Asks for NCCL's health without pause, while another thread aborts the communicator, which frees
- * what this thread reads. */
+/* Queries NCCL's health in a loop while another thread aborts the communicator, which frees the
+ * state that this thread reads. */
 static void *poll_health(void *context) {
   while (ob_comm_health(context) == ONEBIT_OK)
     continue;

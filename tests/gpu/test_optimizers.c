@@ -1,5 +1,5 @@
-/* The optimizers on devices, and what all of them have: parameters and the optimizer's info have
- * the bits of the host's, over each transport. */
+/* The optimizers on devices, and the features that all of them have. Over each transport,
+ * parameters and the optimizer's info must have the same bits as on the host. */
 #include <stdlib.h>
 
 #include "tests/gpu/training.h"
@@ -20,7 +20,7 @@
 
 #define NO_WARMUP .warmup_steps = ONEBIT_WARMUP_NONE
 
-/* Stages as short as they may be, and intervals that grow. */
+/* Options with the shortest possible stages, and with intervals that grow. */
 #define SOON                                                                                       \
   .variance_freeze_step = 9, .variance_update_scaler = 2, .local_step_scaler = 5,                  \
   .local_step_clipper = 4
@@ -204,7 +204,7 @@ static const struct training_case parts[] = {
          BUCKETS),
 };
 
-/* Mean gradients of the warm-up in 4 or 8 bits. */
+/* Warm-ups that send mean gradients in 4 or 8 bits. */
 static const struct training_case warmups[] = {
     CASE(momentum, "momentum, a warm-up of 4 bits", SOME_WITHOUT, BIT(3) | BIT(6), PLAIN_TENSOR,
          .warmup_steps = 6, .common.warmup_bits = 4, BUCKETS),
@@ -218,7 +218,7 @@ static const struct training_case warmups[] = {
          .freeze_step = 20, BUCKETS, .common.warmup_bits = 4),
 };
 
-/* A table over each transport; below, its rows. */
+/* Runs a table over each transport. The rows are below. */
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
   static void name##_over_loopback(void) { training_run(&table_of_##name, gpu_run_loopback); }     \
@@ -282,7 +282,7 @@ static void adam_on_several_hosts(void) {
   free(sample.rows);
 }
 
-/* Without an exchange the device reports nothing, and steps still count. */
+/* Without an exchange the device reports no result, and steps are still counted. */
 static void adam_without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {

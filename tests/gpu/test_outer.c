@@ -1,6 +1,6 @@
 /*
- * The outer step on a device: parameters, consensus and its info have the bits of the host's, over
- * every transport, also after it was saved or moved.
+ * The outer step on a device. Over every transport, its parameters, consensus and info must have
+ * the same bits as on the host, also after it was saved or moved.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -17,9 +17,9 @@ enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, SKEW = 4 };
 
 static const size_t counts[TENSORS] = {320, 77, 0, 1, 2600};
 
-/* Flags of a case: the second tensor stays uncompressed; in the seventh step a parameter of the
- * last rank is NaN; after nine steps another outer step loads a checkpoint; the ranks begin alone
- * and are moved to their communicator after five steps. */
+/* Flags of a case. PLAIN: the second tensor stays uncompressed. WRONG: in the seventh step a
+ * parameter of the last rank is NaN. SAVED: after nine steps another outer step loads a checkpoint.
+ * MOVED: each rank begins alone and is moved to the common communicator after five steps. */
 enum { PLAIN = 1, WRONG = 2, SAVED = 4, MOVED = 8 };
 
 struct outer_case {
@@ -131,7 +131,7 @@ static void close_trained(struct trained *learner) {
   free(learner->parameters);
 }
 
-/* From -1 to 1. */
+/* Returns a value from -1 to 1. */
 static float draw_noise(uint64_t n) {
   n = (n + 1) * UINT64_C(0x9e3779b97f4a7c15);
   n = (n ^ n >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -155,7 +155,7 @@ static onebit_status_t make_training_step(struct trained *learner, int step) {
   return status;
 }
 
-/* Goes on with another outer step, of other parameters. */
+/* Replaces the outer step by another one, with other parameters, that loads its checkpoint. */
 static bool replace_outer(struct trained *learner, onebit_comm_t comm, const char *directory) {
   if (!CHECK_STATUS(onebit_outer_save_files(learner->outer, directory), ONEBIT_OK))
     return false;
@@ -216,7 +216,8 @@ static void compare_step(const struct trained *learner, int step, onebit_status_
 typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
                         struct record *record);
 
-/* Makes steps; a synchronisation counts as the last one. False: training cannot continue. */
+/* Makes steps. A synchronisation counts as the last step. Returns false if the training cannot
+ * continue. */
 static bool make_steps(struct trained *learner, onebit_comm_t comm, struct record *record,
                        after_step *after) {
   const unsigned traits = learner->what->traits;
@@ -235,7 +236,7 @@ static bool make_steps(struct trained *learner, onebit_comm_t comm, struct recor
   return true;
 }
 
-/* NCCL cannot move an outer step. */
+/* Runs case k on the host or on the device. An outer step cannot be moved over NCCL. */
 static void run_case(const void *all, size_t k, const struct gpu_rank *self, bool device,
                      void *at) {
   const struct outer_case *what = (const struct outer_case *)all + k;
@@ -317,7 +318,8 @@ static void check_refusals(const struct gpu_rank *self, void *context) {
 
 static void refuses_what_is_wrong(void) { gpu_run_loopback(3, check_refusals, NULL); }
 
-/* One bit of a rank's consensus is flipped: all ranks get an error, and none applies anything. */
+/* One bit of a rank's consensus is flipped. All ranks must get an error, and none may apply
+ * anything. */
 static void check_differing_consensus(const struct gpu_rank *self, void *context) {
   static const struct outer_case what = CASE("differs", PLAIN, .local_steps = 1);
   struct trained it;

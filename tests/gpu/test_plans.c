@@ -1,11 +1,11 @@
 /*
- * Plans on a device: results, residuals and the plan's info equal those of plans on the host over
- * loopback, in every bit, whatever the options and however the calls are made. If an input is not
- * finite, or so large that squares overflow, every rank skips the call, nothing changes, and the
- * next call succeeds. Large numbers below that limit cause no skip.
+ * Plans on a device. Results, residuals and the plan's info must equal those of plans on the host
+ * over loopback in every bit, for all options and all kinds of call. If an input is not finite, or
+ * so large that squares overflow, every rank skips the call, nothing changes, and the next call
+ * succeeds. Large numbers below that limit cause no skip.
  *
- * One case in 83 of the product of all options runs (one in 919 on the emulated device);
- * ONEBIT_TEST_SHARE=N runs an Nth of these cases. Every pair of options occurs.
+ * Of the product of all options, one case in 83 runs (one in 919 on the emulated device).
+ * ONEBIT_TEST_SHARE=N runs one Nth of these cases. Every pair of options occurs.
  */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -29,14 +29,15 @@ struct walk {
   struct sample sample;
 };
 
-/* The squares of larger inputs may overflow. */
+/* The limit for inputs: squares of larger inputs may overflow. */
 #define LARGE 1e18f
 
 static bool traces_equal_but_input(const struct traces *a, const struct traces *b) {
   return a->result == b->result && a->worker == b->worker && a->server == b->server;
 }
 
-/* Makes a call on a stream, blocking, or as a request, by its number. */
+/* Makes a call on a stream, as a blocking call, or as a request. The call's number determines
+ * which. */
 static onebit_status_t make_call(struct part *part, unsigned number, cudaStream_t stream) {
   onebit_request_t request;
   if (number % 3 == 0 && part->device)
@@ -121,7 +122,8 @@ static void run_odd_ranks_on_device(const struct gpu_rank *self, void *context) 
   run_cases(self, context, self->rank % 2 == 1, false);
 }
 
-/* Runs cases on the host, and compares them on other ranks; each size has other cases. */
+/* Runs cases on the host and compares them with the same cases on the other ranks. Each size has
+ * other cases. */
 static void run_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
   char name[16];
   snprintf(name, sizeof name, "plans-%d", size);
@@ -142,8 +144,8 @@ static void plans_on_hosts_and_devices(void) {
     run_group(size, gpu_run_loopback, run_odd_ranks_on_device);
 }
 
-/* A device's plan of this size would have one message, the host's has two; in a job with both, both
- * have two. */
+/* A device's plan of this size would choose one message, and the host's plan two. If ranks of both
+ * kinds take part, all use two. */
 static void create_mixed_plans(const struct gpu_rank *self, void *context) {
   const struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 200000);
   struct part part;
@@ -175,8 +177,8 @@ static void plans_over_both_transports(void) {
     run_group(size, run_ranks_aware, run_odd_ranks_on_device);
 }
 
-/* Tests rows that are too far apart for one strided copy (2 GiB on today's devices): they are
- * copied one by one. */
+/* Tests rows that are too far apart for one strided copy (2 GiB on today's devices). The library
+ * copies such rows one by one. */
 static void call_far_apart(const struct gpu_rank *self, const struct hosts_split *split,
                            enum hosts_place place, void *context) {
   struct plan_case what = default_plan_case(ONEBIT_ALLREDUCE, 4099);

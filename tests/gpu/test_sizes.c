@@ -1,8 +1,8 @@
 /*
- * The costs of a step besides its arithmetic at sizes that no emulated device could compute:
- * kernels, groups of NCCL, copies, events and waits of the host, of 1 Mi to 1 Gi elements among 1
- * to 64 ranks. Plans and calls are real; the emulated device only counts, and leaves memory
- * untouched.
+ * The costs of a step besides its arithmetic, at sizes that no emulated device could compute:
+ * kernels, NCCL groups, copies, events and waits of the host. The sizes are 1 Mi to 1 Gi elements
+ * and 1 to 64 ranks. Plans and calls are real. The emulated device only counts them, and leaves
+ * memory untouched.
  *
  *   gpu_tests --filter '*64 ranks'    prints the table of docs/measured; with a stride up to 8
  */
@@ -25,8 +25,9 @@ struct own {
   float *memory[2];
 };
 
-/* A rank's kernels in a call, and how many each chunk adds, with short and with long messages; and
- * the same for a single rank, whose plans have one chunk. Every chunk is two exchanges. */
+/* The kernels of a rank in a call, and the number that each chunk adds, with short and with long
+ * messages. The same numbers for a single rank, whose plans have one chunk. Every chunk is two
+ * exchanges. */
 struct row {
   const char *name;
   bool (*create)(onebit_comm_t comm, size_t count, struct own *own);
@@ -121,7 +122,8 @@ static const struct row rows[] = {
 };
 #define ROWS (sizeof rows / sizeof rows[0])
 
-/* True if a message of one bit an element has at most 8 runs of 1024 words, with its scales. */
+/* True if a message of one bit per element has at most 8 runs of 1024 words, including its
+ * scales. */
 static bool is_short(const struct row *row, size_t k, long ranks) {
   const size_t elements = sizes[k] / (size_t)ranks / row->chunks[k];
   return elements / 32 + elements / 2048 <= 8 * 1024;

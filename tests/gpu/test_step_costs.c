@@ -1,6 +1,6 @@
 /*
- * The costs of a step on a stream: no allocation, no wait, and a number of kernels; and exchanges
- * begin beside the backward pass. Only the emulated device counts.
+ * The costs of a step on a stream. A step makes no allocation, does not wait, and launches a known
+ * number of kernels. Exchanges begin during the backward pass. Only the emulated device counts.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -69,9 +69,10 @@ static void count_steps(const struct gpu_rank *self, void *context) {
   learner_close(&learner);
 }
 
-/* Launches for one bucket: count; compress, which seals; reduce, which opens and seals; open, which
- * decides (decide, where one rank has no messages to open); apply; conclude, which copies the
- * results that stay. Every bucket has these, and a kernel joins them. */
+/* The launches for one bucket: count; compress, which seals; reduce, which opens and seals; open,
+ * which decides; apply; conclude, which copies the results that stay. A single rank has no messages
+ * to open and launches decide instead of open. Every bucket has these launches, and one more kernel
+ * joins the buckets. */
 static const struct training_case single =
     ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
 static const struct training_case four =
@@ -101,9 +102,9 @@ static void count_waits_of_creation(const struct gpu_rank *self, void *context) 
   }
 }
 
-/* A wait for the default stream is a wait for whatever the program does there. A bucket has two
- * plans, each of which copies two arrays and waits once, and arrays of its own, which it copies as
- * one. */
+/* A wait for the default stream also waits for everything that the program does on that stream, so
+ * creation must wait seldom. A bucket has two plans, each of which copies two arrays and waits
+ * once. A bucket's own arrays are copied as one. */
 static void creation_waits_little(void) {
   struct costs one = {.what = &single}, more = {.what = &four};
   run_ranks_self(1, count_waits_of_creation, &one);
@@ -112,7 +113,7 @@ static void creation_waits_little(void) {
   CHECK(each > 0 && each <= 2 * 3 + 1, "the host waits %ld times for a bucket", each);
 }
 
-/* --- Exchange beside the backward pass */
+/* --- Exchanges that overlap with the backward pass */
 
 static bool is_eager(void) {
   const char *mode = getenv("EMULATED_STREAMS");
@@ -121,9 +122,9 @@ static bool is_eager(void) {
 
 static void note_reached(void *reached) { atomic_store((atomic_int *)reached, 1); }
 
-/* Checks the time between reporting the tensors of the last buckets as ready and reporting the
- * others: when the optimizer's own stream has ended, the exchanges of those buckets have run, while
- * later work on the caller's stream has not begun. */
+/* Reports the tensors of the last buckets as ready, checks, and then reports the others. At the
+ * check, the optimizer's own stream has ended, so the exchanges of the last buckets have run. Later
+ * work on the caller's stream has not begun. */
 static void exchange_early(struct learner *learner, const struct costs *costs) {
   const struct ob_bucket_device *device = learner->optimizer->buckets[0].device;
   cudaStream_t stream = learner->streams[0];
@@ -167,7 +168,7 @@ static void check_overlap(const struct gpu_rank *self, void *context) {
   learner_close(&learner);
 }
 
-/* Each of three buckets launches compress, reduce and decide, at least. */
+/* Each of the three buckets launches at least compress, reduce and decide. */
 static void exchanges_begin_early(void) {
   for (int size = 2; size <= 3; size++) {
     struct costs costs = {.what = &four, .kernels = 3 * 3};

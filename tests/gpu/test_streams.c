@@ -1,7 +1,7 @@
 /*
- * Calls on streams: in order with the work before and after, from several streams, and as requests
- * of several plans in flight. On the emulated device work runs as late as it may, so an order that
- * was forgotten shows.
+ * Calls on streams: in order with the work before and after them, on several streams, and as
+ * requests of several plans in flight. The emulated device runs work as late as CUDA permits, so a
+ * missing dependency gives a wrong result.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ enum { CALLS = 6, PLANS = 3 };
 static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
                                                 ONEBIT_REDUCE_SCATTER};
 
-/* Computes the expected results: the calls are made one by one, and each is waited for. */
+/* Computes the expected results by making the calls one by one and waiting for each. */
 static void compute_expected(onebit_comm_t comm, const struct plan_case *what,
                              uint64_t results[CALLS]) {
   struct part part;
@@ -51,8 +51,8 @@ static void close_buffers(const struct call_buffers *buffers) {
   CHECK_CUDA(cudaFreeHost(buffers->received));
 }
 
-/* Enqueues a call with the copies of its input and result, and then overwrites both buffers: a call
- * that ran too late would have another result. */
+/* Enqueues a call with the copies of its input and result. Both buffers are then overwritten on the
+ * stream, so that a call that ran too late would have another result. */
 static void enqueue_with_buffers(struct part *part, const struct call_buffers *buffers,
                                  cudaStream_t stream) {
   part->in = buffers->in;
@@ -66,7 +66,7 @@ static void enqueue_with_buffers(struct part *part, const struct call_buffers *b
   CHECK_CUDA(cudaMemsetAsync(part->out, 0xff, part->received_bytes, stream));
 }
 
-/* Makes the calls on two streams in turn, or all on one, and compares their results. */
+/* Makes the calls on two streams alternately, or all on one, and compares their results. */
 static void compare_on_streams(onebit_comm_t comm, const struct plan_case *what, cudaStream_t one,
                                cudaStream_t two, const uint64_t wanted[CALLS]) {
   struct part part;
@@ -107,8 +107,8 @@ static void check_order(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamDestroy(other));
 }
 
-/* Starts requests on all plans, makes a call on one more plan, and ends the requests in reverse
- * order. */
+/* Starts requests on all plans, makes a call on one more plan, and completes the requests in
+ * reverse order. */
 static void check_requests(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[PLANS + 1];
@@ -169,8 +169,9 @@ static void replay_once(struct part *part, struct part *other, cudaGraphExec_t g
     CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
 
-/* Calls in a graph, whose messages are sent beside kernels, together with calls of a plan with one
- * message: before, in between and after, and also without a graph. */
+/* Replays a graph of a plan's call whose messages overlap with kernels. Another plan, with one
+ * message, makes the same calls without a graph. Every replay, and a plain call at the end, must
+ * have the same bits as the other plan's call. */
 static void compare_replays(const struct gpu_rank *self, void *context) {
   const unsigned replays = *(const unsigned *)context;
   cudaStream_t stream;
@@ -205,7 +206,8 @@ static void compare_replays(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* Returns the number of replays: on the emulated device, which runs threads one by one, a tenth. */
+/* Returns the number of replays. The emulated device runs threads one by one, so it makes a tenth
+ * of them. */
 static unsigned replay_count(void) {
   const size_t replays = IS_EMULATED ? 100 : 1000;
   return (unsigned)(replays / test_share()) + NOT_FINITE + 2;
@@ -236,8 +238,8 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* The host takes part in such a call: the capture is refused and ends properly, and later calls
- * succeed. */
+/* The host takes part in such a call. The capture is therefore refused and ends properly, and later
+ * calls succeed. */
 static void check_refused_capture(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -256,7 +258,7 @@ static void capture_by_host_is_refused(void) { gpu_run_loopback(2, check_refused
 
 /* --- Another thread captures */
 
-/* Regions of memory: zeros, values that are not numbers, and the result. */
+/* Regions of memory: zeros, NaNs, and the result. */
 enum { ZEROS, NANS, RESULT, REGIONS };
 
 struct beside {
@@ -307,7 +309,7 @@ static void *work_beside(void *context) {
 }
 
 /* A global capture becomes invalid when any other thread calls certain functions of the driver,
- * unless the thread declares that they do not concern the capture. */
+ * unless that thread declares that its calls do not concern the capture. */
 static void work_during_capture(const struct gpu_rank *self, void *context) {
   struct beside with = {.comm = self->comm};
   cudaStream_t stream;
@@ -334,7 +336,8 @@ static void work_during_capture(const struct gpu_rank *self, void *context) {
 }
 
 static void work_during_capture_succeeds(void) {
-  run_ranks_both(1, work_during_capture, NULL); /* other ranks would be beside it too */
+  run_ranks_both(1, work_during_capture, NULL); /* threads of other ranks would also disturb the
+                                                 * capture */
   run_ranks_self(1, work_during_capture, NULL);
 }
 

@@ -1,5 +1,5 @@
-/* Wrong calls of onebit/cuda.h and onebit/nccl.h: errors with a message, on handles that are NULL,
- * destroyed, of another kind, or on the host. */
+/* Wrong calls of onebit/cuda.h and onebit/nccl.h. They must give errors with a message. The handles
+ * are NULL, destroyed, of another kind, or on the host. */
 #include "onebit/cuda.h"
 #include "tests/gpu/harness.h"
 #include "tests/support_wrong_calls.h"
@@ -28,12 +28,12 @@ static void are_errors_with_a_message(void) {
   void *comm = scene.comm, *plan = scene.plan;
   float rate = 0.1F;
   check_wrong_plan(NULL, "plan is NULL");
-  check_wrong_plan(scene.no_plan, "which is no plan (destroyed, or never made)");
+  check_wrong_plan(scene.no_plan, "not a plan that exists (destroyed, or never created)");
   check_wrong_plan(comm, "which is a communicator");
   check_wrong_plan(scene.plan, "host");
   WRONG(onebit_plan_get_calls, (plan, NULL, NULL), ARGUMENT, "made is NULL");
   WRONG(onebit_plan_synchronize, (NULL), ARGUMENT, "plan is NULL");
-  WRONG(onebit_plan_synchronize, (scene.no_plan), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_synchronize, (scene.no_plan), ARGUMENT, "not a plan that exists");
   WRONG(onebit_plan_synchronize, (comm), ARGUMENT, "which is a communicator");
   WRONG(onebit_plan_synchronize, (scene.busy), ONEBIT_ERROR_BUSY, "in flight");
 #define STEPS(handle, part)                                                                        \
@@ -43,7 +43,7 @@ static void are_errors_with_a_message(void) {
   WRONG(onebit_optimizer_set_learning_rate_pointer, (handle, &rate), ARGUMENT, part);              \
   WRONG(onebit_optimizer_synchronize, (handle), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
-  STEPS(scene.no_optimizer, "which is no optimizer (destroyed, or never made)");
+  STEPS(scene.no_optimizer, "not an optimizer that exists (destroyed, or never created)");
   STEPS(plan, "which is a plan");
   WRONG(onebit_optimizer_step_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
   WRONG(onebit_optimizer_begin_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");

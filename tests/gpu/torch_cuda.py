@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""torch_cuda.py [RANKS]: checks onebit's plans and optimizers on tensors of torch on one card; prints a line for each check.
+"""torch_cuda.py [RANKS]: checks onebit's plans and optimizers on torch's tensors on one GPU; prints
+one line per check.
 
     PYTHONPATH=bindings/python ONEBIT_LIBRARY=build-gpu/libonebit.so tests/gpu/torch_cuda.py
 
-Ranks are processes that share the card: NCCL_HOSTID makes each of them a host of its own. Ends with
-"N passed, N failed", and exit status 1 where a check fails.
+Ranks are processes that share the GPU: NCCL_HOSTID makes each of them a host of its own. The script
+ends with "N passed, N failed", and with exit status 1 if a check fails.
 """
 
 import os
@@ -180,7 +181,8 @@ def train_compressed(stage):
 
 @register_check
 def compress_over_sockets_by_kernels_and_on_the_host(comm):
-    """Both have the same bits: the first has the library's kernels, the second its processor code."""
+    """Both runs give the same bits. The first uses the library's kernels, the second its code for the
+    processor."""
     torch.use_deterministic_algorithms(True)
     by_kernels, on_host = train_compressed("device"), train_compressed("host")
     torch.use_deterministic_algorithms(False)
@@ -189,7 +191,7 @@ def compress_over_sockets_by_kernels_and_on_the_host(comm):
 
 @register_check
 def a_step_staged_on_the_host(comm):
-    """Measures the cost of copies: 64 Mi parameters, no network, no model."""
+    """Measures the cost of copies: 64 Mi parameters, without a network or a model."""
     parameters = [torch.nn.Parameter(torch.randn(1 << 22, device="cuda")) for _ in range(16)]
     for one in parameters:
         one.grad = torch.randn_like(one)

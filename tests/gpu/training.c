@@ -1,4 +1,4 @@
-/* Trainings on the host and on a device: the same case, step by step. */
+/* Trains the same case on the host and on a device, and compares each step. */
 #define _GNU_SOURCE
 #include "tests/gpu/training.h"
 
@@ -85,7 +85,7 @@ static cudaStream_t find_stream(const struct learner *learner, int attempt) {
   return form == DEFAULT_STREAM ? NULL : learner->streams[form == TWO_STREAMS ? attempt % 2 : 0];
 }
 
-/* Steps on two streams have the same gradients, which are set before all steps. */
+/* Steps on two streams use the same gradients, which are set before the first step. */
 static void prepare_gradients(struct learner *learner, int attempt) {
   cudaStream_t stream = find_stream(learner, attempt);
   const bool once = learner->what->form == TWO_STREAMS;
@@ -95,7 +95,7 @@ static void prepare_gradients(struct learner *learner, int attempt) {
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
-/* Reports ready gradients, in another order on each rank; in some attempts not all of them. */
+/* Reports ready gradients, in another order on each rank. In some attempts some are left out. */
 static void report_ready_tensors(struct learner *learner, int attempt) {
   const bool without = is_without_stream(learner, attempt);
   const size_t turn = attempt % 2 ? (size_t)(learner->rank + attempt) : 0;
@@ -108,7 +108,7 @@ static void report_ready_tensors(struct learner *learner, int attempt) {
   }
 }
 
-/* Makes a step in parts; a rank may also make it by a single call where others do not. */
+/* Makes a step in parts. In the same step another rank may make it by a single call. */
 static void make_step_in_parts(struct learner *learner, int attempt) {
   const float rate = training_rate_of(attempt);
   if (!learner->device || !(learner->what->traits & IN_PARTS) || (attempt + learner->rank) % 5 == 3)
@@ -130,7 +130,7 @@ static onebit_status_t make_step(struct learner *learner, int attempt) {
                                             find_stream(learner, attempt));
 }
 
-/* Starts the copy of the parameters; the caller waits for it before it reads them. */
+/* Starts the copy of the parameters. The caller waits for the copy before it reads them. */
 static void fetch_parameters(struct learner *learner, int attempt) {
   const int last = training_attempts(learner->what) - 1;
   if (learner->what->form != TWO_STREAMS || !learner->device || attempt == last)
@@ -159,7 +159,7 @@ void training_record_case(const struct training_case *what, const struct gpu_ran
   learner_close(&learner);
 }
 
-/* A step on a stream may not know yet that it is skipped. */
+/* A step on a stream may return before it is known whether it is skipped. */
 static void check_status_of(const struct learner *learner, int attempt, onebit_status_t got,
                             onebit_status_t wanted) {
   const bool early = !is_without_stream(learner, attempt) && got == ONEBIT_OK;
@@ -167,7 +167,7 @@ static void check_status_of(const struct learner *learner, int attempt, onebit_s
         (int)wanted, onebit_last_error());
 }
 
-/* Checks the common status of this optimizer's steps on streams. */
+/* Checks the status that this optimizer's steps on streams have together. */
 static void check_outcome(const struct learner *learner, const struct training_record *record,
                           int first, int end) {
   onebit_status_t wanted = ONEBIT_OK;
@@ -191,7 +191,7 @@ static void check_numbers(const struct learner *learner, const struct training_r
 static void check_record(struct learner *learner, const struct training_record *record, int first) {
   const int attempts = training_attempts(learner->what), last = attempts - 1;
   check_outcome(learner, record, first, attempts);
-  fetch_parameters(learner, last); /* the wait before was for the steps, and not for copies */
+  fetch_parameters(learner, last); /* the wait above was for the steps, not for the copies */
   CHECK_CUDA(cudaDeviceSynchronize());
   for (int attempt = 0; attempt <= last; attempt++)
     if (attempt == last || learner->what->form != TWO_STREAMS)
@@ -203,8 +203,8 @@ static void check_record(struct learner *learner, const struct training_record *
   check_numbers(learner, record);
 }
 
-/* Replaces the optimizer by one that loads its checkpoint, and keeps the data that was fetched
- * before. */
+/* Replaces the optimizer by another one that loads its checkpoint. The data that was fetched before
+ * stays. */
 static bool replace_optimizer(struct learner *learner, const struct training_record *record,
                               int attempt) {
   const int last = training_attempts(learner->what) - 1;

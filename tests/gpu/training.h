@@ -1,5 +1,5 @@
 /*
- * Short trainings: they are recorded on the host, and must give the same bits on a device.
+ * Short trainings. They are recorded on the host, and must give the same bits on a device.
  */
 #ifndef ONEBIT_TESTS_GPU_TRAINING_H
 #define ONEBIT_TESTS_GPU_TRAINING_H
@@ -12,10 +12,10 @@
 #define TRAINING_ATTEMPTS   14 /* steps, unless the case says otherwise; some are skipped */
 #define TRAINING_MOST       30
 #define TRAINING_RANKS      4
-#define TRAINING_MOST_RANKS 6 /* on several hosts */
+#define TRAINING_MOST_RANKS 6 /* in tests with several hosts */
 
-/* The form of steps: on one stream, on two in turn, on the default stream; without a stream; or on
- * a stream, but every third without. */
+/* The form of the steps: on one stream; on two streams alternately; on the default stream; without
+ * a stream; or on a stream, with every third step made without one. */
 enum training_form {
   ONE_STREAM,
   TWO_STREAMS,
@@ -28,24 +28,25 @@ enum training_form {
 /* Further properties of a training, as bits. */
 enum {
   PLAIN_TENSOR = 1,    /* the third tensor stays uncompressed */
-  TABLES = 64,         /* all others are tables */
-  NO_GRADIENT = 2,     /* odd ranks have none of the fourth tensor in every third attempt */
+  TABLES = 64,         /* all tensors except the third are tables of embeddings */
+  NO_GRADIENT = 2,     /* in every third attempt odd ranks have no gradient of the fourth tensor */
   SAVED_ANEW = 4,      /* after two thirds of the steps another optimizer loads the saved state */
   WITHOUT_SCALE = 8,   /* gradients are not multiplied by the loss scale */
   RATE_ON_DEVICE = 32, /* the learning rate is in memory of the device (test_graphs.c) */
-  IN_PARTS = 16,       /* on a device most steps are opened, and gradients are reported as ready */
+  IN_PARTS = 16,       /* on a device most steps are made in parts, which report gradients as
+                        * ready */
 };
 
 struct training_case {
   const char *name;
   struct any_case optimizer;
   enum training_form form;
-  uint32_t poison; /* a bit an attempt: a gradient of the last rank is not a number */
+  uint32_t poison; /* one bit per attempt: in that attempt a gradient of the last rank is NaN */
   unsigned traits;
   int attempts;
 };
 
-/* Defines a case. `steps`: its attempts, or 0. */
+/* Defines a case. `steps` is the number of its attempts, or 0 for the default. */
 #define TRAINING_CASE(kind, is_named, in_form, is_poisoned, with, steps, ...)                      \
   {                                                                                                \
     .name = (is_named), .optimizer = {ANY(kind, __VA_ARGS__)}, .form = (in_form),                  \
@@ -59,12 +60,13 @@ struct training_record {
   unsigned char parameters[TRAINING_MOST_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
   onebit_status_t status[TRAINING_MOST_RANKS][TRAINING_MOST];
   onebit_optimizer_info_t info[TRAINING_MOST_RANKS][TRAINING_MOST];
-  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* 1-bit LAMB's, at the end */
+  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* 1-bit LAMB's numbers of each tensor
+                                                             * at the end */
   char directory[GPU_PATH];                                 /* for checkpoints */
 };
 
-/* A rank's tensors and their optimizer: sizes around a word and a block, and zero; on a device
- * parameters are not aligned to 16 bytes. */
+/* A rank's tensors and their optimizer. Tensor sizes are close to a word or a block, or zero. On a
+ * device parameters are not aligned to 16 bytes. */
 struct learner {
   const struct training_case *what;
   onebit_comm_t comm;
@@ -84,19 +86,19 @@ const onebit_optimizer_options_t *training_options(const struct training_case *w
 
 /* --- A learner (training_runs.c) */
 
-/* Creates the tensors and the optimizer, on the host if `device` is false. Collective; returns
- * false, after noting a failure, if it cannot. */
+/* Creates the tensors and the optimizer, on the host if `device` is false. The call is collective.
+ * If it fails, it reports a failure and returns false. */
 bool learner_open(struct learner *learner, const struct training_case *what,
                   const struct gpu_rank *self, bool device);
 void learner_close(struct learner *learner);
 
-/* Saves the optimizer, and continues with another one that was created with other parameters and
- * then loaded. */
+/* Saves the optimizer, and continues with another optimizer. The new one is created with other
+ * parameters and loads the saved state. */
 bool learner_replace(struct learner *learner, const char *directory);
 
 size_t learner_parameter_bytes(const struct learner *learner);
 
-/* Copies this rank's gradients of an attempt to their place, on the stream. */
+/* Copies this rank's gradients of an attempt to the tensors' gradient memory, on the stream. */
 void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream);
 
 /* Copies the learner's parameters after an attempt to learner->fetched. */
@@ -111,23 +113,25 @@ void training_record_case(const struct training_case *what, const struct gpu_ran
 void training_compare_case(const struct training_case *what, const struct gpu_rank *self,
                            const struct training_record *record);
 
-/* Notes when parameters do not have the recorded bits. */
+/* Reports a failure if parameters do not have the recorded bits. */
 void training_check_parameters(const void *got, const void *wanted, size_t count,
                                onebit_dtype_t dtype, int attempt);
 
-/* Notes differences of the optimizer's info from `wanted`, except for bytes sent. */
+/* Reports differences between the optimizer's info and `wanted`, except for the bytes sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
-/* --- Tables of cases (training_runs.c). Each case is recorded on the host with each number of
- * ranks, and compared. */
+/* --- Tables of cases (training_runs.c). Each case is recorded on the host for each number of
+ * ranks, and compared with a run on devices. */
 struct training_table {
   const void *cases;
   size_t count, record_bytes;
-  /* Runs case k on one rank: on the host it is recorded, on a device compared. */
+  /* Runs case k on one rank. A run on the host is recorded; a run on a device is compared with the
+   * record. */
   void (*run)(const void *cases, size_t k, const struct gpu_rank *self, bool device, void *record);
   /* True if the ranks on a device save in case k; saving is collective. */
   bool (*saves)(const void *cases, size_t k);
-  /* Notes a failure if a rank on the host has other parameters beside devices than without them. */
+  /* Reports a failure if a rank on the host has other parameters in a job with devices than in a
+   * job without them. */
   void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
 
@@ -136,17 +140,18 @@ void training_run_case(const void *cases, size_t k, const struct gpu_rank *self,
 bool training_saves_case(const void *cases, size_t k);
 void training_check_own(const void *cases, size_t k, int rank, const void *own, const void *record);
 
-/* The table of an array of struct training_case. */
+/* Makes the table of an array of struct training_case. */
 #define TRAINING_TABLE(cases)                                                                      \
   {                                                                                                \
     cases, sizeof cases / sizeof cases[0], sizeof(struct training_record), training_run_case,      \
         training_saves_case, training_check_own                                                    \
   }
 
-/* Compares on devices, over the transport of `ranks`. */
+/* Runs the cases on devices, over the transport of `ranks`, and compares them with the records. */
 void training_run(const struct training_table *table, plan_ranks *ranks);
 
-/* Compares over loopback on odd ranks with a device; the others are on the host. */
+/* Runs the cases over loopback, with odd ranks on a device and even ranks on the host, and compares
+ * them with the records. */
 void training_run_mixed(const struct training_table *table);
 
 #endif

@@ -17,14 +17,14 @@ static const struct {
 } tensors[TRAINING_TENSORS] = {{1, 0.0f, 0.0f},    {7, 0.01f, 0.5f}, {33, 0.0f, 2.0f},
                                {2049, 0.1f, 1.0f}, {0, 0.3f, 0.0f},  {5000, 0.0f, 0.0f}};
 
-enum { PLAIN = 2, MISSING = 3 }; /* tensors that traits are about */
+enum { PLAIN = 2, MISSING = 3 }; /* tensors to which traits apply */
 
-#define SKEW 1 /* elements: parameters are not aligned to 16 bytes */
+#define SKEW 1 /* in elements, so that parameters are not aligned to 16 bytes */
 
 /* --- Values */
 
-/* Draws a number in (-1, 1), the same in every run; some are zero, and sizes differ from place to
- * place. */
+/* Draws a number in (-1, 1) that is the same in every run. Some numbers are zero, and magnitudes
+ * differ from element to element. */
 static float draw_number(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t x = (a * 7919u + b * 104729u + c) * 2654435761u;
   x = (x ^ x >> 15) * 2246822519u;
@@ -41,8 +41,9 @@ static float gradient_scale(const struct learner *learner) {
   return (float)scale;
 }
 
-/* On two streams nothing else may order the steps, so the gradients stay the same. Each element is
- * stored once, since a copy of the same gradients to the device may still be reading them. */
+/* With two streams no change of the gradients may order the steps, so the gradients stay the same
+ * in all steps. Each element is stored only once, since a copy of the same gradients to the device
+ * may still be reading them. */
 static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
   const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
   const onebit_dtype_t dtype = learner->gradient_dtype;
@@ -145,7 +146,7 @@ bool learner_open(struct learner *learner, const struct training_case *what,
                               .gradient_dtype = options->gradient_dtype,
                               .parameter_dtype = options->parameter_dtype};
   if (!allocate_memory(learner))
-    exit(2); /* the other ranks would wait for this one */
+    exit(2); /* exits because the other ranks would wait for this one */
   place_tensors(learner);
   draw_parameters(learner, 99);
   return CHECK_STATUS(create_optimizer(learner), ONEBIT_OK);
@@ -246,7 +247,8 @@ static void compare_cases(const struct gpu_rank *self, void *context) {
   run_cases(context, self, true);
 }
 
-/* For each size records the trainings on the host, and runs `compare` with the records. */
+/* For each number of ranks, records the trainings on the host and runs `compare` with the
+ * records. */
 static void compare_sizes(const struct training_table *table, int first, int last,
                           plan_ranks *ranks, gpu_rank_body *compare) {
   struct run run = {table, gpu_allocate_area(table->count * table->record_bytes)};

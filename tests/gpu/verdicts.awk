@@ -1,6 +1,6 @@
-# Reads rows of onebit-bench (a flat JSON object on each line) or lines of gpu_tests, and prints
-# verdicts: a JSON object for each target with "target", "measured", "wanted" and "verdict", which
-# is ok, missed, or the reason why nothing was measured.
+# Reads rows of onebit-bench (a flat JSON object on each line) or lines of gpu_tests, and prints a
+# verdict for each target. A verdict is a JSON object with "target", "measured", "wanted" and
+# "verdict". The last is ok, missed, or the reason why nothing was measured.
 
 function read_field(name, at, rest) {
   at = index($0, "\"" name "\":")
@@ -19,8 +19,8 @@ function print_verdict(target, measured, wanted, holds) {
     target, emulated ? "-" : measured, wanted, holds
 }
 
-# Judges the bytes that a kernel moves in a second against the copy of the same rounds: it may be
-# a tenth slower, compress a little less.
+# Compares the bytes per second of a kernel with those of a plain copy in the same rounds. A kernel
+# may be a tenth slower; for compress the limit is a little stricter.
 function judge_kernel(name, wanted, size) {
   name = read_field("row")
   wanted = name == "compress" ? 0.91 : 0.9
@@ -35,7 +35,7 @@ function judge_kernel(name, wanted, size) {
 /"benchmark":"codec"/ && !/"row":"cudaMemcpyAsync"/ { judge_kernel() }
 /"right":(true|false)/ { compared++; wrong += /"right":false/ }
 
-# gpu_tests: OUTCOME NAME SECONDS s
+# Lines of gpu_tests are: OUTCOME NAME SECONDS s
 /^(passed|FAILED|skipped|not run) +kernels/ { count_test("kernels") }
 /^(passed|FAILED|skipped|not run) .*over NCCL/ { count_test("nccl") }
 /^(passed|FAILED|skipped|not run) +graphs\/replayed/ { count_test("graphs") }

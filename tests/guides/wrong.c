@@ -1,7 +1,7 @@
 /*
- * Makes one mistake after another, on two ranks that are threads, and prints the library's message,
- * a line for each rank. docs/troubleshooting.md quotes these, and tests/scripts/check-guides
- * compares.
+ * Makes one mistake after another, on two ranks that are threads. For each mistake it prints the
+ * library's message, one line per rank. docs/troubleshooting.md quotes these messages, and
+ * tests/scripts/check-guides compares them with the quotes.
  */
 #include <math.h>
 #include <onebit/onebit.h>
@@ -28,7 +28,7 @@ static void note_status(struct rank *rank, onebit_status_t status) {
            status == ONEBIT_OK ? "no words" : onebit_last_error());
 }
 
-/* Creates an optimizer and makes a step; notes the first error. */
+/* Creates an optimizer and makes a step. Stores the first error. */
 static void make_step(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   onebit_status_t status =
@@ -93,8 +93,8 @@ static void load_another_checkpoint(struct rank *rank) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* Makes steps in which the residual outgrows the signal: elements of very different size share one
- * scale. */
+/* Makes steps in which the residual grows larger than the signal, because elements of very
+ * different size share one scale. */
 static void outgrow_residual(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   rank->options.freeze_step = 1;

@@ -1,10 +1,11 @@
 """The lines that tests/mutation/run breaks, one at a time.
 
-A row: class, file, the suites that should notice, the text as it stands there once, the text that
-takes its place; and where no test can notice, why.
+A row contains: the class, the file, the suites that should notice, the text as it occurs once in the
+file, and the text that replaces it. If no test can notice the change, the row also has the reason.
 """
 
-# Headers, with the sources that do what their lines say: to compile all others would take minutes.
+# Headers, with the sources that compile the changed lines. Compiling all other sources would take
+# minutes.
 CODECS = "compression/codec_scalar.c compression/codec_avx2.c compression/codec_avx512.c"
 TEMPLATE = "compression/codec_template.h > " + CODECS
 REDUCE = "compression/codec_compress.h > " + CODECS

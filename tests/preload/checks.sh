@@ -1,7 +1,7 @@
-# tests/scripts/check-preload and check-preload-nccl source this file after tests/scripts/support.sh. Each
-# defines a function run_preloaded RANKS "NAME=VALUE..." PROGRAM CASE..., which runs a program with the
-# library preloaded (tests/preload/with), counts in $tried, and leaves its exit status in $status and its
-# output in $work/out and $work/err.
+# tests/scripts/check-preload and check-preload-nccl source this file after tests/scripts/support.sh.
+# Each of them defines a function run_preloaded RANKS "NAME=VALUE..." PROGRAM CASE..., which runs a
+# program with the library preloaded (tests/preload/with). The function counts its runs in $tried, and
+# leaves the exit status in $status and the output in $work/out and $work/err.
 unset LD_PRELOAD ONEBIT_GRADIENTS ONEBIT_COMMAND ONEBIT_RULES ONEBIT_REPORT ONEBIT_REQUIRE
 export ONEBIT_TUNING=none
 
@@ -22,7 +22,8 @@ expect_no_output() {
   if grep -qE -- "$2" "$work/$1"; then report_failure "$1 has \"$2\""; fi
 }
 
-# Checks mistakes in rules, ONEBIT_REQUIRE, ONEBIT_REPORT=0, and that the exit status is the program's own.
+# Checks mistakes in rules, ONEBIT_REQUIRE and ONEBIT_REPORT=0. Also checks that the exit status is
+# the program's own.
 check_settings() {
   printf 'warmup 3\n\npass allreduce count=20000\ncompres all\n' >"$work/rules"
   expect_status 0 2 "ONEBIT_RULES=$work/rules" "$program" steady

@@ -1,4 +1,4 @@
-! A program in Fortran that knows nothing of onebit, with each of MPI's interfaces.
+! A Fortran program that does not use onebit itself, with each of MPI's Fortran interfaces.
 subroutine with_mpi()
   use mpi
   implicit none

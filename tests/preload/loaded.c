@@ -1,9 +1,9 @@
 /*
- * A program that is linked neither to onebit nor to MPI, as Python is, for
- * tests/scripts/check-preload:
+ * Like Python, this program is linked neither to onebit nor to MPI; tests/scripts/check-preload
+ * runs it:
  *
  *   loaded LIBONEBIT                   prints the error of a process without MPI
- *   loaded LIBONEBIT LIBMPI            both are loaded, for this program alone, used, and closed
+ *   loaded LIBONEBIT LIBMPI            loads both without RTLD_GLOBAL, uses them, and closes them
  *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are libonebit-mpi.so's, which is closed too
  */
 #include <dlfcn.h>
@@ -38,7 +38,7 @@ static void *find_function(void *library, const char *name) {
   return found;
 }
 
-/* Calls a function of a library with the type that the headers declare. */
+/* Calls a function of a library through a pointer of the type that the headers declare. */
 #define CALL(library, name) (*(__typeof__(name) **)&(void *){find_function(library, #name)})
 
 static MPI_Comm find_world(void) {

@@ -1,11 +1,12 @@
-/* Cases: calls that do not repeat, or are no sums; streams, graphs and communicators. */
+/* Cases: calls that do not repeat or are not sums; streams, graphs and communicators. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "tests/preload/nccl_program.h"
 
-/* Frees the buffer and gets it again for the next tensor, with another count. */
+/* In each step frees the buffer and allocates one for the next tensor, which has another count, at
+ * the same address. */
 void sum_in_reused_buffer(void) {
   for (int step = 0; step < STEPS; step++) {
     int count = step < STEPS / 2 ? COUNT : COUNT - step;
@@ -17,7 +18,7 @@ void sum_in_reused_buffer(void) {
   }
 }
 
-/* Adds one rank's NaN: the sum is NaN on all ranks, and later steps are right. */
+/* Adds one rank's NaN. The sum is NaN on all ranks, and later steps are correct. */
 void sum_not_a_number(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {
@@ -42,7 +43,8 @@ void sum_not_a_number(void) {
   CUDA(cudaFree(mine));
 }
 
-/* Makes calls that are never compressed: other types and operations, and of one rank. */
+/* Makes calls that are never compressed: other types, other operations, and calls on a communicator
+ * of one rank. */
 void make_other_calls(void) {
   int *whole = device_memory(COUNT * sizeof *whole);
   float *mine = device_memory(COUNT * sizeof *mine);
@@ -66,8 +68,8 @@ void make_other_calls(void) {
   CUDA(cudaFree(whole)), CUDA(cudaFree(mine));
 }
 
-/* Gathers and scatters each rank's part, in place and not. Gathered values differ in magnitude by
- * rank. */
+/* Gathers and scatters each rank's part, in place and with separate buffers. The gathered values of
+ * different ranks differ in magnitude. */
 void gather_and_scatter(void) {
   const size_t bytes = COUNT * sizeof(float);
   float *all = device_memory((size_t)size * bytes), *part = device_memory(bytes);
@@ -91,7 +93,8 @@ void gather_and_scatter(void) {
   CUDA(cudaFree(all)), CUDA(cudaFree(part));
 }
 
-/* Makes another call between from time to time, and changes the order in the middle. */
+/* Makes an additional call in some steps, and changes the order of the calls after half of the
+ * steps. */
 void change_order(void) {
   float *one = device_memory(COUNT * sizeof *one),
         *other = device_memory((COUNT + 1) * sizeof *other);
@@ -113,7 +116,7 @@ void change_order(void) {
   CUDA(cudaFree(one)), CUDA(cudaFree(other));
 }
 
-/* Alternates two streams, which wait for each other. */
+/* Uses two streams alternately. Each waits for the other. */
 void alternate_streams(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   cudaStream_t both[2], before = stream;
@@ -134,7 +137,7 @@ void alternate_streams(void) {
   CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
 }
 
-/* Captures sums in a graph after a number of calls, with or without other calls beside it. */
+/* Captures sums in a graph after a number of calls, with or without calls outside of the graph. */
 static void capture_after(int before, bool beside) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   for (int step = 0; step < before; step++) {
@@ -162,8 +165,8 @@ void capture_sums(void) { capture_after(STEPS / 2, true); }
 /* Captures a graph before the ranks have agreed on anything. */
 void capture_early(void) { capture_after(0, false); }
 
-/* Makes three sums a step, two of one length; then in a graph, where two of them have other
- * buffers, with steps outside of it now and then. */
+/* Makes three sums per step, two of which have the same length. Later makes them in a graph, where
+ * two of them have other buffers. Some steps are still made outside of the graph. */
 void capture_several_sums(void) {
   float *each[5];
   cudaGraphExec_t ready = NULL;
@@ -195,7 +198,8 @@ void capture_several_sums(void) {
     CUDA(cudaFree(each[k]));
 }
 
-/* Makes communicators of some of the ranks and destroys them with compressed tensors on them. */
+/* Creates communicators of some of the ranks, and destroys them while compressed tensors exist on
+ * them. */
 void sum_on_communicators(void) {
   ncclComm_t whole = comm, part;
   float *mine = device_memory(COUNT * sizeof *mine);
@@ -216,7 +220,7 @@ void sum_on_communicators(void) {
   CUDA(cudaFree(mine));
 }
 
-/* Makes a communicator of all ranks but the last. */
+/* Creates a communicator of all ranks except the last one. */
 void sum_on_shrunk_communicator(void) {
   ncclComm_t whole = comm;
   int last = size - 1;
@@ -234,8 +238,8 @@ void sum_on_shrunk_communicator(void) {
   CUDA(cudaFree(mine));
 }
 
-/* Makes a nonblocking communicator of the same ranks, whose id they exchange as a sum to which only
- * rank 0 contributes. */
+/* Creates a nonblocking communicator of the same ranks. The ranks exchange its id as a sum to which
+ * only rank 0 contributes. */
 void sum_on_nonblocking_communicator(void) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t state = ncclInProgress;

@@ -1,12 +1,12 @@
 /*
- * An NCCL program that knows nothing of onebit, for tests/scripts/check-preload-nccl:
+ * An NCCL program that does not use onebit itself, for tests/scripts/check-preload-nccl:
  *
  *     nccl_program RANKS CASE...
  *
- * Each case checks its sums, which must be right whether something is preloaded or not. "Exact"
- * values are of one magnitude and the same on all ranks, so that one bit and a scale lose nothing
- * of them. On the emulated device ranks are threads; else processes, each a host to NCCL, so that
- * they can share a GPU.
+ * Each case checks its sums, which must be correct with and without a preloaded library. "Exact"
+ * values have one magnitude and are the same on all ranks, so that one bit and a scale represent
+ * them without loss. On the emulated device ranks are threads. Otherwise they are processes, each
+ * of which is a host of its own to NCCL, so that they can share a GPU.
  */
 #define _DEFAULT_SOURCE
 #include "tests/preload/nccl_program.h"
@@ -145,8 +145,8 @@ static char **names;
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* Breaks the link while a sum is compressed. The program asks NCCL until it reports the error,
- * makes another sum, asks once more, and aborts. */
+/* Breaks the link while a sum is compressed. The program queries NCCL until it reports the error,
+ * makes another sum, queries once more, and aborts. */
 static void break_link(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   ncclResult_t error = ncclSuccess;
@@ -158,7 +158,7 @@ static void break_link(void) {
   for (int call = 0; call < 2; call++) {
     ncclAllReduce(mine, all, COUNT, ncclFloat, ncclSum, comm, stream);
     do {
-      cudaStreamQuery(stream); /* lets it progress */
+      cudaStreamQuery(stream); /* runs an operation, so that the wait makes progress */
       NCCL(ncclCommGetAsyncError(comm, &error));
     } while (error == ncclSuccess);
   }
@@ -170,7 +170,8 @@ static void break_link(void) {
 static void break_link(void) {}
 #endif
 
-/* Makes no call on the last rank: the others get an error when they have to agree with it. */
+/* Makes no call on the last rank. The other ranks get an error when they must agree with the last
+ * rank. */
 static void leave_out_last_rank(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   ncclResult_t result = ncclSuccess;
@@ -187,8 +188,9 @@ static void leave_out_last_rank(void) {
   CUDA(cudaFree(mine));
 }
 
-/* Runs the cases on one rank. `leave` exits without freeing anything; `abort`, `break` and `absent`
- * abort; after `revoke` the communicator is destroyed. */
+/* Runs the cases on one rank. The case `leave` exits without freeing anything. The cases `abort`,
+ * `break` and `absent` abort the communicator. After the case `revoke` the communicator is
+ * destroyed. */
 static void run_rank(int which) {
   int devices;
   rank = which;
@@ -274,7 +276,7 @@ static int run_all_ranks(void) {
 
 #endif
 
-/* Runs all ranks on this thread. */
+/* Runs all ranks on the calling thread. */
 static int run_ranks_on_one_thread(void) {
   ncclComm_t all[2];
   cudaStream_t two[2];

@@ -9,7 +9,7 @@
 
 enum { COUNT = 20000, STEPS = 40, RANKS_MOST = 8 };
 
-/* The state of a rank: a thread's, or a process's. */
+/* The state of a rank, which is a thread or a process. */
 extern _Thread_local int rank;
 extern _Thread_local ncclComm_t comm;
 extern _Thread_local cudaStream_t stream;
@@ -27,18 +27,19 @@ void check_nccl(ncclResult_t result, const char *call);
 /* Returns zeroed memory of the device. */
 void *device_memory(size_t bytes);
 
-/* Copy between `host` and the device, and wait: the host's memory is reused at once. */
+/* Copy between `host` and the device, and wait for the copy, because the host's memory is reused at
+ * once. */
 void copy_to_device(void *to, size_t bytes);
 void copy_from_device(const void *from, size_t bytes);
 
-/* exact_value returns the values; fill_exact writes them, times a factor, to device memory, and
- * check_values compares them. */
+/* exact_value returns the value of an element. fill_exact writes these values, times a factor, to
+ * device memory. check_values compares an array with them. */
 float exact_value(int step, int i);
 void fill_exact(float *to, int count, int step, float times);
 void check_values(const char *what, const float *from, int count, int step, float times);
 
 /* Sums on the rank's communicator and stream. end_capture returns a graph of the sums since
- * begin_capture, to be launched on the stream. */
+ * begin_capture, which can be launched on the stream. */
 void sum_on_stream(const void *from, void *to, size_t count);
 void begin_capture(void);
 cudaGraphExec_t end_capture(void);

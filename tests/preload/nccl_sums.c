@@ -5,7 +5,7 @@
 
 #include "tests/preload/nccl_program.h"
 
-/* Sums the same buffers in each step: two tensors, one in place, and a small sum. */
+/* Sums the same buffers in each step: two tensors, one of them in place, and one small tensor. */
 void sum_steadily(void) {
   float *mine = device_memory((COUNT + 1) * sizeof *mine),
         *all = device_memory(COUNT * sizeof *all);
@@ -24,7 +24,7 @@ void sum_steadily(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(other)), CUDA(cudaFree(one));
 }
 
-/* Does not wait between the steps; checks the results at the end. */
+/* Makes all steps without waiting between them, and checks the results at the end. */
 void sum_without_waiting(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   fill_exact(mine, COUNT, 7, 1);
@@ -34,8 +34,8 @@ void sum_without_waiting(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Sums values that one bit does not hold: later sums deliver the error of one. From step
- * `captured_from` on it uses a graph, with other buffers. */
+/* Sums values that one bit does not represent exactly. Error feedback must add the error of one sum
+ * to later sums. From step `captured_from` on the sum is made by a graph, with other buffers. */
 static void check_feedback(int captured_from) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   float *there = device_memory(COUNT * sizeof *there);
@@ -68,7 +68,7 @@ static void check_feedback(int captured_from) {
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
   left = sqrt(left / COUNT), signal = sqrt(signal / COUNT / STEPS);
-  if (left > 4 * signal) /* the error of each single step without feedback */
+  if (left > 4 * signal) /* without feedback, every step would have an error of this size */
     fail("feedback", STEPS, 0, left, signal);
   free(drift);
   if (ready)
@@ -103,7 +103,8 @@ void average_types(void) {
   CUDA(cudaFree(half)), CUDA(cudaFree(brain));
 }
 
-/* Makes several calls in a group, others in a nested group, and sends messages beside them. */
+/* Makes several calls in a group and further calls in a nested group. The group also sends
+ * messages. */
 void sum_in_groups(void) {
   float *each[3], *to = device_memory(sizeof *to), *from = device_memory(sizeof *from);
   for (int k = 0; k < 3; k++)
@@ -153,8 +154,8 @@ void sum_in_large_group(void) {
     CUDA(cudaFree(each[k]));
 }
 
-/* Changes the buffers from step to step, first on one rank, then on all, and then their contents
- * too. */
+/* Changes the buffers from step to step, first on one rank, then on all ranks. Late steps also
+ * change the contents of the buffers. */
 void sum_in_moved_buffers(void) {
   float *several[3];
   for (int k = 0; k < 3; k++)
@@ -182,8 +183,8 @@ void sum_in_moved_buffers(void) {
     CUDA(cudaFree(several[k]));
 }
 
-/* A tensor's residual is not added to another tensor in another buffer: there exact values stay
- * exact. */
+/* The residual of a tensor must not be added to another tensor in another buffer. Exact values in
+ * the other tensor therefore stay exact. */
 void sum_another_tensor(void) {
   float *usual = device_memory(COUNT * sizeof *usual), *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {

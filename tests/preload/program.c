@@ -1,8 +1,9 @@
 /*
- * MPI programs that know nothing of onebit, for tests/scripts/check-preload: `program CASE`. Each
- * checks its sums, which must be right whether something is preloaded or not. "Exact" values are of
- * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them. All
- * run with traps, as `gfortran -ffpe-trap=invalid,zero,overflow` sets them before main.
+ * MPI programs that do not use onebit themselves, for tests/scripts/check-preload: `program CASE`.
+ * Each checks its sums, which must be correct with and without a preloaded library. "Exact" values
+ * have one magnitude and are the same on all ranks, so that one bit and a scale represent them
+ * without loss. All programs run with floating-point traps, as `gfortran
+ * -ffpe-trap=invalid,zero,overflow` sets them before main.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, feenableexcept */
 #include <dlfcn.h>
@@ -69,15 +70,15 @@ static void sum_steadily(void) {
   }
 }
 
-/* Does the same with several bits, where the product of level and scale is rounded. */
+/* Does the same with more than one bit, where the product of level and scale is rounded. */
 static void sum_in_several_bits(void) {
   tolerance = 1e-5F;
   sum_steadily();
   tolerance = 0;
 }
 
-/* Sums values that one bit does not hold: later sums deliver the error of one, so the total over
- * many steps differs from the true one only by the last residual. */
+/* Sums values that one bit does not represent exactly. Later sums contain the error of earlier
+ * ones, so the total over many steps differs from the true total only by the last residual. */
 static void sum_with_feedback(void) {
   static float mine[COUNT], sum[COUNT], drift[COUNT];
   double left = 0, signal = 0;
@@ -102,8 +103,8 @@ static void sum_with_feedback(void) {
     fail("feedback", STEPS, 0, sqrt(left / signal), 8);
 }
 
-/* Sums a tensor that needs more than one bit, since rank 0 has outliers in it, and one that a bit
- * holds exactly. */
+/* Sums two tensors. The first needs more than one bit, because rank 0 has outliers in it. The
+ * second is exact with one bit. */
 static void sum_outlier(void) {
   enum { CALLS = 200 };
   static float mine[COUNT], sum[COUNT], drift[COUNT], easy[COUNT + 1];
@@ -128,7 +129,8 @@ static void sum_outlier(void) {
       fail("climb", CALLS, i, (double)drift[i], 0);
 }
 
-/* Sums whole numbers, which one bit does not hold: right only without compression. */
+/* Sums integers that one bit does not represent exactly. The result is correct only without
+ * compression. */
 static void sum_integers(void) {
   static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
@@ -143,7 +145,7 @@ static void sum_integers(void) {
   }
 }
 
-/* Frees the buffers and allocates them elsewhere in each step. */
+/* In each step frees the buffers and allocates others at another address. */
 static void sum_in_new_buffers(void) {
   void *spacer = NULL;
   for (int step = 0; step < STEPS; step++) {
@@ -156,7 +158,7 @@ static void sum_in_new_buffers(void) {
   free(spacer);
 }
 
-/* Changes the buffer now and then, on one rank only. */
+/* Changes the buffer in some steps, on one rank only. */
 static void sum_in_moved_buffers(void) {
   static float mine[COUNT], sum[COUNT], other[COUNT];
   for (int step = 0; step < STEPS; step++) {
@@ -193,7 +195,7 @@ static void reduce_largest(void *in, void *inout, int *length, MPI_Datatype *typ
     b[i] = a[i] > b[i] ? a[i] : b[i];
 }
 
-/* Sums doubles, which are sent as floats unless no float holds them. */
+/* Sums doubles. They are sent as floats unless a value is out of the range of float. */
 static void sum_doubles(void) {
   static double mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
@@ -210,7 +212,7 @@ static void sum_doubles(void) {
   }
 }
 
-/* Calls other than sums of floats: always exact. */
+/* Makes calls that are not sums of floats. Their results are always exact. */
 static void make_other_calls(void) {
   static float mine[COUNT], result[COUNT];
   static int wide[2 * COUNT];
@@ -268,7 +270,8 @@ static void gather_and_scatter(void) {
   free(mine), free(all);
 }
 
-/* ---- MPI 4's counts, which a program may be built with whatever the MPI library has ---- */
+/* ---- MPI 4's calls with long counts; a program may use them even if the MPI library has none
+ * ---- */
 
 typedef int allreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm);
 typedef int iallreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm,
@@ -300,7 +303,8 @@ static void sum_long_counts(void) {
   }
 }
 
-/* Calls an MPI library that only prints the count that it gets; or one without such calls. */
+/* Calls an MPI library that only prints the count that it gets, or an MPI library without such
+ * calls. */
 static void pass_count_beyond_int(void) {
   const MPI_Count count = (MPI_Count)3000000000;
   float nothing = 0;
@@ -341,7 +345,7 @@ static void sum_in_threads(void) {
     MPI_Comm_free(&comm[t]);
 }
 
-/* Sums the gradients of a layer that is not trained: blocks of zeros beside other blocks. */
+/* Sums the gradients of a layer that is not trained: some blocks are zero, and others are not. */
 static void sum_zeros(void) {
   enum { ZEROS = COUNT + 3 };
   static float values[ZEROS], sums[ZEROS];
@@ -392,7 +396,7 @@ static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;
 int main(int argc, char **argv) {
   int level = MPI_THREAD_SINGLE, ran = 0;
   feenableexcept(traps);
-  /* "threads CASE..." starts MPI with threads; most programs do not */
+  /* "threads CASE..." starts MPI with threads, which most programs do not do */
   if (argc > 1 && !strcmp(argv[1], "threads"))
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   else

@@ -11,7 +11,8 @@ extern int rank, size;
 /* Prints the wrong element and ends the job. */
 void fail(const char *what, int step, int i, double is, double wanted);
 
-/* Values of a step, equal on all ranks; check_sum compares their sum over `ranks` ranks. */
+/* exact_value and fill_exact give the values of a step, which are equal on all ranks. check_sum
+ * compares a sum over `ranks` ranks with them. */
 float exact_value(int step, int i);
 void fill_exact(float *values, int count, int step);
 void check_sum(const char *what, const float *values, int count, int step, int ranks);

@@ -1,6 +1,6 @@
 /*
- * Cases of `program`: nonblocking and persistent sums, and the things that a preloaded library must
- * not change, or must notice.
+ * Cases of `program`: nonblocking and persistent sums, calls that a preloaded library must not
+ * change, and calls that it must notice.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -65,7 +65,7 @@ void sum_nonblocking(void) {
   }
 }
 
-/* Never waits for its last request, which MPI forbids but some programs do. */
+/* Never waits for its last request. MPI forbids this, but some programs do it. */
 void leave_request_unfinished(void) {
   static float values[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;
@@ -93,7 +93,7 @@ void check_progress(void) {
   }
 }
 
-/* Makes a blocking call dense, by a NaN, while others are in flight. */
+/* Puts a NaN into a blocking call, which is then dense, while other calls are in flight. */
 void mix_dense_and_compressed(void) {
   static float mine[COUNT], sum[COUNT], more[COUNT], most[COUNT];
   for (int step = 0; step < STEPS; step++) {
@@ -138,7 +138,8 @@ void sum_persistent(void) {
 #endif
 }
 
-/* Makes every tenth sum much smaller than the one before, whose residual it must not contain. */
+/* Makes every tenth sum much smaller than the one before. The small sum must not contain the
+ * residual of the large one. */
 void sum_small_after_large(void) {
   static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {
@@ -161,7 +162,7 @@ void sum_small_after_large(void) {
   }
 }
 
-/* ---- Calls that must pass unchanged, or are noticed */
+/* ---- Calls that a preloaded library must not change, or that it must notice */
 
 static int copied, deleted;
 
@@ -184,7 +185,8 @@ static void sum_repeatedly(MPI_Comm comm, float *mine, float *sum) {
     sum_exact("often", mine, sum, COUNT, step, comm);
 }
 
-/* MPI calls the program's callbacks for communicators that the program makes, and for no others. */
+/* MPI must call the program's attribute callbacks for communicators that the program creates, and
+ * for no other communicators. */
 void check_attributes(void) {
   static float mine[COUNT], sum[COUNT];
   MPI_Comm comm;
@@ -199,7 +201,7 @@ void check_attributes(void) {
     fail("attributes", copied, deleted, 0, 1);
 }
 
-/* MPI reports wrong arguments, also of calls that would be compressed. */
+/* MPI must report wrong arguments even for calls that would be compressed. */
 void check_wrong_arguments(void) {
   static float mine[COUNT], sum[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;
@@ -219,7 +221,7 @@ void check_wrong_arguments(void) {
   sum_repeatedly(MPI_COMM_WORLD, mine, sum);
 }
 
-/* A child that exits normally has its own exit status and reports nothing. */
+/* A forked child that exits normally must have its own exit status and report nothing. */
 void check_forked_child(void) {
   static float mine[COUNT], sum[COUNT];
   int status = 0;
@@ -232,7 +234,7 @@ void check_forked_child(void) {
     fail("a child's exit status", 0, 0, status, 0);
 }
 
-/* Calls that are never compressed, though they may be of gradients. */
+/* Calls that are never compressed, although they may exchange gradients. */
 void reduce_and_broadcast(void) {
   static float mine[COUNT], sum[COUNT];
   for (int step = 0; step < STEPS; step++) {

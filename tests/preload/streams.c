@@ -1,7 +1,8 @@
 /*
- * MPI programs whose sums are gradients, or anything else, for tests/scripts/check-preload:
- * `streams CASE...` prints a hash of every result, which is that of the program alone where nothing
- * is compressed, and for a training its loss at the end. Each case has a communicator of its name.
+ * MPI programs whose sums are gradients or other data, for tests/scripts/check-preload. `streams
+ * CASE...` prints a hash of every result. Unless something is compressed, the hash equals that of
+ * the program without the library. A training also prints its final loss. Each case has a
+ * communicator with the name of the case.
  */
 #include "tests/preload/streams.h"
 
@@ -49,9 +50,9 @@ void sum_over_ranks(const float *from, float *to, int count) {
   }
 }
 
-/* ---- Programs whose sums are no gradients: each sum must be right ---- */
+/* ---- Programs whose sums are not gradients: each sum must be exact ---- */
 
-/* Computes y = A x with three bands; A is not symmetric. Each rank has some columns of A. */
+/* Computes y = A x for an asymmetric matrix A with three bands. Each rank has some columns of A. */
 static void multiply_matrix(const float *x, float *y) {
   static float partial[COUNT];
   for (int i = 0; i < COUNT; i++) {
@@ -105,7 +106,7 @@ static void solve_with_bicgstab(void) {
   }
 }
 
-/* Sums windows of signals, some of which are quiet. */
+/* Sums windows of signals. Some of the windows are nearly zero. */
 static void stack_signals(void) {
   float *mine = allocate_floats(COUNT), *all = allocate_floats(COUNT);
   for (int window = 0; window < 60; window++) {

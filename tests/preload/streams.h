@@ -7,9 +7,10 @@
 enum { COUNT = 20000 };
 
 extern int rank, size;
-extern MPI_Comm comm; /* of the case */
+extern MPI_Comm comm; /* the communicator of the case */
 
-/* Random numbers, with the same seed in each case: this rank's own, or the same on all. */
+/* Random numbers, with the same seed in each case: this rank's own numbers, or the same numbers on
+ * all ranks. */
 void seed_random(unsigned long long from);
 double draw_uniform(void);
 float draw_normal(void);

@@ -1,4 +1,4 @@
-/* Trainings, whose sums are gradients: cases of streams.c, each of which prints its loss. */
+/* Trainings, whose sums are gradients. They are cases of streams.c, and each prints its loss. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static struct learner make_learner(unsigned number) {
   return learner;
 }
 
-/* Adds the gradient of a batch of this rank; returns its loss. */
+/* Adds the gradient of a batch of this rank. Returns the loss of the batch. */
 static float add_gradient(const struct learner *learner, float *gradient) {
   float x[WIDE], loss = 0;
   for (int sample = 0; sample < BATCH; sample++) {
@@ -60,7 +60,7 @@ static float train_step(struct learner *learner, int adam) {
   sum_over_ranks(gradient, sum, COUNT);
   update_parameters(learner, sum, adam);
   float *spacer =
-      malloc((size_t)(draw_uniform() * 100000) + 1); /* buffers are elsewhere each time */
+      malloc((size_t)(draw_uniform() * 100000) + 1); /* gives the next buffers other addresses */
   free(gradient), free(sum), free(spacer);
   return loss;
 }
@@ -80,8 +80,9 @@ void train_with_sgd(void) {
   print_loss(last);
 }
 
-/* Trains two tensors of one size in turn, as a policy and its critic: each epoch makes another
- * number of steps with the first, and sums after each whether to go on. */
+/* Trains two tensors of the same size alternately, like a policy and its critic. Each epoch makes
+ * another number of steps with the first tensor. After each step a sum determines whether the epoch
+ * continues. */
 void train_policy_and_critic(void) {
   struct learner one = make_learner(7), other = make_learner(8);
   float last = 0, bias[HIGH] = {0}, sum[HIGH];
@@ -99,7 +100,7 @@ void train_policy_and_critic(void) {
   print_loss(last);
 }
 
-/* Sums values of up to scale / 2, in newly allocated buffers, and returns the largest result. */
+/* Sums values of at most scale / 2, in newly allocated buffers. Returns the largest result. */
 static float largest_sum(float scale) {
   float *values = allocate_floats(COUNT), *sum = allocate_floats(COUNT), largest = 0;
   for (int i = 0; i < COUNT; i++)
@@ -112,8 +113,9 @@ static float largest_sum(float scale) {
   return largest;
 }
 
-/* Sums for a policy and for a critic with gradients a thousand times as large. The critic's first
- * call looks like the policy's next one, whose residual must not contain the critic's error. */
+/* Sums the gradients of a policy and of a critic, which are a thousand times as large. The critic's
+ * first call looks like the policy's next call. The residual of the policy must not contain the
+ * critic's error. */
 void sum_like_policy_and_critic(void) {
   float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
   for (int epoch = 0; epoch < 4; epoch++) {
@@ -132,8 +134,8 @@ void sum_like_policy_and_critic(void) {
            (double)(largest / (0.5F * (float)size)));
 }
 
-/* Two layers of one size, with a buffer of gradients each: a network learns another's function.
- * Samples are new each time, or the same. */
+/* Two layers of the same size, with one gradient buffer each. The network learns the function of
+ * another network. Samples are new in each step, or always the same. */
 struct network {
   float *first, *second, *gradients[2], *sums[2];
 };

@@ -1,5 +1,5 @@
-/* onebit-replay [--loopback] [--codec NAME] DIR...: runs recorded cases, and prints a line for
- * each. Exit status: 0 if all cases are ok, 1 if some are not, 2 for a wrong command line. */
+/* onebit-replay [--loopback] [--codec NAME] DIR...: runs recorded cases and prints one line per
+ * case. Exit status: 0 if all cases are ok, 1 if some are not, 2 for a wrong command line. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     if (strcmp(argv[first], "--codec") == 0 && first + 1 < argc)
       setenv("ONEBIT_CODEC", argv[++first], 1);
     else if (strcmp(argv[first], "--loopback") !=
-             0) /* accepted without an effect: every run is over loopback */
+             0) /* accepted without effect: every run is over loopback */
       first = argc;
   if (first >= argc) {
     fprintf(stderr, "usage: onebit-replay [--loopback] [--codec NAME] DIR...\n");

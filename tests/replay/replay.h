@@ -1,9 +1,9 @@
 /*
- * onebit-replay, a program of the tests: runs recorded cases, on ranks that are threads, and
- * compares what the library computes with the record.
+ * onebit-replay is a test program. It runs recorded cases on ranks that are threads, and compares
+ * the library's results with the record.
  *
- * A recorded case is a directory with case.txt, which has a line "key = value" for each number and
- * option by DeepSpeed's names, and arrays of little-endian float32.
+ * A recorded case is a directory with case.txt and arrays of little-endian float32. case.txt has a
+ * line "key = value" for each number and option, by DeepSpeed's names.
  *
  *   allreduce            in.f32 [steps][world][count], out.f32 [steps][count]
  *   adam, lamb, zoadam   params0.f32 [total], grads.f32 [steps][world][total],
@@ -23,12 +23,12 @@ struct replay_case {
   const char *directory;
   enum replay_kind kind;
   size_t world, steps, params_ranks;
-  size_t count; /* values in a buffer of one rank: allreduce's count, or the optimizers' total */
+  size_t count; /* elements in a buffer of one rank: allreduce's count, or the optimizers' total */
   size_t tensors, tensor_counts[REPLAY_TENSORS];
   double learning_rate, betas[2], epsilon, weight_decay;
   double max_coefficient, min_coefficient, coefficient_beta, max_factor, min_factor, factor_change;
   size_t freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
-  const char *dense_steps; /* one digit a step: 1, the gradient is averaged in full precision */
+  const char *dense_steps; /* one digit per step; 1 if the gradient is averaged in full precision */
   char *text;              /* case.txt, cut into lines */
   float *input, *output, *start; /* in.f32 or grads.f32, out.f32 or params.f32, params0.f32 */
 };
@@ -37,16 +37,16 @@ struct replay_result {
   bool failed;
   char error[REPLAY_ERROR]; /* why it failed */
   uint64_t values, exceptions;
-  uint64_t wild; /* exceptions that rounding does not explain */
-  double worst;  /* the largest relative difference; infinite for a value that is not a number */
-  uint64_t hash; /* of a rank's results */
+  uint64_t wild; /* number of exceptions that rounding does not explain */
+  double worst;  /* the largest relative difference; infinite for a NaN */
+  uint64_t hash; /* hash of a rank's results */
 };
 
-/* Keeps the first error. Returns false. */
+/* Stores the error if it is the first one. Returns false. */
 __attribute__((format(printf, 2, 3))) bool replay_fail(struct replay_result *result,
                                                        const char *format, ...);
 
-/* Reads a case. Close it in any event. */
+/* Reads a case. The caller closes it even if reading has failed. */
 bool replay_case_open(struct replay_case *recorded, const char *directory,
                       struct replay_result *result);
 void replay_case_close(struct replay_case *recorded);

@@ -1,5 +1,5 @@
-/* Reads a recorded case and runs it on its ranks. Each rank compares its results with the record,
- * and the results of all ranks together are judged. */
+/* Reads a recorded case and runs it on its ranks. Each rank compares its results with the record.
+ * The verdict is on the results of all ranks together. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 #include "onebit/onebit.h"
 #include "tests/replay/replay.h"
 
-/* ---- Reading a case: its arrays, and its text, whose keys are all checked ---- */
+/* ---- Reading a case: its arrays, and its text, in which every key is checked ---- */
 
 #define REFUSE(file, format, ...)                                                                  \
   replay_fail(result, "%.300s/%s: " format, recorded->directory, file, __VA_ARGS__)
 
-/* Reads a file, and appends a zero byte; returns NULL after noting the reason. */
+/* Reads a file and appends a zero byte. If it fails, stores the reason and returns NULL. */
 static char *read_file(const struct replay_case *recorded, const char *name, size_t *bytes,
                        struct replay_result *result) {
   char path[4096], *data = NULL;
@@ -45,8 +45,8 @@ static bool read_array(const struct replay_case *recorded, const char *name, siz
                                     bytes, wanted, rows, columns, recorded->count));
 }
 
-/* A line that cases of these kinds must have. low and high limit an integer; for reals, high is
- * their number. */
+/* A line that cases of these kinds must have. low and high are the limits of an integer. For reals,
+ * high is the number of values. */
 struct key {
   const char *name;
   enum { INTEGER, REALS, SHAPES, TEXT } type;
@@ -83,7 +83,8 @@ static const struct key keys[] = {
     {"dense_allreduce_before_step", TEXT, OPTIMIZER, AT(dense_steps), 0, 0},
 };
 
-/* Returns the value of a key in the lines "key = value", each of which ends with a zero byte. */
+/* Returns the value of a key. The text consists of lines "key = value", each of which ends with a
+ * zero byte. */
 static char *find_value(const struct replay_case *recorded, size_t bytes, const char *key) {
   const size_t length = strlen(key);
   for (char *line = recorded->text; line < recorded->text + bytes; line += strlen(line) + 1) {
@@ -181,7 +182,7 @@ void replay_case_close(struct replay_case *recorded) {
   free(recorded->start);
 }
 
-/* ---- Its ranks ---- */
+/* ---- The ranks of a case ---- */
 
 struct run {
   pthread_t thread;
@@ -218,11 +219,11 @@ static double relative_difference(double got, double recorded, double offset) {
 }
 
 /* Compares values with the record. A value is an exception if |difference| / (|recorded| + offset)
- * is above 1e-5; the offset is 0.1 for parameters (recorded_before is not NULL), else 0.
+ * is above 1e-5. The offset is 0.1 for parameters (recorded_before is not NULL), and otherwise 0.
  * Implementations add up a norm in different orders, so a value near zero can get the other sign,
- * which error feedback corrects later: an exception of an allreduce may differ in its sign, and a
- * parameter by four times its longest update, where an update is the shorter one of the recorded
- * update and ours. */
+ * which error feedback corrects later. Therefore an exception of an allreduce may differ in its
+ * sign. A parameter may differ by four times its longest update. Of the recorded update and ours,
+ * the shorter one counts. */
 static void compare_values(struct run *run, const float *recorded, const float *recorded_before) {
   struct replay_result *result = &run->result;
   for (size_t i = 0; i < run->recorded->count; i++) {
@@ -265,8 +266,8 @@ static void run_allreduce(struct run *run) {
   onebit_plan_destroy(plan);
 }
 
-/* Creates an optimizer. A freeze at step 0 becomes one at step 1, as in DeepSpeed, which has one
- * step of warm-up then; in the library 0 has another meaning. */
+/* Creates an optimizer. A freeze at step 0 is changed to a freeze at step 1. DeepSpeed has one step
+ * of warm-up in this case, but in the library 0 has another meaning. */
 #define CREATE(kind, KIND, freeze, ...)                                                            \
   do {                                                                                             \
     onebit_##kind##_options_t options = ONEBIT_##KIND##_OPTIONS_INIT;                              \
@@ -298,8 +299,8 @@ static bool create_optimizer(struct run *run, onebit_optimizer_t *optimizer) {
          options.local_step_clipper = recorded->local_step_clipper);
 }
 
-/* 1-bit Adam and LAMB average gradients in full precision as long as they are in their warm-up, as
- * one rank alone always does; 0/1 Adam does so by its schedule, and its exchanges count that. */
+/* 1-bit Adam and LAMB average gradients in full precision during their warm-up; a single rank
+ * always does. 0/1 Adam does so by its schedule, and its count of exchanges shows when. */
 static bool make_step(struct run *run, onebit_optimizer_t optimizer) {
   const struct replay_case *recorded = run->recorded;
   const bool scheduled = recorded->kind == REPLAY_ZERO_ONE_ADAM;
@@ -345,7 +346,7 @@ static void *run_rank(void *argument) {
   const size_t count = run->recorded->count;
   float *memory = calloc(4 * count, sizeof *memory);
   if (!memory)
-    abort(); /* the other ranks would wait for this one */
+    abort(); /* aborts because the other ranks would wait for this one */
   run->gradient = memory, run->got = memory + count;
   run->before = run->got + count, run->length = run->before + count;
   (run->recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(run);
@@ -354,7 +355,7 @@ static void *run_rank(void *argument) {
   return NULL;
 }
 
-/* Adds the result of a rank; if `separate`, ranks have different parameters. */
+/* Adds the result of a rank. `separate` means that ranks have different parameters. */
 static void add_result(struct replay_result *whole, const struct run *run, bool separate) {
   const struct replay_result *one = &run->result;
   if (one->failed)
@@ -393,7 +394,7 @@ void replay_run(const char *directory, struct replay_result *result) {
   for (size_t r = 0; r < size; r++) {
     runs[r] = (struct run){.recorded = &recorded, .comm = comms[r], .rank = r};
     if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r]) != 0)
-      abort(); /* the ranks that run already would wait */
+      abort(); /* aborts because the ranks that run already would wait */
   }
   for (size_t r = 0; r < size && pthread_join(runs[r].thread, NULL) == 0; r++)
     add_result(result, &runs[r], recorded.params_ranks > 1);

@@ -1,18 +1,18 @@
 """Reads SASS as cuobjdump prints it: kernels, their control flow, and the cheapest path through a loop.
 
-An iteration of a loop executes a path through the loop's basic blocks, from its header back to it. A
-loop has several paths, some of them for the end of a block or for buffers that are not aligned. The
-path to measure moves at least the bytes of an iteration, with the fewest accesses and the fewest
-other bytes (check-kernels weighs these). Among equal paths it is the one with the most
-floating-point arithmetic, which leaves out no element, and then the one with the fewest
-instructions, which is the one for whole tiles.
+An iteration of a loop executes a path through the loop's basic blocks, from its header back to the
+header. A loop has several paths; some of them are for the end of a block or for buffers that are not
+aligned. The path to measure moves at least the bytes of an iteration, with the fewest accesses and
+the fewest other bytes (check-kernels weighs these). Among equal paths it is the one with the most
+floating-point arithmetic, because such a path leaves out no element. If several remain, it is the one
+with the fewest instructions, which is the path for whole tiles.
 """
 import re
 
 WIDTHS = {'U8': 1, 'S8': 1, 'U16': 2, 'S16': 2, '64': 8, '128': 16}
 LINE = re.compile(r'^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;')
 FLOATS = re.compile(r'(FADD|FMUL|FFMA|FMNMX|FSETP|MUFU|DADD|DMUL|DFMA|HADD2|HMUL2|HFMA2|HMNMX2)')
-MAX_BYTES = 4096  # of a lane in an iteration; paths that move more are ignored
+MAX_BYTES = 4096  # per lane and iteration; paths that move more are ignored
 
 
 class Instruction:
@@ -60,7 +60,8 @@ def parse_sass(lines):
 
 
 class Flow:
-    """Basic blocks by number, those that the first one reaches, and the natural loops."""
+    """Basic blocks by number, the blocks that are reached from the first one, and the natural
+    loops."""
 
     def __init__(self, code):
         starts = {0} | {i.target for i in code if i.target is not None}
@@ -98,7 +99,7 @@ class Flow:
         return order[::-1]
 
     def dominates(self, header, block):
-        """Returns whether every path from the first block to `block` passes the header."""
+        """Returns true if every path from the first block to `block` passes the header."""
         seen, todo = {header}, [0]
         while todo:
             n = todo.pop()
@@ -127,8 +128,8 @@ class Flow:
     def best_paths(self, inside, ends, first=0, trips=1, last=None, weighed=True):
         """Returns {(bytes loaded, bytes stored): (accesses, -floats, instructions, path)} of the best
         paths from `first`, within `inside`, to a block for which `ends` is true. An innermost loop on
-        the way, unless it contains `last`, runs `trips` times on its most expensive path; other loops
-        run once. If not `weighed`, returns only the shortest path, under the key (0, 0)."""
+        the path runs `trips` times on its most expensive path, unless the loop contains `last`. Other
+        loops run once. If not `weighed`, returns only the shortest path, under the key (0, 0)."""
         inner = {h for h, body in self.loops.items() if h in inside and h != first and
                  last not in body and not any(o in body for o in self.loops if o != h)}
         state, done = {first: {(0, 0): (0, 0, 0, None)}}, {}
@@ -154,7 +155,7 @@ class Flow:
         return flatten_path(paths[best][3])
 
     def shortest_path(self, first, last):
-        """Returns the shortest path to the block `last`, or to the end if that is None."""
+        """Returns the shortest path to the block `last`, or to the end if `last` is None."""
         paths = self.best_paths(set(self.order), lambda n: n == last, first, 1, last, False)
         return flatten_path(paths[0, 0][3]) if paths else []
 

@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2034 # the scripts use the variables
-# The scripts of this folder source this file in the root of the checkout. It makes the directory $work,
-# which is removed at the end, and defines functions that report failures.
+# The scripts in this directory source this file, in the root of the checkout. It creates the
+# directory $work, which is removed at the end, and defines functions that report failures.
 set -u
 : "${BUILD:=build}" "${MPI:=1}" "${FOR_MPI:=include [<\"](onebit/)?mpi\.h|with MPI=0}"
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 bad=0 tried=0 status=0
 
-report_failure() { # WORDS: prints them, and the output of the latest command, which is in log, out and err
+report_failure() { # WORDS: prints them, and the latest command's output in $work/log, out and err
   local file
   echo "$*"
   for file in log out err; do
@@ -19,7 +19,7 @@ expect_output() { # FILE-IN-$work EXTENDED-REGULAR-EXPRESSION
   grep -qE -- "$2" "$work/$1" || report_failure "$1 has no \"$2\""
 }
 
-list_headers() { # HEADER...: prints those whose functions this build has
+list_headers() { # HEADER...: prints those whose functions are in this build
   local header
   for header; do
     case $header in
@@ -31,7 +31,7 @@ list_headers() { # HEADER...: prints those whose functions this build has
   done
 }
 
-end_check() { # WORDS: ends the script; prints them if nothing has failed
+end_check() { # WORDS: ends the script; prints WORDS if nothing has failed
   [ "$bad" = 0 ] && echo "$*"
   exit "$bad"
 }

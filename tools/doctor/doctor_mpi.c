@@ -1,5 +1,5 @@
-/* onebit-tune --doctor: measures among ranks, judges, measures suspicious results again, and
- * reports. The leaders, one rank a host, measure between hosts; the first of them has the
+/* onebit-tune --doctor: measures among ranks, judges the results, measures suspicious ones again,
+ * and reports. One rank of each host, its leader, measures between hosts. The first leader has the
  * results. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <math.h>
@@ -23,7 +23,7 @@ static struct doctor_load first_load; /* the load when the doctor began */
 
 static bool is_leader(void) { return team.leaders != MPI_COMM_NULL; }
 
-/* The best of repeated measurements counts, since noise only makes them worse. */
+/* The best of repeated measurements counts, since noise only makes a result worse. */
 static void keep_higher_rate(double *rate, double another) { *rate = fmax(*rate, another); }
 static void keep_shorter_time(double *time, double another) {
   if (another > 0 && (*time <= 0 || another < *time))
@@ -41,11 +41,12 @@ static void *doctor_allocate(size_t count, size_t bytes) {
 
 /* --- The cluster -------------------------------------------------------------------------------*/
 
-/* Returns whether idle ranks yield, by Open MPI's variable, a C _Bool; -1 if there is none. */
+/* Returns whether idle ranks yield: the value of a C _Bool variable of Open MPI, or -1 if there is
+ * none. */
 static int read_yield_setting(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
-  _Bool value[16]; /* the variable is one; more, against surprises */
+  _Bool value[16]; /* larger than the variable, in case MPI writes more bytes */
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return -1;
   if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
@@ -62,11 +63,12 @@ static void read_library_name(void) {
   char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
   MPI_Get_library_version(name, &length);
-  name[strcspn(name, ",\n")] = '\0'; /* some libraries add how they were built */
+  name[strcspn(name, ",\n")] = '\0'; /* some libraries add text about how they were built */
   snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
-/* Counts the CPUs that the ranks of this host may use together; 0: more than a set has. */
+/* Returns the number of CPUs that the ranks of this host may use together; 0 if a cpu_set_t is too
+ * small. */
 static int count_usable_cpus(void) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -79,7 +81,7 @@ static void gather_hosts(void) {
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
   facts.rank_count = team.size;
-  facts.yields = read_yield_setting(); /* the launcher gives all ranks the same */
+  facts.yields = read_yield_setting(); /* the launcher gives all ranks the same setting */
   facts.hosts = doctor_allocate((size_t)hosts, sizeof *facts.hosts);
   facts.bandwidth = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
   read_library_name();
@@ -88,7 +90,7 @@ static void gather_hosts(void) {
   host.usable = count_usable_cpus();
   host.others = NAN;
   doctor_read_load(&first_load);
-  doctor_subtract(&host, &host); /* nothing is transferred yet */
+  doctor_subtract(&host, &host); /* sets the bytes sent to 0: nothing is transferred yet */
   if (is_leader())
     MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
   MPI_Bcast(facts.hosts, hosts * (int)sizeof host, MPI_BYTE, 0, team.local);
@@ -122,7 +124,7 @@ static double read_clock(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Compares each leader's clock with the first leader's; both are read within milliseconds. */
+/* Compares each leader's clock with the first leader's. Both are read within milliseconds. */
 static void measure_clocks(void) {
   for (int h = 1; is_leader() && h < facts.host_count; h++) {
     double start = read_clock(), theirs;
@@ -136,9 +138,9 @@ static void measure_clocks(void) {
 }
 
 /* Passes a message round the ranks of a host for a quarter of a second. The scheduler's time slices
- * take some milliseconds, so the mean contains many whole ones. All ranks of a host take part: two
- * ranks that happened to run at the same time for one slice would make thousands of quick round
- * trips, which would hide the slices that they then wait for. */
+ * take some milliseconds, so the mean contains many whole slices. All ranks of a host take part:
+ * two ranks alone might run at the same time for one slice, and make thousands of quick round
+ * trips. These would hide the slices for which the two ranks wait afterwards. */
 static void measure_local_hops(void) {
   double median, hop = 0;
   const int rank = team.local_rank, size = team.local_size;
@@ -154,7 +156,7 @@ static void measure_local_hops(void) {
 
 /* --- The transport that MPI uses ---------------------------------------------------------------*/
 
-/* The bulk transfer of 4 MiB takes 0.35 s at 100 Mbit/s, and is far larger than all other
+/* The bulk transfer of 4 MiB takes 0.35 s at 100 Mbit/s. It is far larger than all other
  * traffic. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
@@ -168,10 +170,10 @@ static void send_round_ring(int pieces) {
 }
 
 static void measure_carrier(void) {
-  const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count a little later */
+  const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count with a delay */
   if (is_leader() && facts.host_count >= 2) {
     struct doctor_host before, after, *own = &facts.hosts[team.host];
-    send_round_ring(1); /* connections are made with the first message */
+    send_round_ring(1); /* MPI connects two ranks at their first message */
     doctor_read_host(&before);
     send_round_ring(BULK_PIECES);
     nanosleep(&settle, NULL);
@@ -187,12 +189,12 @@ static void measure_carrier(void) {
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
 
 #define BANDWIDTH_SECONDS 0.15
-/* The largest number of rounds of pairs: at 0.35 s each they take five seconds. In a larger cluster
- * each host is measured with about as many others. */
+/* The largest number of rounds of pairs. At 0.35 s each, 16 rounds take five seconds. In a larger
+ * cluster each host is measured with at most this many others. */
 enum { MAX_ROUNDS = 16 };
 
 /* Measures the rate of a stream of messages in Gbit/s, by the receiver's clock. The last message
- * begins with 0. */
+ * has a first byte of 0. */
 static double measure_stream(int peer, bool sends) {
   static char piece[BYTES];
   double start = ob_seconds(), bytes = 0;
@@ -210,15 +212,15 @@ static double measure_stream(int peer, bool sends) {
   return rate;
 }
 
-/* Measures pairs of hosts. In round r two hosts are a pair if their numbers add up to r, modulo
- * hosts: any two are a pair once. Times are measured at one end. */
+/* Measures pairs of hosts. In round r two hosts are a pair if their numbers add up to r, modulo the
+ * number of hosts: so any two hosts are a pair in exactly one round. One end measures the time. */
 static void measure_pairs(void) {
   const int hosts = facts.host_count, host = team.host;
   double *row = facts.bandwidth + host * hosts;
   for (int round = 0; is_leader() && hosts >= 2 && round < hosts && round < MAX_ROUNDS; round++) {
     const int peer = (round - host + hosts) % hosts;
     MPI_Sendrecv(NULL, 0, MPI_BYTE, peer, TAG, NULL, 0, MPI_BYTE, peer, TAG, team.leaders,
-                 MPI_STATUS_IGNORE); /* a connection is made with the first message */
+                 MPI_STATUS_IGNORE); /* MPI connects two ranks at their first message */
     for (int turn = 0; peer != host && turn < 2; turn++) {
       const bool sends = (host < peer) == (turn == 0);
       const double rate = measure_stream(peer, sends);
@@ -234,8 +236,8 @@ static void measure_pairs(void) {
 
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
 
-/* Measures with sockets. Returns the receiver's rate; 0 on the sender and where no connection is
- * made. */
+/* Measures with sockets. Returns the rate on the receiver, and 0 on the sender or if the connection
+ * fails. */
 static double measure_tcp(int subnet, int peer) {
   uint32_t own = doctor_find_interface(&facts, team.host, subnet)->address;
   uint16_t port = 0;
@@ -265,15 +267,15 @@ static void measure_subnets(void) {
 
 /* --- A hang is a finding, too ------------------------------------------------------------------*/
 
-enum { STEP_LIMIT = 60 }; /* longer than any step takes in a network of 10 Mbit/s */
+enum { STEP_LIMIT = 60 }; /* seconds: longer than any step takes at 10 Mbit/s */
 
 static const char *volatile step_name;
 
 static void report_stall(int signal_number) {
   static const char *const text[] = {
-      "onebit-tune: doctor: nothing moves for a minute while measuring ", NULL,
-      ": a firewall between the hosts, an interface that\nnot all hosts can reach, or an MTU that "
-      "the way between them does not carry\n"};
+      "onebit-tune: doctor: no progress for a minute in this step: ", NULL,
+      ". Possible causes: a firewall between the hosts, an interface that\nnot all hosts can "
+      "reach, or an MTU that the path between them does not carry\n"};
   (void)signal_number;
   for (int i = 0; i < 3; i++) {
     const char *part = text[i] ? text[i] : step_name;
@@ -290,7 +292,7 @@ static void begin_step(const char *name) {
 
 void doctor_begin(void) {
   signal(SIGALRM, report_stall);
-  begin_step("how MPI starts");
+  begin_step("start of MPI (MPI_Init)");
 }
 
 /* --- The whole run -----------------------------------------------------------------------------*/
@@ -305,10 +307,9 @@ static const struct {
              {"pairs of hosts", measure_pairs},
              {"plain TCP", measure_subnets}};
 
-/* Suspicious measurements are repeated: noise that makes a rate small once is not there each
- * time. */
+/* Suspicious measurements are repeated. Noise may lower a rate once, but rarely in each attempt. */
 enum { ATTEMPTS = 3 };
-#define LONG_ENOUGH 12.0 /* seconds: another attempt ends within half a minute */
+#define LONG_ENOUGH 12.0 /* seconds: two attempts then end within half a minute */
 
 static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
   for (int i = 0; i < diagnosis->count; i++)
@@ -321,7 +322,7 @@ int doctor_run(void) {
   static struct doctor_diagnosis diagnosis;
   double start = ob_seconds();
   int again = 1, status;
-  begin_step("who is where");
+  begin_step("hosts of the ranks");
   tune_cluster_find(&team);
   gather_hosts();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {

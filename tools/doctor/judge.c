@@ -1,5 +1,5 @@
 /* Derives the doctor's findings from the facts by a table of rules. Needs neither MPI nor the
- * machine. */
+ * network. */
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -13,18 +13,18 @@
 
 struct question {
   const struct doctor_facts *facts;
-  int used;                      /* the subnet that carries most of the traffic; -1: none */
-  int mtu;                       /* the most frequent MTU in that subnet */
-  double *sends, *receives;      /* best rate of each host with any other; last entry: of all */
-  int host, other;               /* the host to judge, and what `over` adds (enum over) */
-  const struct doctor_host *the; /* the host */
-  const struct doctor_interface *one; /* its interface `other`, or that in the used subnet */
+  int used;                           /* the subnet that carries most of the traffic; -1: none */
+  int mtu;                            /* the most frequent MTU in that subnet */
+  double *sends, *receives;           /* best rate of each host; last entry: best of all hosts */
+  int host, other;                    /* the host to judge; by `over`: interface, subnet, host */
+  const struct doctor_host *the;      /* the host */
+  const struct doctor_interface *one; /* the host's interface: `other`, or in the used subnet */
   double bound;
   char seen[DOCTOR_SEEN]; /* the finding's first line */
   bool of_all;            /* the finding names no host */
 };
 
-/* A rule describes what it has seen, and returns whether that is a finding. */
+/* A rule describes a measured value in at->seen, and returns whether the value is a finding. */
 typedef bool rule(struct question *at);
 
 static void __attribute__((format(printf, 2, 3)))
@@ -41,7 +41,7 @@ static bool is_busy(const struct doctor_host *host, double bound) {
   return host->others >= bound && host->others + host->ranks > host->usable;
 }
 
-/* Emulated hosts of one machine are all busy: none is named then. */
+/* Emulated hosts are all on one machine, and all busy: the finding then names no host. */
 static bool judge_busy(struct question *at) {
   const struct doctor_host *the = at->the;
   int busy = 0;
@@ -60,12 +60,12 @@ static bool judge_stolen(struct question *at) {
       "%s: the hypervisor took %.0f %% of the time, and a limit of its container stopped it %d "
       "times",
       the->name, 100 * the->stolen, the->lost_periods);
-  return the->stolen >= at->bound || the->lost_periods >= 2; /* one may be chance */
+  return the->stolen >= at->bound || the->lost_periods >= 2; /* a single stop may be chance */
 }
 
-/* A scheduler's time slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks
- * as processors, where 6 us are measured when they yield. A shorter time counts only if the cause
- * is known. */
+/* A scheduler's time slice is a few milliseconds. With twice as many ranks as processors a hop
+ * takes 4,000 to 9,000 us, but 6 us if idle ranks yield. A time below 300 us is a finding only if
+ * the cause is known. */
 #define CROWDED_MICROSECONDS 300.0
 
 static bool judge_waiting(struct question *at) {
@@ -79,7 +79,7 @@ static bool judge_waiting(struct question *at) {
   return the->local_hop >= (crowded ? CROWDED_MICROSECONDS : at->bound);
 }
 
-/* True if ranks share CPUs although the host has further CPUs. */
+/* True if ranks share CPUs although the host has more CPUs. */
 static bool judge_binding(struct question *at) {
   const struct doctor_host *the = at->the;
   describe(at, "%s: %d ranks are bound to the same %d of %d CPUs", the->name, the->ranks,
@@ -89,8 +89,8 @@ static bool judge_binding(struct question *at) {
 
 /* --- Interfaces: facts of the kernel, which no load can change ---------------------------------*/
 
-/* Counts the interfaces of other hosts that are up in the subnet of this one; with `address`, only
- * those with the same address. */
+/* Returns the number of other hosts' interfaces that are up in the subnet of this interface. With
+ * `address`, counts only those with the same address. */
 static int count_similar_interfaces(const struct question *at, bool address) {
   int count = 0;
   for (int h = 0; h < at->facts->host_count; h++)
@@ -109,8 +109,8 @@ static bool judge_down(struct question *at) {
   return !at->one->up && up > 0;
 }
 
-/* Finds the slowest or the fastest link of the used subnet, in Mbit/s; an unknown speed counts as
- * 0. */
+/* Returns the speed of the slowest or the fastest link of the used subnet, in Mbit/s. An unknown
+ * speed counts as 0. */
 static int find_speed(const struct question *at, bool slowest) {
   int speed = slowest ? INT_MAX : 0;
   for (int h = 0; h < at->facts->host_count; h++) {
@@ -162,12 +162,12 @@ static bool judge_bridge(struct question *at) {
 
 static bool judge_interface_choice(struct question *at) {
   const double part = doctor_traffic_part(at->facts, at->host, at->used);
-  describe(at, "%s: %.0f %% of what it sends takes %s, as most hosts' does", at->the->name,
-           100 * part, at->one->name);
+  describe(at, "%s: only %.0f %% of what it sends takes %s, the interface of most hosts' traffic",
+           at->the->name, 100 * part, at->one->name);
   return part < at->bound;
 }
 
-/* True if a host sends in both subnets: Open MPI splits long messages among all interfaces that it
+/* True if a host sends in both subnets. Open MPI splits long messages among all interfaces that it
  * may use. */
 static bool sends_in_both(const struct doctor_facts *facts, int subnet, int other) {
   for (int h = 0; h < facts->host_count; h++)
@@ -177,7 +177,7 @@ static bool sends_in_both(const struct doctor_facts *facts, int subnet, int othe
   return false;
 }
 
-/* Finds a subnet that is faster than one that carries some of the traffic. */
+/* Finds a subnet that is faster than another one that carries some of the traffic. */
 static bool judge_subnet(struct question *at) {
   const int best = doctor_fastest_subnet(at->facts);
   const struct doctor_subnet *slow = &at->facts->subnets[at->other];
@@ -195,12 +195,12 @@ static bool judge_subnet(struct question *at) {
          (at->other == at->used || sends_in_both(at->facts, at->other, best));
 }
 
-/* Faster links, in Gbit/s, are not judged: one process cannot fill them. */
+/* The largest link speed that is judged, in Gbit/s: one process cannot fill a faster link. */
 #define MAX_LINK 25.0
 
-/* Compares MPI with plain TCP, to this host from its partner. */
+/* Compares the rates of MPI and of plain TCP, from this host's partner to this host. */
 static bool judge_mpi(struct question *at) {
-  const int from = at->host ^ 1; /* the last host of an odd number has no partner, and no rate */
+  const int from = at->host ^ 1; /* a last host without a partner has no rate */
   const double tcp = at->the->tcp[at->used];
   const double mpi = tcp > 0 ? at->facts->bandwidth[from * at->facts->host_count + at->host] : 0;
   describe(at, "%s to %s: MPI carries %.2f Gbit/s, plain TCP %.2f between the same two by %s",
@@ -222,10 +222,10 @@ static bool judge_link(struct question *at) {
 
 /* --- Hosts and pairs ---------------------------------------------------------------------------*/
 
-/* True if a rate lies below the others by the ratio, and by more than noise: four standard
- * deviations, of 1.4826 median absolute deviations each. The median is the better of the two middle
- * values: if half of the hosts are slow, these are reported. Zeros are not measured, and among
- * fewer than three rates there is no outlier. */
+/* True if a rate is lower than the other rates by the ratio, and by more than noise. Noise is four
+ * standard deviations, of 1.4826 median absolute deviations each. Of the two middle values the
+ * better one is taken as the median, so that slow hosts are reported even if half of the hosts are
+ * slow. A rate of 0 was not measured. Among fewer than three rates there is no outlier. */
 bool doctor_is_outlier(double value, const double *values, int count, double ratio) {
   double *copy = malloc((size_t)(count + 1) * sizeof *copy);
   int used = 0;
@@ -247,7 +247,7 @@ bool doctor_is_outlier(double value, const double *values, int count, double rat
 
 static void find_best_rates(struct question *at) {
   const int hosts = at->facts->host_count;
-  for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* measures the best pairs once more */
+  for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* the second half finds the best of all */
     const double rate = at->facts->bandwidth[pair / 2];
     double *sends = &at->sends[pair % 2 ? hosts : pair / 2 / hosts];
     double *receives = &at->receives[pair % 2 ? hosts : pair / 2 % hosts];
@@ -269,8 +269,8 @@ static bool judge_slow_host(struct question *at) {
   return out || in;
 }
 
-/* Compares the rate of a pair with the rates of both hosts with others; if there are only two
- * hosts, with the other direction. */
+/* Compares the rate of a pair with the rates of both hosts with other hosts. If there are only two
+ * hosts, compares it with the rate of the other direction. */
 static bool judge_pair(struct question *at) {
   const int hosts = at->facts->host_count;
   const double rate = at->facts->bandwidth[at->host * hosts + at->other];
@@ -290,8 +290,8 @@ static bool judge_loopback_name(struct question *at) {
   return at->the->loopback[0];
 }
 
-/* Finds a clock that differs from those of most hosts; if half of them differ, host 0's is taken as
- * right. */
+/* Finds a clock that differs from the clocks of most hosts. If half of the clocks differ, host 0's
+ * clock is taken as right. */
 static bool judge_clock(struct question *at) {
   const int count = at->facts->host_count;
   int apart = 0;
@@ -307,10 +307,10 @@ static bool judge_clock(struct question *at) {
 
 /* --- The table of rules, and its application ---------------------------------------------------*/
 
-/* over: what a rule is applied to. when: SEVERAL needs several hosts, USED a subnet that is used,
- * TIMES accurate times. Times are inaccurate after a finding of a BLURS rule, and the bound of a
- * COARSE rule is then multiplied by BLURRED. ONCE: the first finding is enough. SURE: measuring
- * again can not change it. ALL: the finding names no host. */
+/* `over` says to what a rule is applied. `when` has flags. SEVERAL: the rule needs several hosts;
+ * USED: a subnet that is used; TIMES: accurate times. After a finding of a BLURS rule times are
+ * inaccurate, and the bounds of COARSE rules are multiplied by BLURRED. ONCE: the first finding is
+ * enough. SURE: measuring again can not change the finding. ALL: the finding names no host. */
 #define BLURRED 3
 enum over { CLUSTER, SUBNETS, EACH_HOST, HOSTS = EACH_HOST, INTERFACES, PAIRS };
 enum { SEVERAL = 1, USED = 2, TIMES = 4, BLURS = 8, COARSE = 16, ONCE = 32, SURE = 64, ALL = 128 };
@@ -322,40 +322,45 @@ static const struct {
   enum over over;
   unsigned when;
   const char *why, *advice;
-  int (*subnet)(const struct doctor_facts *facts); /* the one to use alone */
+  int (*subnet)(const struct doctor_facts *facts); /* the only subnet that MPI should use */
 } rules[DOCTOR_KINDS] = {
     /* Half a processor is more than a system's own services use. */
     [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
-        "a slow exchange then proves no slow network: only a host 5 times slower is named",
-        "end the other programs, or give ranks cores of their own; then again", NULL},
-    /* A twentieth of the time is beyond chance. */
+        "times are not reliable: a host is reported only if it is 5 times slower",
+        "end the other programs, or give ranks cores of their own; then run the doctor again",
+        NULL},
+    /* A twentieth of the time is more than chance. */
     [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
-        "ranks are stopped at any moment: only a host 5 times slower is named",
-        "a container's cpu.max, or another instance type; then again", NULL},
+        "times are not reliable: a host is reported only if it is 5 times slower",
+        "raise the container's cpu.max, or use another instance type; then run the doctor again",
+        NULL},
     [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, COARSE | BLURS | ONCE,
         "ranks that wait keep the processors from those that have work",
         "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", NULL},
     [DOCTOR_SAME_CPU] = {judge_binding, 0, HOSTS, ONCE | SURE,
-        "they take turns on it while other CPUs are idle",
+        "ranks take turns on these CPUs while others are idle",
         "mpirun --bind-to none, or bind every rank to a core of its own", NULL},
     [DOCTOR_DOWN] = {judge_down, 0, INTERFACES, SEVERAL | SURE,
         "a subnet that not all hosts have carries no exchange",
-        "its cable, or there: ip link set dev INTERFACE up", NULL},
+        "check its cable, or run on that host: ip link set dev INTERFACE up", NULL},
     [DOCTOR_DUPLEX] = {judge_duplex, 0, INTERFACES, SEVERAL | SURE,
         "a link that cannot send while it receives loses packets under load",
-        "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", NULL},
+        "check negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", NULL},
     [DOCTOR_NEGOTIATED] = {judge_speed, 0, HOSTS, USED | SURE,
         "every exchange waits for the slowest link",
-        "its cable and switch port: ethtool INTERFACE there", NULL},
+        "check its cable and switch port: ethtool INTERFACE on that host", NULL},
     [DOCTOR_SLOW_HOST] = {judge_slow_host, 1.6, HOSTS, SEVERAL | COARSE,
         "every exchange waits for the slowest host",
-        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
+        "check its link, cable, switch port and rate limits: ethtool and tc qdisc show on that "
+        "host",
         NULL},
-    /* Among many pairs one is more often slow by chance. */
+    /* Among many pairs one is more often slow by chance, so the bound is higher. */
     [DOCTOR_SLOW_PAIR] = {judge_pair, 2, PAIRS, SEVERAL | TIMES,
         "exchanges that use this way wait for it",
-        "the way between these two: links (ethtool on both), switches, cables, routing", NULL},
-    /* 1 and 2.5 Gbit/s differ by more, repeated measurements of one link by less. */
+        "check the path between these two: links (ethtool on both), switches, cables, routing",
+        NULL},
+    /* 1 and 2.5 Gbit/s differ by more than this ratio, repeated measurements of one link by
+     * less. */
     [DOCTOR_WRONG_INTERFACE] = {judge_subnet, 1.6, SUBNETS, USED | TIMES | ONCE | ALL,
         "every exchange takes as long as the slower one needs",
         "let MPI use the faster one alone", doctor_fastest_subnet},
@@ -363,28 +368,33 @@ static const struct {
         "packets larger than the other side takes are lost silently",
         "ip link set dev INTERFACE mtu MTU there, as on the others", NULL},
     [DOCTOR_ODD_INTERFACE] = {judge_interface_choice, USED_PART, HOSTS, USED,
-        "its way to the others is another one, and may be a slower one",
-        "name the interface, the same on every host; its routes if it is named: ip route there",
+        "its other traffic takes another interface, which may be slower",
+        "name the interface, the same on every host; if it is named already, check the routes "
+        "there: ip route",
         doctor_used_subnet},
     [DOCTOR_MPI_SLOW] = {judge_mpi, 3, HOSTS, USED | TIMES | ALL,
         "the network carries more than MPI sends over it",
-        "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN",
+        "check what MPI uses: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a "
+        "VPN",
         NULL},
     [DOCTOR_FIREWALL] = {judge_firewall, 0, CLUSTER, USED | TIMES | ALL,
         "MPI's own ports may be open, but others that programs choose are not",
         "open the ports between the hosts", NULL},
     [DOCTOR_LINK_SPEED] = {judge_link, 0.6, CLUSTER, USED | TIMES | ALL,
         "something between the hosts, or on them, holds the traffic back",
-        "errors in ethtool -S, other traffic, a slower switch; iperf3 -P 4: several streams", NULL},
+        "look for errors (ethtool -S), other traffic, a slower switch; compare iperf3 -P 4",
+        NULL},
     [DOCTOR_BRIDGE] = {judge_bridge, 0, INTERFACES, ONCE | SURE | ALL,
         "a library may take it for a network of all hosts, and wait for ever",
         "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", NULL},
     [DOCTOR_LOOPBACK_NAME] = {judge_loopback_name, 0, HOSTS, SEVERAL | SURE,
         "gloo and MPICH look the name up, and others then connect to themselves",
-        "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", NULL},
+        "put its real address into /etc/hosts, or set the interface: GLOO_SOCKET_IFNAME, "
+        "HYDRA_IFACE",
+        NULL},
     [DOCTOR_CLOCK] = {judge_clock, 1, HOSTS, SEVERAL | SURE,
         "files, certificates and logs of several hosts contradict each other",
-        "chronyc or ntpd there", NULL},
+        "set the clock of that host: chronyc or ntpd", NULL},
 };
 /* clang-format on */
 
@@ -408,7 +418,8 @@ static void add_finding(struct doctor_diagnosis *diagnosis, enum doctor_kind kin
   }
 }
 
-/* Applies a rule to everything that it is for. True if it has a finding. */
+/* Applies a rule to all hosts, pairs or other things for which it is made. True if it has a
+ * finding. */
 static bool apply_rule(struct question *at, enum doctor_kind kind, bool blurred,
                        struct doctor_diagnosis *diagnosis) {
   const struct doctor_facts *facts = at->facts;
@@ -444,7 +455,7 @@ static void find_common_mtu(struct question *at) {
   }
 }
 
-/* Rules are applied in the order of their kinds, causes before consequences. */
+/* Applies the rules in the order of their kinds: causes come before consequences. */
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   const int hosts = facts->host_count;
   double *best = calloc(2 * (size_t)(hosts + 1), sizeof *best);

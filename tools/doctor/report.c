@@ -10,7 +10,7 @@ const char *doctor_format_network(uint32_t address, uint32_t netmask, char text[
 
 /* --- Tables ------------------------------------------------------------------------------------*/
 
-/* The largest number of rows and columns of a table; further hosts are judged, but not printed. */
+/* The largest number of rows and columns of a table. More hosts are judged, but not printed. */
 enum { TABLE_HOSTS = 16 };
 
 static int count_shown_hosts(const struct doctor_facts *facts) {

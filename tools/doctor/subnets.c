@@ -1,4 +1,4 @@
-/* Finds the subnets of the hosts, and their parts of the traffic. */
+/* Finds the subnets that all hosts share, and the part of the traffic that each of them carries. */
 #include "tools/doctor/doctor.h"
 
 bool doctor_is_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
@@ -16,7 +16,7 @@ const struct doctor_interface *doctor_find_interface(const struct doctor_facts *
   return NULL;
 }
 
-/* True if every host has an address of its own in the candidate's subnet. */
+/* True if every host has a different address in the candidate's subnet. */
 static bool is_shared_subnet(const struct doctor_facts *facts, int candidate) {
   for (int h = 0; h < facts->host_count; h++) {
     const struct doctor_interface *mine = doctor_find_interface(facts, h, candidate);
@@ -48,7 +48,7 @@ double doctor_traffic_part(const struct doctor_facts *facts, int host, int subne
     for (int i = 0; i < facts->hosts[h].interface_count; i++)
       sent += facts->hosts[h].interfaces[i].sent;
     if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* a host that sent so little has sent no bulk data */
+      continue; /* a host that sent so little did not use these interfaces for the bulk transfer */
     all += (double)sent;
     there += (double)doctor_find_interface(facts, h, subnet)->sent;
   }

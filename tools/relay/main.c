@@ -1,6 +1,6 @@
 /*
- * onebit-relay: carries packets between network namespaces, each with a TUN device, through links
- * with a rate, a delay and losses (network.h). tools/netlab uses it.
+ * onebit-relay: carries packets between network namespaces, each with a TUN device, over links with
+ * a rate, a delay and losses (network.h). tools/netlab uses it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -36,7 +36,7 @@ struct options {
 struct relay {
   struct relay_network network;
   struct pollfd files[HOSTS + 1]; /* the hosts' devices, and the commands */
-  uint32_t addresses[HOSTS];      /* the addresses of hosts, in the order of the network */
+  uint32_t addresses[HOSTS];      /* the hosts' addresses, in the network's order */
   char line[128];                 /* the command that is being read */
   size_t line_bytes;
 };
@@ -83,7 +83,7 @@ static uint64_t read_nanoseconds(void) {
 
 /* --- Devices -----------------------------------------------------------------------------------*/
 
-/* Creates a TUN device in a namespace, to which it then belongs. Returns its file, or -1. */
+/* Creates a TUN device in a namespace, which then owns the device. Returns its file, or -1. */
 static int create_device(const char *namespace, const char *name, int own) {
   struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
   snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
@@ -109,7 +109,7 @@ static bool parse_rate(const char *text, double *rate) {
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* Parses NAMESPACE=ADDRESS=RATE, and cuts the text off after NAMESPACE unless it is wrong. */
+/* Parses NAMESPACE=ADDRESS=RATE. Ends the text after NAMESPACE if it is right. */
 static bool parse_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *at = rate ? memrchr(text, '=', (size_t)(rate - text)) : NULL;
   char address[INET_ADDRSTRLEN] = "";
@@ -128,7 +128,7 @@ static bool parse_host(struct relay *relay, int host, char *text, char wrong[TOO
 
 static int find_destination(const struct relay *relay, const unsigned char *packet) {
   uint32_t address;
-  memcpy(&address, packet + 16, sizeof address); /* the destination in an IPv4 header */
+  memcpy(&address, packet + 16, sizeof address); /* the destination address in an IPv4 header */
   for (int host = 0; host < relay->network.hosts; host++)
     if (relay->addresses[host] == address)
       return host;
@@ -255,7 +255,8 @@ int main(int argc, char **argv) {
       return tool_print_answer(&tool, TOOL_WRONG, wrong);
   if (!create_devices(&relay, argv + 1, &options))
     return FAILED;
-  /* Sets a higher priority than that of the programs whose packets it carries, if it may. */
+  /* Sets a higher priority than that of the programs whose packets the relay carries, if
+   * permitted. */
   (void)setpriority(PRIO_PROCESS, 0, -10);
   puts("ready");
   fflush(stdout);

@@ -49,8 +49,8 @@ static double draw_random(struct relay_network *network) {
   return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Passes a packet through one direction of a link that is free from *free on: it has left at
- * packet->time. False: the queue is full. */
+/* Passes a packet through one direction of a link, which is free from *free on. packet->time
+ * becomes the time when the packet has left the link. False: the queue is full. */
 static bool pass_through_link(const struct relay_network *network, double rate, uint64_t *free,
                               struct relay_packet *packet) {
   if (rate <= 0)
@@ -79,7 +79,8 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
   push_packet(&source->flying, packet);
 }
 
-/* Finds the host whose queue has the packet with the earliest time; -1: all are empty. */
+/* Returns the host whose queue has the packet with the earliest time; -1 if all queues are
+ * empty. */
 static int find_earliest(const struct relay_network *network, bool leaving) {
   uint64_t best = RELAY_NEVER;
   int at = -1;
@@ -94,7 +95,7 @@ static int find_earliest(const struct relay_network *network, bool leaving) {
   return at;
 }
 
-/* Passes a packet to the link of the receiving host, where it waits; it may be lost on the way. */
+/* Passes a packet to the queue of the receiving host's link. The packet may be lost. */
 static void deliver_packet(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
   if (draw_random(network) >= network->loss &&

@@ -1,13 +1,14 @@
 /*
- * Models a network of hosts, each with a link of its own to the same centre, as sites have to the
- * internet. The model reads no clock: its callers pass the time, so that it can be tested.
+ * Models a network of hosts. Each host has its own link to a common centre, as sites have to the
+ * internet. The model reads no clock: its callers pass the time, so that tests can set it.
  *
  *   host --> queue --> rate, up --> delay --> loss --> queue --> rate, down --> host
  *
- * A packet waits until the packets before it have left the link at its rate, takes the delay, is
- * lost by chance, and waits again for the link of the host that it goes to. A packet that finds a
- * queue full is lost. Delay and loss are the same for all packets: there is no jitter, packets stay
- * in order, losses are independent, and the network between the links has no limit.
+ * A packet waits until the packets before it have left the link at its rate, takes the delay, and
+ * may be lost by chance. It then waits again for the link of the receiving host. A packet that
+ * finds a queue full is lost. Delay and probability of loss are the same for all packets. There is
+ * no jitter, packets stay in order, losses are independent, and the network between the links has
+ * no limit.
  */
 #ifndef TOOLS_RELAY_NETWORK_H
 #define TOOLS_RELAY_NETWORK_H
@@ -16,8 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes that a link carries besides each packet: the header of Ethernet, which tc's token bucket
- * counts, too. */
+/* Bytes that a link carries in addition to each packet: the Ethernet header, which tc's token
+ * bucket counts too. */
 #define RELAY_HEADER 14
 
 #define RELAY_NEVER UINT64_MAX
@@ -40,7 +41,7 @@ struct relay_link {
   uint64_t up_free, down_free; /* the time when the latest packet will have left */
   struct relay_queue flying;   /* sent by this host, in the order of their arrival */
   struct relay_queue leaving;  /* packets to this host, in the order of their arrival */
-  bool vanished;               /* nothing goes out or comes in */
+  bool vanished;               /* no packet leaves or reaches the host */
 };
 
 struct relay_network {
@@ -48,19 +49,19 @@ struct relay_network {
   int hosts;
   uint64_t delay;
   double loss;   /* the probability that a packet is lost, 0 to 1 */
-  size_t queue;  /* bytes that wait for each way of a link, at most */
+  size_t queue;  /* the largest number of bytes that wait in one direction of a link */
   uint64_t seed; /* the seed of the losses */
 };
 
-/* Allocates the links; the caller fills in their properties. False: there is no memory. */
+/* Allocates the links. The caller fills in their properties. False: no memory. */
 bool relay_network_create(struct relay_network *network, int hosts);
 void relay_network_destroy(struct relay_network *network);
 
-/* Sends a host's packet, which is copied. `now` never goes back. */
+/* Sends a host's packet, of which the function keeps a copy. `now` must never decrease. */
 void relay_network_send(struct relay_network *network, int from, int to, const void *data,
                         size_t bytes, uint64_t now);
 
-/* Returns a packet that has arrived, which the caller gives to free(); NULL: there is none yet. */
+/* Returns a packet that has arrived, which the caller frees; NULL if none has arrived yet. */
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now);
 
 /* Returns the time of the next event, or RELAY_NEVER if no packet is under way. */

@@ -1,5 +1,5 @@
-/* onebit-tune --predict --device cuda: predicts the time of a step on GPUs, and prints what
- * compression would bring. */
+/* onebit-tune --predict --device cuda: predicts the time of a training step on GPUs, and prints
+ * what compression would save. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,13 +10,13 @@
 #define BITS  (1.0 / 8 + 4 / BLOCK)
 
 /* The bytes an element that kernels read and write: cuda/compress.cu with momentum, cuda/reduce.cu
- * of so many members, cuda/passes.cu, cuda/dense.cu. */
+ * with the given number of members, cuda/passes.cu, and cuda/dense.cu. */
 #define COMPRESS          12.26
 #define APPLY             12.13
 #define ADAM(of_gradient) (24.0 + (of_gradient))
 #define LOCAL             24.0 /* 0/1 Adam's local step */
 #define LOAD              8.0
-#define MEAN              4.0 /* of input: a rank's part of the data of each rank of the host */
+#define MEAN              4.0 /* reads this rank's share of every rank's data on the host */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
 /* The bytes an element that Efficient-Adam reads and writes on a processor: gradient 4, second
@@ -24,26 +24,26 @@
 #define STAGED 26.0
 
 /* The number of kernels of a call (conclude) and of each chunk (compress, seal, open, reduce, seal,
- * open, apply), as tests/gpu/test_sizes.c has them. Inside a host load, seal, open, mean and open
- * are added. A message of at most 8 runs of 1024 words is sealed by compress and opened by reduce,
- * without kernels of its own. */
+ * open, apply), as in tests/gpu/test_sizes.c. Inside a host the kernels load, seal, open, mean and
+ * open are added. If a message has at most 8 runs of 1024 words, compress also seals it and reduce
+ * also opens it, without separate kernels. */
 #define CALL_KERNELS        1
 #define CHUNK_KERNELS       7
 #define CHUNK_KERNELS_SHORT 4
 #define CHUNK_KERNELS_HOST  12
 #define SHORT               (8 * 1024 * 32 / (1 + 32 / BLOCK))
 
-/* The chunks of a plan over NCCL: as many as overlap pays for, or as a window of dense messages
- * has. */
+/* The number of chunks of a plan over NCCL. More chunks would cost more than their overlap saves,
+ * or exceed a window of dense messages. */
 #define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
 #define MAX_CHUNKS            8
 #define ELEMENTS_A_CHUNK_HOST (2.0 * (1 << 20))
 #define MAX_CHUNKS_HOST       16
 
-/* NVIDIA H200: a device-to-device copy, measured; a small kernel after another on a stream, and an
- * NCCL group of a few messages over NVLink, as they are usually seen; NVLink 4, 18 links of 25 GB/s
- * each way. Sockets between hosts: an interrupt and a switch. A copy over PCIe 5 in pieces; eight
- * channels of DDR5. */
+/* The values of an NVIDIA H200. copy: a device-to-device copy, measured. launch, group: usual times
+ * of a small kernel after another one on a stream, and of an NCCL group of a few messages over
+ * NVLink. inside: NVLink 4, 18 links of 25 GB/s each way. latency: sockets between hosts, with an
+ * interrupt and a switch. pcie: a copy over PCIe 5 in pieces. memory: eight channels of DDR5. */
 const struct tune_card tune_card_default = {.copy = 4.3e12,
                                             .launch = 2.5e-6,
                                             .group = 10e-6,
@@ -69,14 +69,14 @@ static double group_seconds(const struct tune_card *card, const struct shape *sh
   return card->group + (shape->hosts > 1 ? card->latency : 0);
 }
 
-/* Returns the seconds in which a GPU sends bytes inside its host and its host sends bytes, both at
- * once. */
+/* Returns the seconds in which a GPU sends `inside` bytes inside its host while the host sends
+ * `host` bytes to other hosts. */
 static double wire_seconds(const struct tune_card *card, double inside, double host) {
   return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
 }
 
-/* Predicts the update by the dense allreduce that sends the fewest bytes: by a ring inside a host,
- * and by a tree between hosts. A ring through all ranks sends up to twice as many. */
+/* Predicts the update by the dense allreduce that sends the fewest bytes: a ring inside a host, and
+ * a tree between hosts. A ring through all ranks sends up to twice as many bytes. */
 static struct tune_update predict_dense(const struct tune_card *card, const struct shape *shape,
                                         double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
@@ -92,9 +92,9 @@ static struct tune_update predict_dense(const struct tune_card *card, const stru
   return update;
 }
 
-/* Returns the update in chunks. The first chunk passes through all stages; for the others the
- * longer stage hides the shorter one. The result is applied only at the end, after the device's
- * decision. */
+/* Returns the update in chunks. The first chunk passes through both stages, kernels and messages.
+ * For the other chunks the longer stage hides the shorter one. The result is applied only at the
+ * end, when the device knows that all values are finite. */
 static struct tune_update overlap_chunks(const struct tune_card *card, double chunks,
                                          struct tune_update update, double apply) {
   const double launches = update.launches * card->launch, early = update.kernels + launches;
@@ -121,9 +121,9 @@ static struct tune_update predict_flat(const struct tune_card *card, const struc
   return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* Returns the hierarchical update: gradients as float32 to the rank of the host that sends them on,
- * bits between hosts, and bits to all ranks of the host. Each of a host's n ranks compresses an
- * n-th of the elements. */
+/* Returns the hierarchical update. Gradients go as float32 to the rank of the host that sends them
+ * on, bits go between hosts, and bits go to all ranks of the host. With n ranks on a host, each
+ * rank compresses an n-th of the elements. */
 static struct tune_update predict_hierarchical(const struct tune_card *card,
                                                const struct shape *shape) {
   const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
@@ -140,12 +140,13 @@ static struct tune_update predict_hierarchical(const struct tune_card *card,
   return overlap_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* Returns the update of which the processors do the work: gradients are copied to the host and
- * parameters back, and hosts exchange bits. `shares`: NCCL reduces and scatters gradients inside
- * the host before, so that each GPU has a share, and gathers parameters after. Nothing overlaps. */
+/* Returns the update that the processors compute: gradients are copied to the host and parameters
+ * back, and hosts exchange bits. With `shares` NCCL first reduces and scatters gradients inside the
+ * host, so that each GPU has a share of them, and afterwards gathers the parameters. Nothing
+ * overlaps. */
 static struct tune_update predict_staged(const struct tune_card *card, const struct shape *shape,
                                          bool shares) {
-  const double own = shares ? shape->n / shape->each : shape->n; /* elements of a GPU */
+  const double own = shares ? shape->n / shape->each : shape->n; /* elements of one GPU */
   const double near = shares ? (shape->each - 1) / shape->each * shape->n * (4 + 4) : 0;
   struct tune_update update = {
       .kernels = own * (4 + 4) / card->pcie + own * shape->each * STAGED / card->memory,
@@ -166,12 +167,13 @@ static struct tune_update predict_compressed(const struct tune_card *card,
   return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
 }
 
-/* Returns the mean of compressed, dense and local steps, in the shares of the policy. */
+/* Returns the mean of compressed, dense and local steps, weighted by the policy's shares of the
+ * steps. */
 static struct tune_update predict_mixed(const struct tune_card *card, const struct shape *shape,
                                         struct tune_policy policy) {
   const struct tune_update bits = predict_compressed(card, shape, TUNE_ZERO_ONE),
                            full = predict_dense(card, shape, 4);
-  const double none = 1 - policy.one_bit - policy.dense; /* neither method sends 8 bits */
+  const double none = 1 - policy.one_bit - policy.dense; /* local steps; no step has 8 bits */
   const double alone = card->launch + LOCAL * shape->n / card->copy;
 #define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
   return (struct tune_update){.kernels = MEAN_OF(kernels) + none * alone,
@@ -218,7 +220,7 @@ static size_t list_networks(const struct tune_options *options, struct network *
   const struct network first = {options->card, options->training};
   const int hosts = first.training.hosts;
   size_t count = 0;
-  if (hosts == 1 || first.training.ranks_per_host > 1) { /* one host, for comparison */
+  if (hosts == 1 || first.training.ranks_per_host > 1) { /* adds a single host, for comparison */
     networks[count] = first;
     networks[count++].training.hosts = 1;
   }
@@ -265,15 +267,15 @@ static double find_best_step(const struct network *network, enum tune_method fir
   return best;
 }
 
-/* Returns the speed-up of the better compressed step over the better dense one, which may be of 16
+/* Returns the speed-up of the faster compressed step over the faster dense step, of 32 or 16
  * bits. */
 static double find_speedup(const struct network *network, bool overlap) {
   return find_best_step(network, TUNE_DENSE, TUNE_HALF, overlap) /
          find_best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);
 }
 
-/* Returns the rate of a link, in bytes a second, above which compression does not pay, overlapped;
- * 0: at any rate. */
+/* Returns the bandwidth of a link, in bytes a second, above which compression does not pay when it
+ * is overlapped. 0: it pays at no bandwidth. */
 static double find_break_even(struct network network) {
   double low = 1e4, high = 1e13;
   for (int k = 0; k < 60; k++) { /* the precision of tune_break_even */
@@ -313,7 +315,7 @@ static const struct tune_column card_columns[] = {
     {0, NULL, "groups", TUNE_COUNT},
     {0}};
 
-/* Prints a row for each method, or writes it as JSON. */
+/* Prints a row for each method, or writes the row as JSON. */
 static void list_updates(const struct network *network, struct ob_json *json) {
   const struct tune_card *card = &network->card;
   const struct tune_training *training = &network->training;

@@ -1,4 +1,4 @@
-/* onebit-tune: defines the command line, and starts a mode. */
+/* onebit-tune: defines the command line, and runs the selected mode. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 #define AT(field) offsetof(struct tune_options, field)
 
-/* The modes of the program: bits of the options that each has. */
+/* The modes of the program. Each is a bit in the groups of an option. */
 enum { MEASURE = 1, DOCTOR = 2, STEPS = 4, WHOLE = 8, CARDS = 16 };
 #define PREDICT (STEPS | WHOLE | CARDS)
 
@@ -42,8 +42,8 @@ static const struct tool_option rows[] = {
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
     {"parameters", 0, TOOL_REAL, AT(training.parameters), "N", "of the model: 340M, 1.5G", .low = 1,
      .high = 1e14, .groups = PREDICT},
-    {"hosts", 0, TOOL_INTEGER, AT(training.hosts), "N", "with --ranks-per-host N (default 1)",
-     .low = 1, .high = 1e6, .groups = PREDICT},
+    {"hosts", 0, TOOL_INTEGER, AT(training.hosts), "N", "number of hosts", .low = 1, .high = 1e6,
+     .groups = PREDICT},
     {"compute", 0, TOOL_SECONDS, AT(training.compute), "SECONDS",
      "of a step without its exchange, of a rank that has a core to itself: 0.250,\n250ms",
      .high = 1e6, .groups = PREDICT},
@@ -63,7 +63,8 @@ static const struct tool_option rows[] = {
      "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12,
      .groups = PREDICT},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
-     .help = "the tuning file, of whatever machine; 'none': the defaults", .groups = STEPS | WHOLE},
+     .help = "another tuning file, also of another machine; 'none': the defaults",
+     .groups = STEPS | WHOLE},
     {"warm-up", 0, TOOL_REAL, AT(training.warm_up), "SHARE",
      "of the steps, before 1-bit Adam compresses; default 0.15, as published for\nBERT-Large",
      .high = 1, .groups = STEPS | CARDS},
@@ -136,7 +137,7 @@ static const char *get_mode_name(unsigned groups) {
   return names[__builtin_ctz(groups)];
 }
 
-/* Finds an option of the command line that the mode does not have. */
+/* Finds an option on the command line that does not belong to the mode. */
 static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
   for (const struct tool_option *row = rows; row->kind; row++)
     for (char **word = argv + 1; row->groups && !(row->groups & mode) && *word; word++) {
@@ -148,7 +149,7 @@ static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
   return NULL;
 }
 
-/* Finds a fault in the combination of options, and writes its message. False: there is none. */
+/* Finds an invalid combination of options, and writes an error message. False: there is none. */
 static bool find_fault(const struct tune_options *options, char **argv, char error[TOOL_ERROR]) {
   const struct tune_training *training = &options->training;
   const unsigned mode = get_mode(options);

@@ -1,5 +1,5 @@
-/* Predicts a step of training, which is the computation and an exchange after or during it, and a
- * whole run. */
+/* Predicts a training step and a whole run. A step is the computation, and an exchange after or
+ * during it. */
 #include "tools/tune/model.h"
 
 #include <limits.h>
@@ -44,9 +44,9 @@ double tune_sharing_factor(const struct ob_costs *costs, const struct tune_train
   return ob_cost_sharing_factor(costs, &task);
 }
 
-/* Returns the costs with a network that takes no time, so that an exchange takes as long as the
- * work of one core. tune_fit counts the time of all of MPI's bytes for the link, but a core moves
- * them, too. */
+/* Returns the costs for a network that takes no time, so that an exchange takes as long as the work
+ * of one core. tune_fit assigns all of MPI's time for bytes to the link, but a core also copies
+ * these bytes, and this function adds that work. */
 static struct ob_costs get_core_costs(const struct ob_costs *costs) {
   struct ob_costs core = *costs;
   core.between.latency = core.mpi_round = core.oversubscribed = 0;
@@ -59,12 +59,12 @@ static struct ob_costs get_core_costs(const struct ob_costs *costs) {
  * cores of the rank. */
 static double get_work_seconds(const struct ob_costs *costs, struct ob_cost_task task,
                                double core_seconds, double seconds) {
-  task.threads = INT_MAX; /* the model limits them to the number of cores */
+  task.threads = INT_MAX; /* the model limits the threads to the number of cores */
   return fmin(seconds, core_seconds / ob_cost_model(costs, &task).threads);
 }
 
-/* Returns the seconds of an MPI_Allreduce of elements of `element_bytes` bytes, converted from and
- * to float32. */
+/* Returns the seconds of an MPI_Allreduce of elements of `element_bytes` bytes. The conversion from
+ * and to float32 is included. */
 static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                           size_t element_bytes) {
   const double converting = element_bytes < 4 ? costs->load + costs->convert : 0;
@@ -84,7 +84,8 @@ static struct tune_exchange predict_dense(const struct ob_costs *costs,
       .work = get_work_seconds(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
 }
 
-/* Predicts the compressed exchange; the hierarchical schedule falls back to exchange. */
+/* Predicts the compressed exchange. If the hierarchical schedule is not possible, uses the flat
+ * one. */
 static struct tune_exchange predict_compressed(const struct ob_costs *costs,
                                                struct ob_cost_task task,
                                                onebit_schedule_t schedule) {
@@ -102,7 +103,8 @@ static struct tune_exchange predict_compressed(const struct ob_costs *costs,
                                     get_work_seconds(costs, task, work.seconds, choice.seconds)};
 }
 
-/* Predicts an exchange with `bits` bits by the method's schedule, or by the faster of both. */
+/* Predicts an exchange of `bits` bits an element by the method's schedule, or by the faster
+ * schedule. */
 static struct tune_exchange predict_bits(const struct ob_costs *costs,
                                          const struct tune_training *training,
                                          enum tune_method method, int bits) {
@@ -120,7 +122,7 @@ struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
   return predict_bits(costs, training, TUNE_ZERO_ONE, bits);
 }
 
-/* The exchanges of a method, and how often they are made. */
+/* The exchanges of a method, and the share of the steps that make each. */
 struct parts {
   struct tune_policy policy;
   struct tune_exchange one_bit, eight_bits, full;
@@ -145,8 +147,8 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #undef MEAN_OF
 }
 
-/* Returns the seconds that an exchange adds to a step. Work that uses the cores of the computation
- * is never overlapped. */
+/* Returns the seconds that an exchange adds to a step. The work of an exchange on the cores of the
+ * computation is never overlapped. */
 static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
   return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
                  : exchange->seconds;
@@ -161,7 +163,7 @@ double tune_step_seconds(const struct ob_costs *costs, const struct tune_trainin
          parts.policy.dense * added_seconds(&parts.full, compute, overlap);
 }
 
-/* True if the method is worth it at a bandwidth. */
+/* True if the method saves enough time at a bandwidth. */
 static bool is_worth_using(const struct ob_costs *costs, const struct tune_training *training,
                            enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;
@@ -173,8 +175,8 @@ static bool is_worth_using(const struct ob_costs *costs, const struct tune_train
          OB_STEP_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
-/* Bisects the logarithm of the bandwidth, between that of a modem and more than that of memory.
- * After 60 halvings a double can not represent a smaller interval. */
+/* Bisects the logarithm of the bandwidth, between that of a modem and more than that of memory. A
+ * double can not represent a smaller interval than that after 60 halvings. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;
@@ -214,7 +216,7 @@ static struct tune_exchange predict_exchange(const struct ob_costs *costs,
   return tune_exchange_bits(costs, training, bits);
 }
 
-/* Adds the seconds of waiting and the bytes of `steps` steps with an exchange each. */
+/* Adds the seconds of waiting and the bytes of `steps` steps with one exchange each. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = predict_exchange(costs, training, bits);
@@ -274,8 +276,8 @@ static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t 
   return count;
 }
 
-/* Returns an outer step. overlapped: four fragments, each exchanged during the steps before the
- * next one. */
+/* Returns an outer step. overlapped: it has four fragments, and each is exchanged during the steps
+ * before the next fragment. */
 static struct tune_way make_outer_way(const struct tune_wanted *wanted, int local_steps, int bits,
                                       bool overlapped) {
   struct tune_way way = {"outer step", bits, bits, 0, local_steps, 1, 0};

@@ -1,4 +1,4 @@
-/* onebit-tune --predict: prints what compression would bring to a training run, by the step and by
+/* onebit-tune --predict: prints what compression would save in a training run, for a step and for
  * the whole run. */
 #include <math.h>
 #include <stdio.h>
@@ -8,15 +8,16 @@
 #include "tools/tune/tune.h"
 
 /* Sets MPI's costs without a tuning file: sending and receiving a byte costs MPI as much as it
- * costs the library. The model then predicts 0.93 of a gigabit link; the best of Open MPI's
- * algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The defaults of
- * plans are fits to its ring where cores were scarce. */
+ * costs the library. The model then predicts that MPI reaches 0.93 of a gigabit link. The best of
+ * Open MPI's algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The
+ * defaults of plans were fitted to Open MPI's ring on hosts with too few cores. */
 static void set_mpi_costs(struct ob_costs *costs) {
   costs->mpi_efficiency = 1;
   costs->mpi_byte = 2 * costs->between.byte;
 }
 
-/* A file of one host has fitted what belongs between hosts to times inside it. */
+/* Resets the costs between hosts. A tuning file of a single host has fitted them to times inside
+ * it. */
 static void forget_costs_between(struct ob_costs *costs) {
   struct ob_costs defaults;
   ob_costs_default("avx2", &defaults);
@@ -40,7 +41,7 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
     tune_print_error("--tuning: %s", costs->source + strlen("defaults: "));
     return false;
   }
-  if (state != OB_TUNING_READ) { /* keeps the reason why the file was not read */
+  if (state != OB_TUNING_READ) { /* stores the reason why the file was not read */
     char source[sizeof costs->source];
     memcpy(source, costs->source, sizeof source);
     ob_costs_default("avx2", costs);
@@ -49,7 +50,7 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
   } else if (costs->hosts <= 1 && options->training.hosts > 1) {
     forget_costs_between(costs);
   }
-  /* Times of whole calls are left out: they belong to one network and one number of hosts. */
+  /* Leaves out the times of whole calls: they are valid for one network and one number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
     costs->between.bandwidth = options->bandwidth * TUNE_PAYLOAD;
@@ -74,7 +75,7 @@ static struct ob_json predict_begin_json(const struct ob_costs *costs,
   return json;
 }
 
-/* Ends the list of rows and the object that it is in. */
+/* Ends the list of rows and the JSON object that contains it. */
 static void predict_end_json(struct ob_json *json) {
   ob_json_end(json, ']');
   ob_json_end(json, '}');
@@ -121,15 +122,14 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       "nothing in %.1f %%.\n",
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
-  printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); of "
-         "Efficient-Adam's and\n#   momentum SGD's %d steps send 8 bits, of onebit run all.\n",
+  printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); the "
+         "first %d steps of\n#   Efficient-Adam and momentum SGD send 8 bits, as all steps of "
+         "onebit run do.\n",
          100 * training->warm_up, ONEBIT_WARMUP_STEPS);
   printf(
-      "# Each row is the mean of a whole run. At the link's rate: what its bytes take if nothing "
-      "else did.\n"
-      "# Pays below: on links faster than this, expect less than %.0f %% gain, overlapped, even if "
-      "software\n#   moves the bytes of a faster link faster. The optimizer's own time is left "
-      "out.\n",
+      "# Each row is the mean of a whole run. At the link's rate: the time of its bytes alone.\n"
+      "# Pays below: on faster links expect less than %.0f %% gain, overlapped, even if software\n"
+      "#   keeps up with the link. The optimizer's own time is left out.\n",
       100 * (OB_STEP_WORTH - 1));
 }
 
@@ -145,7 +145,7 @@ static const struct tune_column step_columns[] = {
     {15, "pays below", "break_even_bits_per_s", TUNE_RATE},
     {0}};
 
-/* Prints a row for each method, or writes it as JSON. */
+/* Prints a row for each method, or writes the row as JSON. */
 static void list_methods(const struct ob_costs *costs, const struct tune_training *training,
                          struct ob_json *json) {
   for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
@@ -166,7 +166,7 @@ static void list_methods(const struct ob_costs *costs, const struct tune_trainin
                              m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m)};
     if (json)
       tune_write_row(json, step_columns, texts, values);
-    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* else it equals flat */
+    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* otherwise it equals flat */
       tune_print_row(step_columns, texts, values, "\n");
   }
 }
@@ -192,7 +192,7 @@ static int predict_steps(const struct tune_options *options, const struct ob_cos
 }
 /* --- A whole run over a slow network -----------------------------------------------------------*/
 
-/* The links, in bits a second, if none are given. */
+/* The bandwidths of links in bits a second, if the command line gives none. */
 static const double slow_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
 
 const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
@@ -208,11 +208,11 @@ static const char *get_width_name(int bits) {
 struct whole_ways {
   struct tune_way way[TUNE_WAYS + 2]; /* the ways, and two for comparison */
   size_t count;                       /* the number of ways to choose from */
-  size_t others;                      /* the number of ways after them, for comparison */
+  size_t others;                      /* the number of ways after these, for comparison */
 };
 
-/* Adds float32 and SparseLoCo for comparison, with their authors' settings, but with the given H if
- * there is one. */
+/* Adds float32 and SparseLoCo for comparison, with the settings of their authors. If H is given,
+ * they use that H. */
 static void add_compared_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   const int local_steps = wanted->local_steps > 0 ? wanted->local_steps : 30;
   ways->way[ways->count + ways->others++] =
@@ -257,7 +257,7 @@ static const struct tune_column way_columns[] = {{-23, "way", "way", TUNE_NAME},
                                                  {0, NULL, "waiting_s", TUNE_TIME},
                                                  {0}};
 
-/* Prints the time of a run in a way, or writes it as JSON. */
+/* Prints the time of a run trained in one way, or writes it as JSON. */
 static void list_way(const struct ob_costs *costs, const struct tune_training *training,
                      const struct tune_way *way, struct ob_json *json, const char *mark) {
   const struct tune_whole whole = tune_whole(costs, training, way);
@@ -317,7 +317,8 @@ static void write_ways(const struct ob_costs *costs, const struct tune_training 
   predict_end_json(&json);
 }
 
-/* Fills in the ways to train. False after an error message if the request is impossible. */
+/* Fills in the ways to train. If no way fulfils the request, prints an error message and returns
+ * false. */
 static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   ways->count = tune_list_ways(wanted, ways->way);
   for (size_t k = 0; k < ways->count; k++)

@@ -13,9 +13,9 @@
 
 /* --- The fit -----------------------------------------------------------------------------------*/
 
-/* A parameter of the fit, which changes its logarithm within bounds. stiffness: the change of the
- * logarithm from the start value (measured alone, or a default) that costs as much as a point that
- * is off by a tenth. */
+/* A parameter of the fit. The fit changes its logarithm within bounds. The start value was measured
+ * alone, or is a default. stiffness: a change of the logarithm by this much costs as much as a
+ * point whose prediction is off by a tenth. */
 struct knob {
   size_t offset;
   double stiffness, smallest, largest;
@@ -23,8 +23,8 @@ struct knob {
 
 #define AT(field) offsetof(struct ob_costs, field)
 
-/* The parameters and their bounds. The codec may be faster in an exchange than alone, since
- * messages stay in the caches, but not by much; the efficiencies are at most 1. */
+/* The parameters and their bounds. The codec may be a little faster in an exchange than alone,
+ * since messages stay in the caches. The efficiencies are at most 1. */
 static const struct knob knobs[] = {
     {AT(codec_factor), 0.5, 0.8, 10},
     {AT(between.message), 0.7, 1e-8, 1},
@@ -50,15 +50,16 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
                     : ob_cost_seconds(costs, task, task->schedule, task->wire, task->chunk);
 }
 
-/* Returns the loss of an error. A large error counts less than its square, since some measurements
+/* Returns the loss of an error. A large error adds less than its square, since some measurements
  * are disturbed. */
 static double fit_loss(double error) {
   double size = fabs(error), bend = 0.3;
   return size < bend ? error * error : bend * (2 * size - bend);
 }
 
-/* Returns the weight of a point. Training waits for large calls. Small calls look better than they
- * are: by caches, and by the burst that links let through at once. */
+/* Returns the weight of a point. Large calls have more weight, since training waits for them. Small
+ * calls look faster than they are in training: by caches, and by the burst that links let through
+ * at once. */
 static double fit_weight(const struct tune_point *point) {
   size_t mebi = point->task.elements >> 18;
   return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
@@ -78,7 +79,7 @@ static double fit_objective(const struct ob_costs *costs, const struct ob_costs 
   return sum;
 }
 
-/* Multiplies one knob by a factor, if that improves the fit. */
+/* Multiplies one parameter by a factor, if that improves the fit. */
 static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
   double *value = get_knob(costs, k), before = *value;
@@ -95,12 +96,12 @@ static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   double square = 0;
   /* MPI_Allreduce may lose bandwidth on the link (round trips, congestion) or in the cores
-   * (copies); measurements at one bandwidth can not distinguish them. The fit counts all of the
-   * loss for the link: after a fit at 1 Gbit/s, calls at 200 and at 500 Mbit/s lost as large a
+   * (copies). Measurements at one bandwidth can not distinguish these, and the fit assigns all of
+   * the loss to the link: after a fit at 1 Gbit/s, calls at 200 and at 500 Mbit/s lost as large a
    * part. On links faster than the measured one this favours MPI, so that the gain of compression
    * is never overestimated. */
   costs->mpi_byte = 0;
-  costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
+  costs->oversubscribed = 100e-6; /* the start value: a time slice of a scheduler */
   struct ob_costs start = *costs;
   double best = fit_objective(costs, &start, points);
   for (double factor = 2; factor > 1.002; factor = sqrt(factor))
@@ -153,7 +154,7 @@ void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs 
            costs->cores_shared);
 }
 
-/* Prints a point, and returns the square of the logarithm of the model's error. */
+/* Prints a point, and returns the square of the logarithm of the ratio of model to measurement. */
 static double print_point(const struct tune_point *point) {
   char chunk[24] = "-";
   double ratio = point->predicted / point->measured;
@@ -168,13 +169,14 @@ static double print_point(const struct tune_point *point) {
   return pow(log(ratio), 2);
 }
 
-/* On idle hosts, emulated ones too, the model is off by a factor of 1.1 to 1.5. */
+/* The largest factor by which the model may be off. On idle hosts, also emulated ones, it is 1.1 to
+ * 1.5. */
 #define MAX_FACTOR 2.0
 
 bool tune_is_doubtful(const struct ob_costs *costs) { return costs->residual > log(MAX_FACTOR); }
 
 void tune_print_points(const struct tune_points *points, double residual) {
-  double square = 0, count = 0; /* sum and number of the points from 1 MiB on */
+  double square = 0, count = 0; /* sum and number of points from 1 MiB on */
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
   for (const struct tune_point *point = points->point; point < points->point + points->count;
@@ -206,7 +208,8 @@ static bool is_same_choice(const struct ob_cost_choice *a, const struct ob_cost_
   return a->schedule == b->schedule && a->wire == b->wire;
 }
 
-/* Returns the first size in (low, high] with high's choice, to a multiple of 4 bytes. */
+/* Returns the first size in (low, high] at which the choice is that at `high`, to a multiple of 4
+ * bytes. */
 static size_t find_threshold(const struct ob_costs *costs, const struct ob_cost_task *cluster,
                              size_t low, size_t high) {
   struct ob_cost_choice end = choose_for_size(costs, cluster, high);
@@ -234,7 +237,7 @@ void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_tas
 
 /* --- The tuning file ---------------------------------------------------------------------------*/
 
-/* Creates the missing directories above a path. Errors are found when the file is opened. */
+/* Creates the missing directories of a path. Opening the file reports errors later. */
 static void make_directories(char *path) {
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -243,9 +246,9 @@ static void make_directories(char *path) {
   }
 }
 
-/* Opens a new file beside `path`, which replaces `path` when it is renamed. Its name contains the
- * process number, so that no two processes write to the same file; an existing file or link is not
- * opened. */
+/* Opens a new file in the directory of `path`; renaming it later replaces `path`. Its name contains
+ * the process number, so that no two processes write to the same file. An existing file or link is
+ * not opened. */
 static FILE *open_temporary(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
   snprintf(fresh, OB_TUNING_PATH_CAPACITY + 32, "%s.%ld", path, (long)getpid());
   make_directories(fresh);

@@ -89,14 +89,14 @@ bool tune_have_all_succeeded(bool well) { return tune_allreduce_max(well ? 0 : 1
 
 /* --- The codec, on one rank alone and on all ranks of a host, which tells the number of cores --*/
 
-/* The elements of the codec's arrays, of 16 MiB each: more than caches hold, but little enough for
- * all ranks of a full host. The codec gets blocks of a plan's size, as a plan calls it. */
+/* The elements of the codec's arrays, of 16 MiB each. This is more than caches hold, but little
+ * enough for all ranks of a host. The codec gets blocks of the size that a plan passes to it. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define BLOCK    OB_DEFAULT_BLOCK
 #define TURNS    3
 
-/* A smaller slowdown is caused by memory or noise: the ranks have a core each. */
+/* The slowdown above which ranks share cores. A smaller slowdown comes from memory or noise. */
 #define SHARING 1.4
 
 enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
@@ -145,7 +145,7 @@ static void run_codec(const struct arrays *arrays, int pass, size_t at) {
                                                   .out = first});
 }
 
-/* Times the codec's passes by their means. Medians would not show that ranks take turns on a
+/* Times the codec's passes. Means are used: medians would not show that ranks take turns on a
  * core. */
 static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
   const int rounds = 5;
@@ -163,7 +163,8 @@ static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
     }
 }
 
-/* Times passes on the ranks with `asked` while the others sleep. seconds: an element, on rank 0. */
+/* Times the passes on the ranks with `asked` while all others sleep. seconds: per element, on rank
+ * 0. */
 static void time_on_ranks(const struct arrays *arrays, bool asked, double seconds[PASSES]) {
   tune_wait_asleep(MPI_COMM_WORLD);
   if (asked)
@@ -172,7 +173,7 @@ static void time_on_ranks(const struct arrays *arrays, bool asked, double second
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
-/* True if all ranks are on one machine, whatever the names of their hosts. */
+/* True if all ranks are on one machine, even if the names of their hosts differ. */
 static bool is_one_machine(void) {
   uint64_t own = ob_machine_number(), first = own;
   MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
@@ -187,7 +188,7 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
   costs->reduce = fmax(0, alone[REDUCE_2] - 2 * costs->reduce_stream);
   costs->apply = alone[STORE];
   costs->load = costs->convert = alone[COPY];
-  costs->add = alone[COPY] / 2; /* an addition reads, and hardly writes */
+  costs->add = alone[COPY] / 2; /* an addition reads much, and writes little */
   costs->cores_per_host = slowdown > SHARING ? run->cluster.max_ranks / slowdown : 0;
   costs->cores_shared = run->cluster.hosts > 1 && is_one_machine() ? ob_machine_processors() : 0;
 }
@@ -225,14 +226,14 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
 #define TAG 1
 
 /* A window of messages in flight, as large as a plan's. It is smaller than the queues of a switch:
- * otherwise TCP's recovery would be measured. Windows follow each other until a round is so long
- * that a burst which the link lets through at once does not matter. */
+ * otherwise the recovery of TCP would be measured. Windows follow each other until a round is so
+ * long that the burst which the link lets through at once has no effect. */
 #define FLOW_BYTES    8192
 #define FLOW_MESSAGES 16
 #define FLOW_WINDOWS  8
 #define ROUND_SECONDS 0.12
 
-/* The number of windows of small messages, whose bytes take no time. */
+/* The number of windows of messages that are so small that their bytes take no time. */
 #define SMALL_WINDOWS 4
 #define ROUNDS        15
 
@@ -243,8 +244,8 @@ struct flow {
   int rank, size;
 };
 
-/* Sends a window: all ranks send to the next one and receive from the one before; one way: rank 0
- * sends to rank 1. */
+/* Sends a window: all ranks send to the next rank and receive from the one before. one_way: only
+ * rank 0 sends, to rank 1. */
 static void send_window(const struct flow *flow, int bytes, bool one_way) {
   static char out[FLOW_BYTES], in[FLOW_MESSAGES][FLOW_BYTES];
   MPI_Request requests[2 * FLOW_MESSAGES];
@@ -284,8 +285,8 @@ static double measure_bandwidth(const struct flow *flow, bool one_way) {
          time_windows(flow, FLOW_BYTES, one_way, windows, 7);
 }
 
-/* Measures the link between the ranks of a communicator whose pairs all have the same kind of
- * link. */
+/* Measures the link between the ranks of a communicator. All pairs of its ranks must have the same
+ * kind of link. */
 static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
   struct flow flow = {.comm = comm};
   double median;
@@ -298,21 +299,22 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
     link->latency = 1e-6 * median / 2;
   }
   tune_wait_asleep(comm);
-  /* A core, which may be shared, has sent one message and received another. */
+  /* The core has sent one message and received another. Other ranks may share the core. */
   link->message = time_windows(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
-  /* The link's own bandwidth; the part of it that an exchange reaches both ways is fitted. */
+  /* Measures the link's own bandwidth. The fit finds the part of it that an exchange reaches in
+   * both directions. */
   link->bandwidth = measure_bandwidth(&flow, false);
   link->bandwidth = fmax(link->bandwidth, measure_bandwidth(&flow, true));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
 }
 
-/* Measures the links; values that cannot be measured (one host, one rank a host) stay as they
- * are. */
+/* Measures the links. Values that cannot be measured, with one host or one rank a host, do not
+ * change. */
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing_factor(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing);
-  if (run->cluster.max_ranks > 1) /* a byte is copied twice, once by each side, on one core */
+  if (run->cluster.max_ranks > 1) /* both sides copy a byte, on one core each */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
   tune_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
@@ -333,7 +335,8 @@ static void find_cluster(struct tune_run *run) {
                                        .max_ranks = most};
 }
 
-/* Finds the path, and checks before the measurements that it can be written. On rank 0. */
+/* Finds the path, and checks before the measurements that the file can be written. Called on rank
+ * 0. */
 static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
   if (options->dry_run)
     return true;
@@ -347,7 +350,7 @@ static bool find_path(const struct tune_options *options, char path[OB_TUNING_PA
   return false;
 }
 
-/* Writes the file. Collective over the leaders; rank 0 writes. */
+/* Writes the file on rank 0. Collective over the leaders. */
 static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   size_t hosts = (size_t)run->cluster.hosts;
   struct ob_tuning_origin origin = {.host_count = hosts};
@@ -395,7 +398,7 @@ static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   return run->cluster.ranks == 1 || tune_measure_calls(run, points);
 }
 
-/* Returns whether the file is to be written. Collective. */
+/* True if the file is to be written. Collective. */
 static bool is_file_wanted(const struct tune_run *run) {
   if (run->cluster.ranks == 1 || run->options->dry_run)
     return false;

@@ -19,7 +19,8 @@ double tune_median(double *values, int count) {
 
 /* --- Values with units -------------------------------------------------------------------------*/
 
-/* Values from `from` on are written as multiples of `size`, in this format. */
+/* Each row is a range of values, which begins at `from`. They are written as multiples of `size`,
+ * by `format`. */
 static const struct {
   enum tune_unit unit;
   double from, size;
@@ -57,7 +58,7 @@ const char *tune_format_text(enum tune_unit unit, double value, char text[TUNE_T
       row = k;
   const double count = value / formats[row].size;
   const char *format = formats[row].format;
-  if (unit == TUNE_BYTES && count == floor(count)) /* "64 KiB" */
+  if (unit == TUNE_BYTES && count == floor(count)) /* writes "64 KiB" instead of "64.0 KiB" */
     snprintf(text, TUNE_TEXT, "%.0f%s", count, strchr(format, ' '));
   else
     snprintf(text, TUNE_TEXT, format, count);

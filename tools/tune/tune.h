@@ -1,11 +1,12 @@
 /*
  * onebit-tune: measures a cluster, fits the cost model to it, writes the tuning file, and says what
- * plans will decide and why; or predicts what compression would bring to a training run.
+ * plans will decide and why. With --predict it predicts what compression would save in a training
+ * run.
  *
- * run_mpi.c finds the hosts of the ranks, and measures links and the codec; calls_mpi.c measures
- * whole calls; results.c fits the model to them, and prints and writes the results. model.c and
- * card.c predict the time of training on hosts and on GPUs; predict.c and card.c print that, by
- * text.c.
+ * run_mpi.c finds the hosts of the ranks, and measures links and the codec. calls_mpi.c measures
+ * whole calls. results.c fits the model to the measurements, and prints and writes the results.
+ * model.c and card.c predict the time of training on hosts and on GPUs. predict.c and card.c print
+ * the predictions, with the functions of text.c.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -23,9 +24,9 @@ enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 
 struct tune_options {
   bool doctor, predict, whole, dry_run, json;
-  const char *output, *tuning; /* NULL: where the environment says */
-  /* Options of --predict; 0 if the command line gives none, but NAN for `compute`, and -1 for
-   * `delay` and `bits`, which is an index of tune_width_names. */
+  const char *output, *tuning; /* NULL: the path of the environment */
+  /* Options of --predict that the command line does not give are 0, except `compute`, which is NAN,
+   * and `delay` and `bits`, which are -1. `bits` is an index of tune_width_names. */
   struct tune_training training;
   double bandwidth, latency, cores, shared_cores;
   int device; /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
@@ -38,7 +39,7 @@ extern const char *const tune_width_names[];
 
 enum { TUNE_HOST, TUNE_CUDA };
 
-/* Two arguments, a number and the plural's ending, for "%d rank%s". */
+/* Expands to two arguments for "%d rank%s": the number and the ending of the plural. */
 #define TUNE_COUNTED(number) (number), (number) == 1 ? "" : "s"
 
 #define tune_print_error(...) tool_print_error("onebit-tune", __VA_ARGS__)
@@ -47,10 +48,10 @@ enum { TUNE_HOST, TUNE_CUDA };
 double tune_median(double *values, int count);
 
 /* Writes a value with its unit: "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; "3.4 h"; bytes a second as
- * "941 Mbit/s"; "-" if there is none (NAN). The text of TUNE_WORDS is valid until its block
+ * "941 Mbit/s"; "-" for NAN, which means no value. The text of TUNE_WORDS is valid until its block
  * ends. */
 enum tune_unit {
-  TUNE_NAME, /* no value: a text */
+  TUNE_NAME, /* not a value: a text */
   TUNE_BYTES,
   TUNE_TIME,
   TUNE_DURATION,
@@ -63,11 +64,12 @@ enum { TUNE_TEXT = 24 };
 const char *tune_format_text(enum tune_unit unit, double value, char text[TUNE_TEXT]);
 #define TUNE_WORDS(unit, value) tune_format_text(unit, value, (char[TUNE_TEXT]){0})
 
-/* A row is printed as text or written as JSON; the last column is all zeros. A column without a
- * width is not printed, one without a key is not written. `texts` has the entries of columns of
- * kind TUNE_NAME, `values` those of the others, each in order; `end` is printed after the row. */
+/* A row is printed as text or written as JSON. The last column is all zeros. A column without a
+ * width is not printed, a column without a key is not written. `texts` has the entries of the
+ * columns of kind TUNE_NAME, and `values` those of all other columns, both in the order of the
+ * columns. `end` is printed after the row. */
 struct tune_column {
-  int width; /* negative: the text begins at the left */
+  int width; /* negative: the text is aligned to the left */
   const char *heading, *key;
   enum tune_unit unit;
 };
@@ -77,11 +79,11 @@ void tune_print_row(const struct tune_column *columns, const char *const *texts,
 void tune_write_row(struct ob_json *json, const struct tune_column *columns,
                     const char *const *texts, const double *values);
 
-/* A call, measured or not: its kind, its time, and the model's time. */
+/* A call, which need not be measured: its kind, its time, and the time by the model. */
 struct tune_point {
   struct ob_cost_task task;
-  bool mpi;         /* MPI_Allreduce of float32; else schedule, wire and chunk of task */
-  size_t candidate; /* index of the cost model's candidate, if it is one */
+  bool mpi;         /* MPI_Allreduce of float32; else the schedule, wire and chunk of `task` */
+  size_t candidate; /* index of the cost model's candidate, if the call is one */
   double measured, predicted;
 };
 
@@ -94,22 +96,24 @@ struct tune_points {
 void tune_fit(struct ob_costs *costs, struct tune_points *points);
 double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point);
 
-/* Prints links. `cluster` has the numbers of hosts and ranks; its elements are not used. */
+/* Prints links. `cluster` gives the numbers of hosts and ranks; its elements are not used. */
 void tune_print_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
-/* True if the measurements contradict each other, as on hosts that other programs use: plans would
- * choose by chance. */
+/* True if the measurements contradict each other, as on hosts that other programs use. Plans would
+ * then choose by chance. */
 bool tune_is_doubtful(const struct ob_costs *costs);
 void tune_print_points(const struct tune_points *points, double residual);
-/* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
+/* Prints what plans of 4 B to 256 MiB choose, at each size where the choice changes. */
 void tune_print_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
 
-/* Checks that the file can be written, and creates its directory. False after printing an error. */
+/* Checks that the file can be written, and creates its directory. After an error prints a message,
+ * and returns false. */
 bool tune_can_write(const char *path);
-/* Writes the file: a temporary one beside it, which is then renamed. */
+/* Writes the file: first a temporary file in the same directory, which is then renamed. */
 bool tune_write_file(const char *path, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin);
 
-/* Run the program's modes, and return an exit status; tune_run runs those under mpirun. */
+/* Run the modes of the program, and return its exit status. tune_run runs the modes under
+ * mpirun. */
 int tune_predict(const struct tune_options *options);
 int tune_predict_card(const struct tune_options *options);
 int tune_run(const struct tune_options *options);

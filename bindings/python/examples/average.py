@@ -1,5 +1,6 @@
-"""Averages numbers over two ranks, one bit each on their way: python average.py. The ranks are threads here;
-Communicator.mpi(MPI.COMM_WORLD), .torch() or .sockets() in place of loopback makes them processes."""
+"""Averages numbers over two ranks; each message has one bit a number: python average.py. The ranks are
+threads here; Communicator.mpi(MPI.COMM_WORLD), .torch() or .sockets() instead of loopback makes them
+processes."""
 
 import threading
 

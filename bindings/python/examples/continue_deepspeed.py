@@ -1,13 +1,14 @@
 """Trains with the 1-bit optimizers of DeepSpeed 0.19.6 (its own code, on processors, over gloo),
-stops each in its compressed stage, and goes on here. Prints the losses of the next steps beside
-those of DeepSpeed's run that was not stopped, and of DeepSpeed after loading its own checkpoint.
+stops each in its compressed stage, and continues with onebit. Prints the losses of the next steps
+beside those of a DeepSpeed run that was not stopped, and of DeepSpeed after loading its own
+checkpoint.
 
     pip install deepspeed==0.19.6
     python continue_deepspeed.py                      # a table for each optimizer, 2 ranks
     python continue_deepspeed.py --record DIRECTORY   # its checkpoints and losses
 
-DeepSpeed lacks two things on processors, which are added: a kernel that packs bits (numpy's
-packbits), and scales of the shape that gloo requires.
+On processors DeepSpeed lacks two things, which this program adds: a kernel that packs bits (numpy's
+    packbits), and scales of the shape that gloo requires.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import shutil
 import tempfile
 import warnings
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before deepspeed is imported
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # must be set before deepspeed is imported
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ PARAMETERS = {
     "ZeroOneAdam": {"lr": 2e-3, "var_freeze_step": 60, "var_update_scaler": 4,
                     "local_step_scaler": 8, "local_step_clipper": 4, "weight_decay": 0.01},
 }  # fmt: skip
-# Steps before the stop: of 0/1 Adam one that is between two synchronisations.
+# The numbers of steps before the stop. For 0/1 Adam the stop is between two synchronisations.
 STOPS = {"OneBitAdam": 100, "OneBitLamb": 100, "ZeroOneAdam": 102}
 WAYS = ("DeepSpeed, not stopped", "here", "here, no residuals", "DeepSpeed, loaded")
 
@@ -46,7 +47,7 @@ def configuration(kind, inside_deepspeed):
         parameters["comm_backend_name"] = "compressed"
     return {
         "train_micro_batch_size_per_gpu": 16,
-        "gradient_clipping": 0.0,  # where it is not said DeepSpeed clips at 1, by another norm
+        "gradient_clipping": 0.0,  # without this key DeepSpeed clips at 1, by another norm
         "optimizer": {"type": kind, "params": parameters},
     }
 
@@ -57,7 +58,8 @@ def network(inputs, hidden):
 
 
 def loss_of(model, inputs, rank, step):
-    """Returns the loss on a batch of this rank and step; a point's class is its largest weighted sum."""
+    """Returns the loss on a batch of this rank and step. The class of a point is the index of its
+    largest weighted sum."""
     drawn = torch.Generator().manual_seed(1000 * step + rank)
     points = torch.randn(16, inputs, generator=drawn)
     weights = torch.randn(inputs, 3, generator=torch.Generator().manual_seed(1))
@@ -65,7 +67,7 @@ def loss_of(model, inputs, rank, step):
 
 
 class Packer:
-    """Replaces DeepSpeed's kernel that packs bits, which exists for other devices only."""
+    """Replaces DeepSpeed's kernel that packs bits, which does not exist for processors."""
 
     def load(self):
         return self
@@ -78,7 +80,8 @@ class Packer:
 
 
 class Gloo:
-    """Wraps deepspeed.comm: it gives scales, which have no dimension, the one that gloo expects."""
+    """Wraps deepspeed.comm. Scales have no dimension; the wrapper gives them the dimension that
+    gloo expects."""
 
     def __init__(self, comm):
         self.comm = comm
@@ -94,7 +97,7 @@ def engine_of(options, kind, model):
     import deepspeed
     from deepspeed.runtime.comm import compressed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it would be compiled
     compressed.PackbitsBuilder, compressed.dist = Packer, Gloo(deepspeed.comm)
     return deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=configuration(kind, True)

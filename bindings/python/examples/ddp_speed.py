@@ -36,12 +36,12 @@ def network(parameters):
 
 
 class Kind:
-    """A model, and how its gradients are averaged."""
+    """A model, with the method by which its gradients are averaged."""
 
     def __init__(self, name, options):
         self.name, self.state, self.seconds = name, None, []
-        # PowerSGD's hook makes several exchanges a bucket, which gloo may mix with those of other
-        # buckets: its model has one bucket.
+        # PowerSGD's hook makes several exchanges for each bucket, which gloo may mix with those of
+        # other buckets. So its model has one bucket.
         whole = {"bucket_cap_mb": 1 << 20} if name == "PowerSGD hook" else {}
         self.model = DistributedDataParallel(network(options.parameters), **whole)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)

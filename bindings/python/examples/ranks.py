@@ -1,4 +1,4 @@
-"""Starts the examples' ranks, and finds the package if it is not installed."""
+"""Starts the ranks of the examples, and finds the package if it is not installed."""
 
 import os
 import pathlib
@@ -23,12 +23,12 @@ def _run(rank, environment, body, arguments):
 
 
 def start(ranks, body, *arguments):
-    """Calls body(*arguments) on each rank of a process group over gloo: on the processes of
-    torchrun, or if it has not started this one, on `ranks` processes of this machine."""
+    """Calls body(*arguments) on each rank of a process group over gloo. The ranks are the processes
+    that torchrun has started, or otherwise `ranks` processes of this machine."""
     if "RANK" in os.environ:
         _run(None, None, body, arguments)
         return
-    with socket.socket() as reserved:  # no other program gets its port; rank 0 can listen at it
+    with socket.socket() as reserved:  # no other program gets this port; rank 0 can listen at it
         reserved.bind(("127.0.0.1", 0))
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port = str(reserved.getsockname()[1])

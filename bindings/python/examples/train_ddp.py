@@ -1,5 +1,5 @@
-"""Trains a small network with DistributedDataParallel over gloo, without and with onebit's hooks,
-and prints losses and bytes: on 4 processes of this machine, or under torchrun on yours.
+"""Trains a small network with DistributedDataParallel over gloo, first without and then with onebit's
+hooks, and prints losses and bytes. Runs on 4 processes of this machine, or on those of torchrun.
 
     python train_ddp.py                 # SGD and AdamW plain, then with one bit an element
     python train_ddp.py --steps 600 --ranks 2
@@ -23,7 +23,7 @@ WIDTH, HIDDEN, CLASSES, BATCH = 64, 256, 10, 32
 
 
 def teacher_data(count, seed):
-    """Returns points and their classes by a fixed random network."""
+    """Returns points and their classes, which a fixed random network determines."""
     fixed = torch.Generator().manual_seed(1)
     own = torch.Generator().manual_seed(seed)
     first = torch.randn(WIDTH, 32, generator=fixed)
@@ -47,7 +47,7 @@ def validation_loss(network):
 
 
 def ring_bytes(network):
-    """Returns the bytes that a rank sends in gloo's ring: each element twice, except for its own share."""
+    """Returns the bytes that a rank sends in gloo's ring: each element twice, except in its own share."""
     size = dist.get_world_size()
     return 2 * (size - 1) / size * 4 * sum(one.numel() for one in network.parameters())
 
@@ -67,7 +67,8 @@ def steps_of(options, model, optimizer):
 
 
 def train(options, compressed, **plan_options):
-    """Trains with SGD. Returns the validation loss, and the bytes of gradients that this rank sent a step."""
+    """Trains with SGD. Returns the validation loss, and the bytes of gradients that this rank sent in each
+    step."""
     network = make_network()
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
@@ -89,7 +90,8 @@ def train(options, compressed, **plan_options):
 
 
 def train_adam(options, kind, **of_kind):
-    """Trains with Adam, torch's or onebit's. Returns the same, with the bytes of the latest step."""
+    """Trains with torch's or onebit's Adam. Returns the validation loss, and the bytes of the latest
+    step."""
     network = make_network()
     optimizer = kind(network.parameters(), lr=options.adam_lr, weight_decay=0.01, **of_kind)
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
@@ -113,7 +115,7 @@ def print_row(name, row, plain):
 
 
 def compare(options):
-    """SGD and AdamW, plain and in one bit."""
+    """Compares SGD and AdamW, each without compression and in one bit."""
     rows = [
         ("SGD", train(options, compressed=False)),
         ("one bit", train(options, compressed=True)),

@@ -56,7 +56,7 @@ def loss_of(model, text, count, random):
 
 
 def train(options, text, seed, **bits):
-    """Returns the validation loss, and the bytes that this rank sent in a step."""
+    """Returns the validation loss, and the bytes that this rank sent in each step."""
     torch.manual_seed(seed)
     rank, size = dist.get_rank(), dist.get_world_size()
     model, mesh = Model(), init_device_mesh("cpu", (size,))
@@ -75,14 +75,14 @@ def train(options, text, seed, **bits):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    # Dense FSDP gathers parameters in the forward pass, gathers those of blocks in the backward
-    # pass too, and reduces gradients.
+    # The bytes of dense FSDP: it gathers parameters in the forward pass, gathers those of the
+    # blocks again in the backward pass, and reduces gradients.
     whole = sum(one.numel() for one in model.parameters())
     blocks = sum(one.numel() for one in model.blocks.parameters())
     each = 4 * (size - 1) / size * (2 * whole + blocks)
     if compression:
         each = compression.bytes_sent / options.steps
-        compression.close()  # parameters are whole for what follows
+        compression.close()  # afterwards each rank gathers whole parameters
     random, total = torch.Generator().manual_seed(5 + rank), torch.zeros(1)
     with torch.no_grad():
         for _ in range(16):

@@ -1,5 +1,5 @@
-"""Trains a small transformer on the characters of a text, with DistributedDataParallel over gloo:
-with torch's AdamW and plain gradients, and with optimizers of onebit instead.
+"""Trains a small transformer on the characters of a text, with DistributedDataParallel over gloo: with
+torch's AdamW and dense gradients, and with optimizers of onebit instead.
 
     python train_gpt.py TEXT                    # 4 processes of this machine
     python train_gpt.py TEXT --steps 1000 --seed 2 --optimizers AdamW,EfficientAdam
@@ -62,7 +62,8 @@ class Transformer(nn.Module):
 
 
 def read(path):
-    """Returns the text as numbers: nine tenths to train on, and the rest; and how many characters differ."""
+    """Returns the text as numbers, in two parts (nine tenths to train on, and the rest), and the
+    number of different characters."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     number = {one: k for k, one in enumerate(sorted(set(text)))}
@@ -78,14 +79,15 @@ def loss_of(model, text, random, batch=BATCH):
 
 
 def groups_of(model):
-    """Returns groups in which only matrices decay, as in nanoGPT."""
+    """Returns parameter groups in which only matrices have weight decay, as in nanoGPT."""
     decayed = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() == 1]
     return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
 
 
 def train(options, name, data):
-    """Returns the validation loss, the bytes that this rank sent a step, and the seconds a step."""
+    """Returns the validation loss, the bytes that this rank sent in each step, and the seconds of a
+    step."""
     text, validation, characters = data
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
@@ -115,7 +117,7 @@ def train(options, name, data):
         schedule.step()
     seconds = (time.perf_counter() - began) / options.steps
     elements = sum(one.numel() for one in network.parameters())
-    each = 2 * (size - 1) / size * 4 * elements  # gloo's ring
+    each = 2 * (size - 1) / size * 4 * elements  # bytes of gloo's ring
     if name != "AdamW":
         report = optimizer.report()
         each = report.bytes_sent / options.steps

@@ -1,9 +1,9 @@
 """onebit: compressed collectives with error feedback, and the optimizers that converge with them.
 
-The package calls the C library of that name; include/onebit/*.h is the manual of each call. The
-library is the one that the environment variable ONEBIT_LIBRARY names, else the one inside this
-package, else the system's: `python -m onebit.info` prints which. numpy, torch and mpi4py are
-imported only where they are needed.
+The package calls the C library of that name; include/onebit/*.h is the manual of each call. It
+loads the library that the environment variable ONEBIT_LIBRARY names, otherwise the one inside this
+package, otherwise the system's. `python -m onebit.info` prints which one it is. numpy, torch and
+mpi4py are imported only if they are needed.
 
     import numpy, onebit
 

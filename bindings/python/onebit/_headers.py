@@ -1,13 +1,12 @@
-"""Generates Python's interface to C from include/onebit/*.h: enums, constants, structures and
-functions for ctypes, and the options of each class for type checkers. The build writes it to
-onebit/_interface.py; in a checkout `onebit._native` generates it at each import. Raises KeyError
-for a type that it does not know.
+"""Generates Python's interface to C from include/onebit/*.h: enums, constants, structures and functions for ctypes, and
+the options of each class for type checkers. The build writes the interface to onebit/_interface.py. In a checkout
+`onebit._native` generates it at each import. Raises KeyError for an unknown type.
 """
 
 import pathlib
 import re
 
-# The headers whose functions are not in every library. Headers that need an mpi.h are left out.
+# The headers whose functions some libraries lack. Headers that need an mpi.h are left out.
 _OPTIONAL = "counters", "cuda", "nccl"
 _SCALARS = {"size_t": "c_size_t", "int": "c_int", "double": "c_double", "float": "c_float", "char": "c_char",
             "uint32_t": "c_uint32", "uint64_t": "c_uint64"}  # fmt: skip
@@ -57,7 +56,7 @@ class _Writer:
         self.all = "\n".join(text for _, text in self.text.values())
 
     def type_of(self, declared):
-        """Returns the type of ctypes. Arguments that point to void or float are addresses."""
+        """Returns the ctypes type of a declaration. Arguments that point to void or float are addresses."""
         words, stars = re.sub(r"\bconst\b|\*", " ", declared).split()[0], declared.count("*")
         if words in self.handles or words == "void" or stars > 1 or (words == "float" and stars):
             known = {"void": {0: "None", 1: "c_void_p"}, "float": {1: "c_void_p"}}.get(words, {0: "c_void_p"})
@@ -69,13 +68,13 @@ class _Writer:
         return f"POINTER({known})" if stars else known
 
     def arguments_of(self, parameters):
-        """Returns the types of a list of parameters that have names."""
+        """Returns the types of a list of named parameters."""
         parts = [] if parameters.strip() == "void" else parameters.split(",")
         return [self.type_of(re.sub(r"\w+\s*(\[\])?$", lambda found: "*" * bool(found[1]), one.strip()))
                 for one in parts]  # fmt: skip
 
     def function_of(self, result, parameters):
-        """Returns the type of a callback in Python, in which a string is an address."""
+        """Returns the type of a callback. Strings are passed as addresses."""
         result = self.type_of(result).replace("c_char_p", "c_void_p")
         return f"CFUNCTYPE({', '.join([result, *self.arguments_of(parameters)])})"
 
@@ -110,7 +109,7 @@ class _Writer:
     def generate_structures(self):
         found = re.findall(r"typedef struct \w+ \{(.*?)\n\} (onebit_\w+_t);", self.all, re.S)
         self.handles.update(re.findall(r"typedef struct \w+ \*(\w+);", self.all))
-        # A structure that others have as a field comes first.
+        # A structure that is a field of other structures comes first.
         found.sort(key=lambda one: (not one[1].startswith("onebit_optimizer_"), "info" not in one[1]))
         for body, name in found:
             fields = dict(self.fields_of(body))
@@ -159,7 +158,7 @@ class _Writer:
 
 
 def generate_module(headers, label=""):
-    """Returns the text of the module, made from the headers in a directory."""
+    """Returns the text of the module, generated from the headers in a directory."""
     writer = _Writer(headers)
     numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", writer.all))
     made = [_BEGIN, f'\nVERSION = "{numbers}{label}"\n']

@@ -1,4 +1,4 @@
-"""The C library: its path, its numbers, structures and functions, and its errors as exceptions."""
+"""The C library: its path, its constants, structures and functions, and its errors as exceptions."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _make_interface():
-    """Makes onebit._interface from the headers in a checkout, where no build has written it."""
+    """Creates onebit._interface from the headers of a checkout, which has no file from a build."""
     from onebit._headers import generate_module
 
     made = types.ModuleType("onebit._interface")
@@ -32,7 +32,7 @@ from onebit import _interface  # noqa: E402
 from onebit._interface import *  # noqa: E402, F403
 from onebit._interface import VERSION, Status  # noqa: E402
 
-# The names of this module that `onebit` has too.
+# The names of this module that `onebit` exports too.
 __all__ = [
     "BLOCK_BUFFER", "FREEZE_AUTOMATIC", "FREEZE_NEVER", "OUTER_DENSE", "OUTER_SPARSE", "TABLE",
     "WARMUP_NONE", "WARMUP_STEPS", "AdamExchange", "Dtype", "Error", "OnebitWarning", "Operation",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """The error of a call of the library that failed.
+    """The exception for a call of the library that failed.
 
     status: the `Status` that it returned
     message: the library's text, with the argument and its value if one is wrong
@@ -60,16 +60,16 @@ class Error(RuntimeError):
 
 
 class OnebitWarning(UserWarning):
-    """The warning of a call that succeeded, but found something that the caller should check."""
+    """The warning for a call that succeeded, but found something that the caller should check."""
 
 
 def last_message():
-    """Returns the library's message about this thread's latest failure."""
+    """Returns the error message of this thread's latest failure."""
     return library().onebit_last_error().decode(errors="replace")
 
 
 def check(code):
-    """Returns the status of a call; raises `Error` for all but OK, IN_PROGRESS, WARNING and SKIPPED."""
+    """Returns the status of a call. Raises `Error` unless it is OK, IN_PROGRESS, WARNING or SKIPPED."""
     status = Status(code)
     if status >= Status.OK or status == Status.SKIPPED:
         return status
@@ -77,7 +77,7 @@ def check(code):
 
 
 def argument_error(message):
-    """Returns the error of a wrong argument that the library has not seen."""
+    """Returns the `Error` for a wrong argument that Python has found, not the library."""
     return Error(Status.ERROR_ARGUMENT, message)
 
 
@@ -94,17 +94,17 @@ class OptimizerKind(NamedTuple):
 
     @property
     def fields(self):
-        """Returns the names of its own options."""
+        """Returns the names of the options that only this optimizer has."""
         return [name for name, *_ in self.options._fields_ if name not in ("size", "common")]
 
 
-# The package makes each optimizer's classes from its row.
+# The package creates the classes of each optimizer from its row.
 OPTIMIZERS = [OptimizerKind(*row) for row in _interface.OPTIMIZERS]
 NAMES = [row.kind for row in OPTIMIZERS]
 
 
 def make_structure(structure):
-    """Returns a structure of zeros with its size set, as the _INIT macros make it."""
+    """Returns a structure of zeros whose size field is set, as by the _INIT macros."""
     made = structure()
     if structure._fields_[0][0] == "size":
         made.size = ctypes.sizeof(structure)
@@ -112,7 +112,8 @@ def make_structure(structure):
 
 
 def fields_of(structure):
-    """Returns a structure as a dictionary, without `size`: text as str, numbers of an enum as its members."""
+    """Returns a structure as a dictionary, without `size`. Text becomes str, and numbers of an enum become
+    its members."""
     found = {}
     for name, *_ in structure._fields_:
         value = getattr(structure, name)
@@ -130,7 +131,7 @@ def fields_of(structure):
 
 
 def call_getter(function, handle, structure, *arguments):
-    """Calls a function that fills in a structure; returns that as a dictionary."""
+    """Calls a function that fills in a structure. Returns the structure as a dictionary."""
     found = make_structure(structure)
     check(function(handle, *arguments, ctypes.byref(found)))
     return fields_of(found)
@@ -140,15 +141,15 @@ def call_getter(function, handle, structure, *arguments):
 
 
 def candidates():
-    """Returns the paths at which the library is looked for, in order: the one that ONEBIT_LIBRARY names and
-    no other; or the package's own, then the system's."""
+    """Returns the paths at which the library is looked for, in order. If ONEBIT_LIBRARY names a path, only
+    that one is returned; otherwise the package's own library, then the system's."""
     named = os.environ.get("ONEBIT_LIBRARY")
     if named:
         return [named]
     own = os.path.join(HERE, "libonebit_python.so")
     if os.path.exists(own):
         return [own]
-    import ctypes.util  # starts compilers to find a library
+    import ctypes.util  # importing it here is cheaper: it starts compilers to find a library
 
     return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
@@ -161,9 +162,9 @@ def find_nvidia_files(pattern):
 
 
 def _open_nvidia_libraries(path):
-    """Opens CUDA's runtime and NCCL of torch's packages before a library with kernels. The linker
-    then uses these, here and when torch is imported later: another NCCL that is opened first may
-    lack functions that torch calls."""
+    """Opens CUDA's runtime and NCCL from torch's packages before a library with kernels is opened. The
+    linker then uses these libraries, also when torch is imported later. If another NCCL were opened first,
+    it might lack functions that torch calls."""
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_of_it:
@@ -189,7 +190,7 @@ def _open_library():
 
 
 def _check_version(found):
-    """Checks the library's version. Before 1.0 a minor version may change the interface."""
+    """Checks the library's version. Before version 1.0 a new minor version may change the interface."""
     wanted = VERSION.rsplit(".", 1)[0]
     version = found.onebit_version().decode()
     if version.rsplit(".", 1)[0] != wanted:
@@ -198,7 +199,7 @@ def _check_version(found):
 
 @functools.lru_cache(maxsize=None)
 def library():
-    """Returns the library, which the first call opens."""
+    """Returns the library. The first call opens it."""
     found = _open_library()
     try:
         names = "onebit_last_error", "onebit_version"
@@ -219,7 +220,7 @@ def _declare_functions(found, functions):
 
 
 def library_path() -> str:
-    """Returns the path by which the library was opened."""
+    """Returns the path from which the library was opened."""
     return library()._name
 
 
@@ -229,7 +230,8 @@ def version() -> str:
 
 
 def enum_value(kind, value, argument):
-    """Returns a member of `kind` by itself, by its number, or by a part of its name ("rms", "deepspeed")."""
+    """Returns a member of the enum `kind`, given as a member, a number, or a part of its name ("rms",
+    "deepspeed")."""
     if isinstance(value, str):
         prefix = next(iter(kind)).name.rpartition("_")[0]
         names = {member.name.lower(): member for member in kind}
@@ -244,7 +246,7 @@ def enum_value(kind, value, argument):
 
 
 def set_options(structure, options, common=None):
-    """Sets options by keyword in a structure, and options that it does not have in `common`."""
+    """Sets options by keyword in a structure. Options that it does not have are set in `common`."""
     names = {name for name, *_ in structure._fields_} - {"size", "common"}
     for name, value in options.items():
         if name in names:

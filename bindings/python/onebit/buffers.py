@@ -1,5 +1,5 @@
-"""The library reads and writes the memory of numpy arrays, torch tensors, objects with the buffer
-protocol, and arrays on CUDA devices that have __cuda_array_interface__. Nothing is copied."""
+"""Passes the memory of arrays to the library without a copy: numpy arrays, torch tensors, objects
+with the buffer protocol, and arrays on CUDA devices that have __cuda_array_interface__."""
 
 import ctypes
 import math
@@ -10,7 +10,7 @@ from onebit._native import Dtype, argument_error
 
 
 class Buffer(NamedTuple):
-    """Memory: `owner` keeps it alive."""
+    """A piece of memory. `owner` is the object that keeps it alive."""
 
     address: int
     count: int
@@ -24,7 +24,7 @@ _BY_TORCH = {f"torch.{one.name.lower()}": one for one in Dtype}
 
 
 def is_tensor(thing):
-    """True for a tensor of torch, which is not imported for this."""
+    """True for a torch tensor. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(thing, getattr(torch, "Tensor", ()))
 
@@ -46,11 +46,12 @@ def _describe_tensor(tensor, name, on_device):
 
 
 def _describe_array(array, described, name, writable):
-    """described: its __array_interface__ or __cuda_array_interface__"""
+    """Returns the `Buffer` of an array. described: its __array_interface__ or
+    __cuda_array_interface__"""
     address, read_only = described["data"]
     dtype = _BY_TYPESTR.get(described["typestr"])
     if dtype is None and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
-        dtype = Dtype.BFLOAT16  # the type is of ml_dtypes
+        dtype = Dtype.BFLOAT16  # the type comes from ml_dtypes
     if dtype is None:
         raise argument_error(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
     count = math.prod(described["shape"])
@@ -79,8 +80,8 @@ def _describe_memory(thing, name):
 
 def buffer_of(thing, name, writable=False, on_device=False):
     """Returns an array's memory. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
-    use: of another type, in another memory space, not contiguous, or read-only where it is
-        written."""
+    use: another type, another memory space, not contiguous, or read-only although it is to be
+    written."""
     if is_tensor(thing):
         return _describe_tensor(thing, name, on_device)
     described = getattr(thing, "__cuda_array_interface__", None)
@@ -90,7 +91,7 @@ def buffer_of(thing, name, writable=False, on_device=False):
         return _describe_array(thing, described, name, writable)
     if on_device:
         raise _wrong_place(name, "the processor", on_device)
-    described = getattr(thing, "__array_interface__", None)  # each access makes it anew
+    described = getattr(thing, "__array_interface__", None)  # computed again at each access
     if described is not None:
         return _describe_array(thing, described, name, writable)
     try:
@@ -100,7 +101,8 @@ def buffer_of(thing, name, writable=False, on_device=False):
 
 
 def check_dtypes(buffers, name, dtype):
-    """Raises `Error` for the first array of another type. name: with {} in the place of its number"""
+    """Raises `Error` for the first array of another type. name: the array's name, with {} in place of
+    its number"""
     for number, one in enumerate(buffers):
         if one.dtype != dtype:
             wanted = Dtype(dtype).name
@@ -108,21 +110,21 @@ def check_dtypes(buffers, name, dtype):
 
 
 def current_stream(buffer):
-    """Returns torch's current stream on the device of a torch tensor; None, which is the default
-    stream, for arrays of other packages."""
+    """Returns torch's current stream on the device of a torch tensor. For arrays of other packages
+    returns None, which stands for the default stream."""
     if is_tensor(buffer.owner):
         return sys.modules["torch"].cuda.current_stream(buffer.owner.device).cuda_stream
     return None
 
 
-# The bytes that an element needs on a device: residuals, messages, master values, moments,
+# The bytes that an element needs on a device, for residuals, messages, master values, moments and
 # rounding.
 _ROOM_ELEMENT, _ROOM_BESIDE = 32, 64 << 20
 
 
 def make_room(count):
-    """Empties torch's cache of device memory before an object of `count` elements is made there, if
-    too little memory is free."""
+    """Empties torch's cache of device memory if too little memory is free for an object of `count`
+    elements."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
@@ -131,7 +133,7 @@ def make_room(count):
 
 
 def wait_for_torch(buffers):
-    """Waits for torch's current streams, before a call of the library that takes no stream."""
+    """Waits for torch's current streams. Called before a call of the library that takes no stream."""
     owners = [one.owner for one in buffers if is_tensor(one.owner)]
     for device in {one.device for one in owners if one.device.type == "cuda"}:
         sys.modules["torch"].cuda.current_stream(device).synchronize()

@@ -21,15 +21,15 @@ def _encode(text):
 
 
 class Handle:
-    """A handle of the library's. A derived class has `close`, and `_check_process`, which raises
-    `Error` in a forked process."""
+    """A handle of the library. A derived class has `close`, and `_check_process`, which raises `Error` in a
+    forked process."""
 
-    _handle = None  # None: not made yet, or closed
+    _handle = None  # None: not created yet, or closed
     _noun = None  # the object's name in messages: "the plan"
 
     @property
     def handle(self) -> Any:
-        """Returns the handle of C; raises `Error` after `close`."""
+        """Returns the C handle. Raises `Error` after `close`."""
         if not self._handle:
             raise argument_error(f"{self._noun} is closed")
         self._check_process()
@@ -43,10 +43,10 @@ class Handle:
 
 
 class Member(Handle):
-    """A handle that is made on a communicator, which closes it."""
+    """A handle that is created on a communicator. The communicator closes it."""
 
     def _begin(self, comm, handle):
-        """Stores the handle that the create function of C has made."""
+        """Stores the handle that the C function has created."""
         self._handle, self._comm = handle, comm
         comm._join(self)
 
@@ -55,10 +55,10 @@ class Member(Handle):
 
 
 class Communicator(Handle):
-    """One rank's handle on a group of ranks. Made by the class methods; a context manager.
+    """One rank's handle of a group of ranks. The class methods create it. It is a context manager.
 
-    Plans and optimizers keep it alive. `close` closes them before; over MPI and gloo all ranks call
-    it. A forked process can neither use the communicator nor harm it.
+    Plans and optimizers keep it alive. `close` first closes them; over MPI and gloo all ranks must call
+    `close`. A forked process can neither use the communicator nor harm it.
 
     transport: "self", "loopback", "mpi", "sockets", "gloo", "nccl" or "custom"
     """
@@ -72,22 +72,22 @@ class Communicator(Handle):
         self._before_close = None
         self.transport = transport
         self._collective = False
-        self._members = weakref.WeakSet()  # objects that are closed first
-        # The ids of the open objects. The garbage collector clears weak references first, and then
-        # frees a cycle in any order: the last object that is freed destroys the communicator.
+        self._members = weakref.WeakSet()  # objects that must be closed before the communicator
+        # The ids of the open objects. The garbage collector first clears weak references, and then frees the
+        # objects of a cycle in any order: the last one that is freed destroys the communicator.
         self._open = set()
         self._abandoned = False
 
     @classmethod
     def self_(cls) -> Self:
-        """Makes a communicator of this rank alone."""
+        """Creates a communicator of this rank alone."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_create_self(ctypes.byref(handle)))
         return cls(handle, transport="self")
 
     @classmethod
     def loopback(cls, size: int, hosts: int = 1) -> list[Self]:
-        """Makes `size` ranks that are threads of this process, as if on `hosts` hosts. Returns a list of
+        """Creates `size` ranks that are threads of this process, as if on `hosts` hosts. Returns a list of
         communicators, one for each thread."""
         handles = (ctypes.c_void_p * max(size, 1))()
         check(_native.library().onebit_comm_create_loopback_hosts(size, hosts, handles))
@@ -95,8 +95,8 @@ class Communicator(Handle):
 
     @classmethod
     def mpi(cls, comm: Any) -> Self:
-        """Makes a communicator of the ranks of an mpi4py communicator, which is duplicated. Collective. The
-        library must be built with the MPI that mpi4py was built with."""
+        """Creates a communicator of the ranks of an mpi4py communicator, which is duplicated. Collective. The
+        library must be built with the same MPI as mpi4py."""
         made = cls(_create_mpi(comm), transport="mpi")
         made._collective = True
         return made
@@ -107,21 +107,19 @@ class Communicator(Handle):
         host: str | None = None, secret: str | None = None, streams: int = 0,
         timeout: float | None = None,
     ) -> Self:  # fmt: skip
-        """Makes a communicator over the library's own TCP connections (onebit/sockets.h).
-        Collective.
+        """Creates a communicator over the library's own TCP connections (onebit/sockets.h). Collective.
 
-        rank, size: this rank's number, and how many there are; None: RANK and WORLD_SIZE of the
-            environment
+        rank, size: this rank's number, and the number of ranks; None: RANK and WORLD_SIZE of the environment
         address: where rank 0 listens, "host:port"; None: MASTER_ADDR and MASTER_PORT
         host: ranks that give the same name share a host; None: the host's name
-        secret: the same text on all ranks; keeps other jobs away
-        streams: connections of each two ranks; 0: the library's choice
-        timeout: seconds that a rank waits for others; math.inf: for ever; None: ONEBIT_TIMEOUT
+        secret: the same text on all ranks; it keeps out ranks of other jobs
+        streams: the number of connections between two ranks; 0: the library's choice
+        timeout: seconds that a rank waits for others; math.inf: without limit; None: ONEBIT_TIMEOUT
         """
         if (rank is None) != (size is None) or (size is not None and size < 1):
             raise argument_error(f"rank is {rank} and size {size}: give both, size at least 1, or neither")
         if timeout is not None and not timeout > 0:
-            raise argument_error(f"timeout is {timeout} seconds")
+            raise argument_error(f"timeout is {timeout} seconds: it must be above 0")
         options = _native.make_structure(_native.SocketsOptions)
         given = {"rank": rank, "ranks": size, "streams": streams, "timeout": timeout}
         given.update(rendezvous=_encode(address), host=_encode(host), secret=_encode(secret))
@@ -138,15 +136,15 @@ class Communicator(Handle):
         cls, group: Any = None, timeout: float | None = None, transport: str = "automatic",
         streams: int = 0,
     ) -> Self:  # fmt: skip
-        """Makes a communicator of the ranks of a torch.distributed process group with any backend
+        """Creates a communicator of the ranks of a torch.distributed process group with any backend
         (docs/python-reference.md#how-messages-travel). Collective.
 
         group: None: all processes
         timeout: seconds that a rank waits for a message before that is an error; None:
             ONEBIT_TIMEOUT, or the process group's if it is not set
-        transport: "sockets": the library's own; "gloo"; "automatic": sockets, or gloo, with a
-            warning, if two ranks cannot connect. The same on all ranks; `transport` of the
-            communicator has the choice
+        transport: "sockets": the library's own connections; "gloo"; "automatic": sockets, or gloo with a
+            warning if two ranks cannot connect. It must be the same on all ranks. The communicator's attribute
+            `transport` has the choice
         streams: as in `sockets`
         """
         from onebit.torch.transport import create
@@ -155,11 +153,11 @@ class Communicator(Handle):
 
     @classmethod
     def nccl(cls, group: Any = None, timeout: float | None = None) -> Self:
-        """Makes a communicator of the ranks of a torch.distributed process group over a new NCCL
-        communicator on each rank's current CUDA device, for plans and optimizers with
-        device="cuda". The library must be built with NCCL. Collective, and so is `close`.
+        """Creates a communicator of the ranks of a torch.distributed process group, over a new NCCL
+        communicator on each rank's current CUDA device. It is for plans and optimizers with device="cuda". The
+        library must be built with NCCL. Collective, and so is `close`.
 
-        timeout: seconds to wait here for a rank that does not come; None: as in `torch`
+        timeout: seconds that this function waits for a missing rank; None: as in `torch`
         """
         from onebit.torch.transport import create_nccl
 
@@ -170,7 +168,8 @@ class Communicator(Handle):
         cls, transport: Transport, rank: int, size: int, host: str | None = None,
         largest_tag: int = 0, timeout: float = 0.0,
     ) -> Self:  # fmt: skip
-        """Makes a communicator over your own `Transport`. Collective; the rest is as in onebit/custom.h."""
+        """Creates a communicator over your own `Transport`. Collective. The other arguments are those of
+        onebit/custom.h."""
         callbacks = Callbacks(transport, host, largest_tag, timeout)
         handle = ctypes.c_void_p()
         table = ctypes.byref(callbacks.table)
@@ -203,21 +202,21 @@ class Communicator(Handle):
 
     @property
     def bytes_sent(self) -> int:
-        """Returns the bytes of messages that this rank has sent to others."""
+        """Returns the bytes of messages that this rank has sent to other ranks."""
         return _native.library().onebit_comm_bytes_sent(self.handle)
 
     def progress(self) -> None:
-        """Advances nonblocking calls without finishing any."""
+        """Advances nonblocking calls without completing any of them."""
         check(_native.library().onebit_progress(self.handle))
 
     def abort(self) -> None:
-        """Ends every call in flight and every later one, on every rank, with ERROR_TRANSPORT. Any
-        thread may call it."""
+        """Ends every call in flight and every later one with ERROR_TRANSPORT, on every rank. Any thread may
+        call it."""
         check(_native.library().onebit_comm_abort(self.handle))
 
     def shrink(self) -> Self:
-        """Makes a communicator of the remaining ranks, after this one has failed. Collective over
-        those. Raises `Error` (ERROR_UNSUPPORTED) if the transport cannot."""
+        """Creates a communicator of the remaining ranks after this one has failed. Collective over the
+        remaining ranks. Raises `Error` (ERROR_UNSUPPORTED) if the transport cannot do this."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_shrink(self.handle, ctypes.byref(handle)))
         made = type(self)(handle, transport=self.transport)
@@ -225,19 +224,20 @@ class Communicator(Handle):
         return made
 
     def _join(self, member):
-        """Registers an object that was made on the communicator."""
+        """Registers an object that was created on the communicator."""
         self._members.add(member)
         self._open.add(id(member))
 
     def _leave(self, member):
-        """Removes such an object. After the last one an abandoned communicator is closed."""
+        """Removes an object from the communicator. If it was the last one, an abandoned communicator is
+        closed."""
         self._open.discard(id(member))
         if self._abandoned and not self._open:
             self.close()
 
     def close(self) -> None:
-        """Frees the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and closes
-        nothing more, if a plan has a request in flight."""
+        """Frees the communicator, and all objects that were created on it. If a plan has a request in flight,
+        raises `Error` (ERROR_BUSY) and closes nothing more."""
         if not self._handle:
             return
         if self._is_foreign():
@@ -252,7 +252,7 @@ class Communicator(Handle):
         self._keeps = ()
 
     def __del__(self):
-        # Over MPI destroying is collective, and each rank collects garbage at another time.
+        # Over MPI destroying is collective, but each rank collects garbage at a different time.
         if not self._handle or self._collective or sys.is_finalizing():
             return
         self._abandoned = True
@@ -266,23 +266,24 @@ MPI_KINDS = {"openmpi": "Open MPI", "mpich": "MPICH", "standard": "the ABI of MP
 
 
 def mpi_kind(MPI):
-    """Returns the ABI of the MPI library that mpi4py loaded, a name of MPI_KINDS. A handle is a pointer to a
-    variable in Open MPI, an int in MPICH and its relatives, and in the standard's own ABI a pointer
-    that is a small number."""
+    """Returns the ABI of the MPI library that mpi4py has loaded, a key of MPI_KINDS. A handle is a pointer to
+    a variable in Open MPI, an int in MPICH and libraries derived from it, and in the standard's own ABI a
+    pointer that is a small number."""
     if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int):
         return "mpich"
     return "standard" if MPI._handleof(MPI.COMM_SELF) < 4096 else "openmpi"
 
 
 def mpi_part(kind):
-    """Returns the path of the package's transport over MPI for this kind; None: it was built without."""
+    """Returns the path of the package's transport over this kind of MPI. None: the package was built without
+    it."""
     path = os.path.join(_native.HERE, f"libonebit_{kind}.so")
     return path if os.path.exists(path) else None
 
 
 def mpi_function(kind):
-    """Returns onebit_comm_create_mpi: the library's, or that of the package's part for this kind of MPI, which
-    belongs to the package's library."""
+    """Returns onebit_comm_create_mpi. It is a function of the library, or of the package's part for this kind
+    of MPI, which only works with the package's library."""
     library = _native.library()
     if hasattr(library, "onebit_comm_create_mpi"):
         return library.onebit_comm_create_mpi
@@ -304,8 +305,8 @@ def _create_mpi(comm):
     if not isinstance(comm, MPI.Comm):
         raise argument_error(f"comm is a {type(comm).__name__}, not an mpi4py communicator")
     kind = mpi_kind(MPI)
-    # The handle is passed by value. The library refuses an MPI whose handles it does not know
-    # before it reads this one.
+    # The handle is passed by value. The library rejects an MPI whose handles it does not know before it reads
+    # this handle.
     handle_type = ctypes.c_int if kind == "mpich" else ctypes.c_void_p
     function = mpi_function(kind)
     function.restype, function.argtypes = ctypes.c_int, [handle_type, _native.OUT]

@@ -1,8 +1,8 @@
 """python -m onebit.info: prints which library the package has found, and what it can use on this
 machine.
 
-Exit status: 0; 1 if there is no library, or one of another version, or if it makes no plan with
-these environment variables; 2 for a wrong command line.
+Exit status: 0; 1 if there is no library, if it has another version, or if it creates no plan with these
+    environment variables; 2 for a wrong command line.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ def _describe_library():
 
 
 def _find_codec():
-    """Yields the codec that a plan uses: ONEBIT_CODEC, or the fastest of this processor."""
+    """Yields the codec that a plan uses: that of ONEBIT_CODEC, or the fastest one on this processor."""
     with Communicator.self_() as comm, Plan(comm, 1) as plan:
         info = plan.info()
     chosen = "ONEBIT_CODEC" if os.environ.get("ONEBIT_CODEC") else "the fastest here"
@@ -65,7 +65,7 @@ def _mpi_parts():
 
 
 def _describe_mpi():
-    """Describes MPI: mpi4py is imported, but MPI is not initialised."""
+    """Describes MPI. Imports mpi4py without initialising MPI."""
     parts = _mpi_parts()
     if parts is None:
         return "no: built without MPI (an mpicc was not there)"
@@ -87,7 +87,7 @@ def _describe_mpi():
 
 
 def _find_loaded_file(name):
-    """Returns the file of a library that this process has loaded."""
+    """Returns the file from which this process has loaded a library."""
     with open("/proc/self/maps") as maps:
         found = (line.split()[-1] for line in maps if f"/lib{name}.so" in line)
         return next(found, f"no lib{name}.so in this process")
@@ -152,7 +152,7 @@ def main(arguments):
     for rows in (_describe_library, _find_codec, _describe_transports):
         try:
             _print_rows(rows())
-        except (ImportError, RuntimeError) as reason:  # the library cannot be loaded, or a plan cannot be made
+        except (ImportError, RuntimeError) as reason:  # no library was loaded, or a plan cannot be created
             print(f"{'error':<15} {reason}")
             good = False
             if rows is _describe_library:

@@ -1,4 +1,4 @@
-"""The optimizers: their base classes, and a class of each."""
+"""The optimizers: their base classes, and one class for each optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onebit.communicator import Communicator, Member
 
 
 class Stateful(Member):
-    """The base of optimizers and outer steps, which save, load, move and shrink."""
+    """The base of optimizers and outer steps, with functions to save, load, move and shrink."""
 
     _prefix = None  # the prefix of the functions in C: "onebit_optimizer"
 
@@ -29,7 +29,7 @@ class Stateful(Member):
         """Called after the library may have written to the caller's arrays."""
 
     def save(self) -> bytes:
-        """Returns this rank's part of a checkpoint. All ranks of an outer step call it after the
+        """Returns this rank's part of a checkpoint. With an outer step, all ranks must call it after the
         same exchanges."""
         return self._saved("save")
 
@@ -43,8 +43,8 @@ class Stateful(Member):
         return ctypes.string_at(part, count.value)
 
     def load(self, parts: Sequence[bytes]) -> None:
-        """Loads the state and the parameters from the parts of all ranks that saved, in the order
-        of ranks. Collective."""
+        """Loads the state and the parameters from the parts of all ranks that saved, in the order of their
+        ranks. Collective."""
         parts = [bytes(part) for part in parts]
         pointers = (ctypes.c_void_p * max(len(parts), 1))()
         sizes = (ctypes.c_size_t * max(len(parts), 1))()
@@ -55,25 +55,25 @@ class Stateful(Member):
         self._changed()
 
     def save_files(self, directory: os.PathLike[str] | str) -> None:
-        """Saves into a directory that all ranks see. Collective."""
+        """Saves into a directory that all ranks can access. Collective."""
         self._take()
         check(self._function("save_files")(self.handle, os.fsencode(directory)))
 
     def load_files(self, directory: os.PathLike[str] | str) -> None:
-        """Loads what `save_files` saved there last. Collective."""
+        """Loads the checkpoint that `save_files` saved last into the directory. Collective."""
         check(self._function("load_files")(self.handle, os.fsencode(directory)))
         self._changed()
 
     def move(self, comm: Communicator) -> None:
-        """Continues with other ranks: the remaining ones, or new ones. Collective over comm. The old
-        communicator can be closed afterwards."""
+        """Continues with the ranks of another communicator: the remaining ranks, or new ones. Collective
+        over comm. The old communicator can be closed afterwards."""
         self._take()
         check(self._function("move")(self.handle, comm.handle))
         self._change(comm)
 
     def shrink(self) -> Communicator:
-        """Continues with the remaining ranks after one was lost. Collective over these; returns their new
-        communicator."""
+        """Continues with the remaining ranks after one was lost. Collective over the remaining ranks.
+        Returns their new communicator."""
         handle = ctypes.c_void_p()
         self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))
@@ -81,7 +81,7 @@ class Stateful(Member):
         made = Communicator(handle, kept, transport) if handle else None
         if made:
             made._collective = self._comm._collective
-        self._latest = made  # also after a failure, since the next call begins from it
+        self._latest = made  # set also after a failure: the next call begins from this communicator
         check(status)
         self._change(made)
         return made
@@ -94,7 +94,7 @@ class Stateful(Member):
         self._changed()
 
     def close(self) -> None:
-        """Frees it; the arrays stay as they are. Collective while a step of an optimizer is open."""
+        """Frees the object; the arrays do not change. Collective while a step of an optimizer is open."""
         if self._handle:
             handle, self._handle = self._handle, None
             if self._comm._is_foreign():
@@ -108,14 +108,14 @@ class Stateful(Member):
 
 
 class Tensor(NamedTuple):
-    """A tensor to optimize: arrays of the caller's, updated and read in place.
+    """A tensor to optimize. Its arrays belong to the caller, and are read and updated in place.
 
-    parameter: equal on all ranks at the beginning
-    gradient: this rank's own; None: it has none (`Optimizer.set_gradient` can change that)
+    parameter: an array that is equal on all ranks at the beginning
+    gradient: this rank's own gradient; None: it has none (`Optimizer.set_gradient` can change this)
     weight_decay: decoupled, as in AdamW
-    learning_rate_factor: multiplies the step's learning rate
-    uncompressed: true: its gradient is always averaged in full precision; `TABLE`, for
-        Efficient-Adam: it is compressed as a table of outputs
+    learning_rate_factor: a factor of the step's learning rate
+    uncompressed: true: the gradient is always averaged in full precision; `TABLE`, only for Efficient-Adam:
+        it is compressed as a table of outputs
     """
 
     parameter: Any
@@ -129,7 +129,7 @@ Tensors = Iterable[Union[Tensor, "tuple[Any, Any]"]]
 
 
 class Optimizer(Stateful):
-    """The base of the optimizers; make one of the derived classes. Collective.
+    """The base of the optimizers; create one of the derived classes. Collective.
 
     comm: a `Communicator`
     tensors: `Tensor`s, or pairs (parameter, gradient)
@@ -157,12 +157,12 @@ class Optimizer(Stateful):
 
     @classmethod
     def _refuse(cls, comm):
-        """Makes a call that the library refuses, so that the other ranks do not wait for one of this rank."""
+        """Makes a call that the library rejects, so that the other ranks do not wait for this rank."""
         create = getattr(_native.library(), cls._create)
         create(comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
 
     def _describe_tensors(self, tensors, options):
-        """Returns C's tensors and options, and keeps the arrays alive."""
+        """Returns the C structures of tensors and options. Keeps the arrays alive."""
         tensors = [one if isinstance(one, Tensor) else Tensor(*one) for one in tensors]
         device = _native.enum_value(Device, options.get("device", Device.DEVICE_HOST), "device")
         self._on_device = device == Device.DEVICE_CUDA
@@ -194,7 +194,7 @@ class Optimizer(Stateful):
         return described, filled
 
     def _gradient(self, number, array):
-        """Returns an array's memory as the gradient of a tensor; None stays None."""
+        """Returns the memory of an array as the gradient of a tensor. None stays None."""
         if array is None:
             return None
         name = f"tensors[{number}].gradient"
@@ -207,27 +207,28 @@ class Optimizer(Stateful):
         return found
 
     def step(self, learning_rate: float) -> Status:
-        """Makes one step; returns OK, or SKIPPED if nothing was changed. Collective. With
-        device="cuda" it runs on a stream, as `Plan.allreduce` does."""
+        """Makes one step. Returns OK, or SKIPPED if nothing has changed. Collective. With device="cuda" the
+        step runs on a stream, as `Plan.allreduce` does."""
         return self._on_stream("step", learning_rate)
 
     def _call(self, name, *arguments):
         return check(self._function(name)(self.handle, *arguments))
 
     def _on_stream(self, name, argument):
-        """Calls a function of the library; with device="cuda" its form on torch's current stream."""
+        """Calls a function of the library. With device="cuda" calls the function that runs on torch's
+        current stream."""
         if not self._on_device:
             return self._call(name, argument)
         stream = current_stream(self._parameters[0]) if self._parameters else None
         return self._call(f"{name}_stream", argument, stream)
 
     def synchronize(self) -> Status:
-        """With device="cuda": waits for the steps, and returns the status of the first that did not
-        end well since the last `synchronize`."""
+        """With device="cuda": waits for the steps. Returns the status of the first step since the last
+        `synchronize` that was not OK, or OK."""
         return self._call("synchronize")
 
     def begin(self, learning_rate: float) -> None:
-        """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""
+        """Opens a step whose gradients become final one after the other (`ready`). `step` ends the step."""
         self._on_stream("begin", learning_rate)
 
     def ready(self, tensor: int) -> None:
@@ -235,8 +236,8 @@ class Optimizer(Stateful):
         self._on_stream("ready", tensor)
 
     def set_gradient(self, tensor: int, gradient: Any) -> None:
-        """Sets the array of the gradient of tensor number `tensor`, from the next step on; None:
-        this rank has none."""
+        """Sets the array of the gradient of tensor number `tensor`, from the next step on. None: this rank
+        has no gradient for it."""
         if not 0 <= tensor < len(self._parameters):
             raise argument_error(f"tensor is {tensor}, of {len(self._parameters)}")
         found = self._gradient(tensor, gradient)
@@ -245,9 +246,9 @@ class Optimizer(Stateful):
         self._gradients[tensor] = found
 
     def set_learning_rate_pointer(self, rate: Any) -> None:
-        """With device="cuda": from the next step on the learning rate is read from this array of
-        one float32 when the step runs, so that a captured graph follows a schedule; None: the rate
-        is that of `step`. The same on all ranks; not for `ZeroOneAdam`."""
+        """With device="cuda": from the next step on, a step reads the learning rate from this array of one
+        float32 when it runs, so that a captured graph follows a schedule. None: the rate is that of `step`.
+        Must be the same on all ranks. Not for `ZeroOneAdam`."""
         found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
         if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
             raise argument_error(f"rate is {found.count} of {found.dtype.name}, not one float32")
@@ -255,44 +256,45 @@ class Optimizer(Stateful):
         self._rate = found
 
     def set_learning_rate_factor(self, tensor: int, factor: float) -> None:
-        """Sets the factor of the step's learning rate for tensor number `tensor`, from the next step on; the
-        same on all ranks."""
+        """Sets the factor of the step's learning rate for tensor number `tensor`, from the next step on.
+        Must be the same on all ranks."""
         self._call("set_learning_rate_factor", tensor, factor)
 
     def set_weight_decay(self, tensor: int, weight_decay: float) -> None:
-        """Sets it from the next step on; the same on all ranks."""
+        """Sets the weight decay of a tensor from the next step on. Must be the same on all ranks."""
         self._call("set_weight_decay", tensor, weight_decay)
 
     def set_beta1(self, beta1: float) -> None:
-        """Sets beta1, or `Momentum`'s momentum, from the next step on; the same on all ranks."""
+        """Sets beta1, or the momentum of `Momentum`, from the next step on. Must be the same on all
+        ranks."""
         self._call("set_beta1", beta1)
 
     def set_tag(self, tag: int) -> None:
-        """Sets a tag, a number: later steps fail unless all ranks have the same one."""
+        """Sets a tag, which is a number. Later steps fail unless all ranks have the same tag."""
         self._call("set_tag", tag)
 
     def take_parameters(self) -> None:
-        """Makes steps continue from the present values of parameters of 16 bits, to which the
-        caller has written."""
+        """Makes steps continue from the present values of 16-bit parameters, after the caller has written to
+        them."""
         self._call("take_parameters")
 
     def compare(self) -> None:
-        """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
-        have the same parameters. Collective. The first step does it by itself."""
+        """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks have the
+        same parameters. Collective. The first step makes this comparison itself."""
         self._call("compare")
 
     def set_compare_interval(self, steps: int) -> None:
-        """Compares the parameters at the start of every n-th step from now on; 0: never."""
+        """Makes every n-th step from now on compare the parameters at its start. 0: never."""
         self._call("set_compare_interval", steps)
 
     def save_whole(self) -> bytes:
-        """Returns this rank's part of a checkpoint, with all of the state that is the same on all
+        """Returns this rank's part of a checkpoint, including all of the state that is the same on all
         ranks."""
         return self._saved("save_whole")
 
     @property
     def loss_scale(self) -> float:
-        """Returns the factor of the next step's loss; 1 without loss scaling."""
+        """Returns the factor for the next step's loss, which is 1 without loss scaling."""
         scale = ctypes.c_double()
         self._call("get_loss_scale", ctypes.byref(scale))
         return scale.value
@@ -302,7 +304,7 @@ class Optimizer(Stateful):
         return _native.call_getter(self._function("get_info"), self.handle, _native.OptimizerInfo)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns its statistics: the fields of onebit_optimizer_statistics_t by name."""
+        """Returns the optimizer's statistics: the fields of onebit_optimizer_statistics_t by name."""
         kind = _native.OptimizerStatistics
         return _native.call_getter(self._function("get_statistics"), self.handle, kind)
 
@@ -314,21 +316,21 @@ class Optimizer(Stateful):
     def _line(self, form):
         length = ctypes.c_size_t()
         self._call("describe", form, None, 0, ctypes.byref(length))
-        line = ctypes.create_string_buffer(length.value + 64)  # numbers may have more digits by now
+        line = ctypes.create_string_buffer(length.value + 64)  # by now numbers may have more digits
         self._call("describe", form, line, len(line), None)
         return line.value.decode()
 
     def describe(self) -> str:
-        """Returns the statistics in a line of text."""
+        """Returns the statistics as one line of text."""
         return self._line(_native.Format.FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """Returns the statistics as json.loads reads them."""
+        """Returns the statistics as a dictionary."""
         return json.loads(self._line(_native.Format.FORMAT_JSON))
 
     def check(self) -> tuple[int, str] | None:
-        """Returns None; or the number of a tensor whose residual is larger than in healthy runs,
-        and the library's message."""
+        """Returns None if all is well. Otherwise returns the number of a tensor whose residual is larger
+        than in healthy runs, and the library's message."""
         tensor = ctypes.c_size_t()
         if self._call("check", ctypes.byref(tensor)) == Status.WARNING:
             return tensor.value, last_message()

@@ -1,4 +1,5 @@
-"""The outer step: local steps on every rank, and an exchange of their drifts after every so many steps."""
+"""The outer step: every rank trains alone for a number of local steps, then the ranks exchange how far their
+parameters have moved."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Outer(Stateful):
-    """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
+    """The outer step for a list of parameters (onebit/outer.h is the manual). Collective.
 
     comm: a `Communicator`
-    parameters: numpy arrays or torch tensors of one type, equal on all ranks, which are changed in
-        place
-    uncompressed: the numbers of those that are exchanged in float32
-    stage: for tensors on a device, as in `onebit.torch`'s optimizers. Copies are made in steps that
+    parameters: numpy arrays or torch tensors of one type. They must be equal on all ranks, and are changed
+        in place
+    uncompressed: the numbers of the parameters that are exchanged in float32
+    stage: for tensors on a device, as in `onebit.torch`'s optimizers. Parameters are copied in steps that
         exchange; with fragments, a delay or several sites in all steps
     options: the fields of onebit_outer_options_t by name (`rule="nesterov"`, `bits=4`);
         parameter_dtype and device are those of the arrays
@@ -58,20 +59,20 @@ class Outer(Stateful):
             parameters = self._stage_parameters(parameters, stage)
             described, filled = self._describe(parameters, uncompressed, options)
         except Exception:
-            create(None, 1, None, ctypes.byref(handle))  # the other ranks do not wait then
+            create(None, 1, None, ctypes.byref(handle))  # fails on all ranks, so that no rank waits
             raise
         count = len(self._parameters)
         check(create(described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
         if self._stage is not None:
-            self._stage.copy_back()  # parameters may have been rounded
+            self._stage.copy_back()  # the library may have rounded the parameters
             info = self.info()
             self._local_steps = info["local_steps"]
             if info["fragments"] == 1 and not info["delay"]:
                 self._position = 0
 
     def _stage_parameters(self, parameters, stage):
-        """Returns the parameters, with copies in place of those on a device."""
+        """Returns the parameters. Those on a device are replaced by copies."""
         self._stage, parameters = None, list(parameters)
         tensors = [one for one in parameters if is_tensor(one)]
         if not tensors:
@@ -134,8 +135,8 @@ class Outer(Stateful):
         return described, filled
 
     def step(self, weight: float = 1.0) -> Status:
-        """Counts a local step, with `weight` if `weighted` is set, and exchanges what is due.
-        Returns OK, or SKIPPED if nothing of that exchange is applied."""
+        """Counts a local step, with `weight` if `weighted` is set, and makes the exchange that is due.
+        Returns OK, or SKIPPED if nothing of the exchange is applied."""
         function = _native.library().onebit_outer_step
         if self._stage is not None and not self._is_due():
             return check(function(self.handle, weight))
@@ -155,7 +156,7 @@ class Outer(Stateful):
             self._position = None  # the next exchange may be due at any step
 
     def consensus(self, number: int, out: Any) -> Any:
-        """Copies the consensus of parameter `number` to `out`, a float32 array, and returns it."""
+        """Copies the consensus of parameter `number` to `out`, a float32 array, and returns `out`."""
         found = buffer_of(out, "out", True)
         count = self._parameters[number].count if 0 <= number < len(self._parameters) else None
         if found.dtype != Dtype.FLOAT32:
@@ -166,26 +167,26 @@ class Outer(Stateful):
         return out
 
     def info(self) -> dict[str, Any]:
-        """Returns its state in numbers: the fields of onebit_outer_info_t by name."""
+        """Returns the state of the outer step in numbers: the fields of onebit_outer_info_t by name."""
         return _native.call_getter(self._function("get_info"), self.handle, _native.OuterInfo)
 
     def check(self) -> str | None:
-        """Returns None, or a text: too few bits for the rule, or a large residual."""
+        """Returns None, or a warning as text: too few bits for the rule, or a large residual."""
         status = check(_native.library().onebit_outer_check(self.handle))
         return last_message() if status == Status.WARNING else None
 
 
 class OuterSites(Outer):
-    """The outer step of several sites (onebit_outer_create_sites), each of ranks that train as one.
+    """The outer step of several sites (onebit_outer_create_sites). The ranks of a site train together.
     Collective over all ranks of all sites.
 
-    site: a `Communicator` of this site, whose rank 0 exchanges with the other sites
-    between: on rank 0 of each site a `Communicator` of these ranks, on all other ranks None
-    patience: seconds that an exchange waits for sites that are late; 0: 10
-    quorum: the least number of sites in a round; 0: more than half
+    site: a `Communicator` of the ranks of this site; its rank 0 exchanges with the other sites
+    between: on rank 0 of each site a `Communicator` of all these rank 0s; on all other ranks None
+    patience: seconds that an exchange waits for late sites; 0: 10
+    quorum: the smallest number of sites in a round; 0: more than half
     parameters, uncompressed, options: as in `Outer`
 
-    Each site saves and loads parts of its own ranks.
+    Each site saves and loads only the parts of its own ranks.
     """
 
     def __init__(
@@ -213,20 +214,20 @@ class OuterSites(Outer):
         self._position = None
 
     def sites(self) -> dict[str, Any]:
-        """Returns the state of sites in numbers: the fields of onebit_sites_info_t by name."""
+        """Returns the state of the sites in numbers: the fields of onebit_sites_info_t by name."""
         return _native.call_getter(self._function("get_sites"), self.handle, _native.SitesInfo)
 
     def move(self, between: Communicator | None) -> None:
-        """Continues with other sites. Collective over all their ranks; `between` is None except on rank 0 of a
-        site."""
+        """Continues with other sites. Collective over all ranks of these sites. `between` is None except on
+        rank 0 of a site."""
         self._take()
         check(self._function("move")(self.handle, between.handle if between else None))
         self._changed()
         self._between = between
 
     def shrink(self) -> Communicator | None:
-        """Continues with the remaining sites after one was lost. Collective over these; returns the
-        communicator between them, None except on rank 0 of a site."""
+        """Continues with the remaining sites after one was lost. Collective over the remaining sites.
+        Returns the communicator between them on rank 0 of a site, and None on other ranks."""
         handle = ctypes.c_void_p()
         self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))

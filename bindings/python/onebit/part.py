@@ -1,4 +1,4 @@
-"""Parts of a checkpoint (docs/checkpoints.md), converted to and from arrays of numpy."""
+"""Converts parts of a checkpoint (docs/checkpoints.md) from and to numpy arrays."""
 
 import struct
 from typing import Any, NamedTuple
@@ -6,22 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NUMBERS, PARAMETERS, MOMENTUM, VARIANCE, FRESH, ANCHOR, MOVED, WORKER, SERVER, MOMENTS = range(2, 12)
-ELEMENTS, PADDING = 0, 1  # the spaces of a section
+ELEMENTS, PADDING = 0, 1  # the index spaces of a section
 KINDS = ("adam", "lamb", "zero_one_adam")
 
 HEADER = 232
 _ROW = 40
 _LIBRARY = 0 << 16 | 2 << 8 | 0  # the version of the library that wrote a part
-_NUMBERS = (1, NUMBERS, 15)  # sections of 8 bytes a number: norms, numbers, ladders; others are floats
-_SECTION = 65536  # the most elements of a section; checksums of sections of one size are fast
+_NUMBERS = (1, NUMBERS, 15)  # sections of 8 bytes a number: norms, numbers, ladders; all others are floats
+_SECTION = 65536  # the largest number of elements of a section; checksums of sections of one size are fast
 
 
 class Part(NamedTuple):
-    """A part is what one rank has saved of a checkpoint.
+    """A part is the bytes that one rank has saved of a checkpoint.
 
     header, tensors: bytes
-    sections: tuples (what, space, number of the first element, values); what is NUMBERS to MOMENTS,
-        space is ELEMENTS or PADDING
+    sections: tuples (what, space, number of the first element, values); `what` is NUMBERS to MOMENTS,
+        `space` is ELEMENTS or PADDING
     """
 
     header: Any
@@ -30,12 +30,12 @@ class Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The optimizer and the tensors of a checkpoint.
+    """The optimizer and the tensors that a checkpoint contains.
 
-    kind: of KINDS
-    deepspeed: whether it is of profile deepspeed
-    counts: elements of each tensor
-    uncompressed: of each, whether it is
+    kind: one of KINDS
+    deepspeed: whether the optimizer has the profile deepspeed
+    counts: the number of elements of each tensor
+    uncompressed: for each tensor, whether it is uncompressed
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The numbers of a checkpoint besides its elements, the same in all parts."""
+    """The numbers of a checkpoint other than its elements. They are the same in all parts."""
 
     ranks: int
     stage: int
@@ -54,7 +54,7 @@ class Head(NamedTuple):
     steps: int
     frozen_at: int
     exchanges: Any
-    numbers: Any  # 8 bytes each
+    numbers: Any  # 8 bytes for each number
 
 
 def type_of(what):
@@ -63,7 +63,7 @@ def type_of(what):
 
 
 def read_part(data):
-    """Returns the `Part` in some bytes; its values are views."""
+    """Returns the `Part` that some bytes contain. Its values are views of these bytes."""
     header = bytearray(data[:HEADER])
     (tensors,), (rows,) = (struct.unpack_from("<Q", header, at) for at in (88, 224))
     end = HEADER + 16 * tensors
@@ -90,19 +90,19 @@ def kind_of(header):
 
 
 def place(header, other):
-    """Copies the rank, the ranks and the hosts of another header into the header."""
+    """Copies the rank, the number of ranks and the hosts from another header into the header."""
     for begin, end in ((64, 72), (176, 188)):
         header[begin:end] = other[begin:end]
 
 
 def place_alone(header):
-    """Makes the header that of a single rank."""
+    """Changes the header to that of a single rank."""
     struct.pack_into("<II", header, 64, 1, 0)
     struct.pack_into("<III", header, 176, 0, 0, 0)
 
 
 def checksum_of(data):
-    """Returns the checksum of a part's header, which covers those of its sections."""
+    """Returns the checksum of a part's header. It covers the checksums of the sections."""
     return bytes(data[32:40])
 
 
@@ -119,8 +119,8 @@ def uncompressed_of(part):
 
 
 def layout_of(data):
-    """Returns the `Layout` of the optimizer that has saved this part, and True if it is 1-bit Adam
-    that exchanges steps or is sharded."""
+    """Returns the `Layout` of the optimizer that has saved this part. Also returns True if it is a 1-bit
+    Adam that exchanges steps or is sharded."""
     part = read_part(data)
     (profile,), (form,) = (struct.unpack_from("<I", part.header, at) for at in (60, 76))
     counts = [count for count, _ in struct.iter_unpack("<QQ", part.tensors)]
@@ -134,7 +134,7 @@ def _mix_bits(x):
 
 
 def _compute_checksums(rows):
-    """Returns the checksum of each row of bytes, whose length is a multiple of 8."""
+    """Returns the checksum of each row of bytes. The length of a row is a multiple of 8."""
     words = np.ascontiguousarray(rows).view("<u8")
     seeds = (0x6F6E6562, 0x69742063, 0x6865636B, 0x73756D73)
     with np.errstate(over="ignore"):
@@ -148,7 +148,7 @@ def _compute_checksums(rows):
 
 
 def _split_sections(what, space, first, values, size):
-    """Returns (what, space, first, bytes, count, checksum) of each section of an array."""
+    """Returns (what, space, first, bytes, count, checksum) for each section of an array."""
     values = np.ascontiguousarray(values)
     whole = len(values) // size * size
     rows = [values[:whole].reshape(-1, size)] if whole else []
@@ -167,10 +167,10 @@ def _split_sections(what, space, first, values, size):
 def write_part(header, tensors, arrays, size=_SECTION):
     """Returns the bytes of a part.
 
-    header: is changed
+    header: the header, which this function changes
     tensors: the rows of the tensors, as bytes
     arrays: (what, space, number of the first element, values)
-    size: the most elements of a section
+    size: the largest number of elements of a section
     """
     sections = []
     for what, space, first, values in sorted(arrays, key=lambda one: one[:3]):
@@ -192,7 +192,8 @@ def write_part(header, tensors, arrays, size=_SECTION):
 
 
 def make_part(layout, head, rank, arrays):
-    """Returns the bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
+    """Returns the bytes of one rank's part. arrays: (what, space, number of the first element, float32
+    values)."""
     counts = layout.counts
     arrays = [*arrays, *([(NUMBERS, ELEMENTS, 0, head.numbers)] if len(head.numbers) else [])]
     made = bytearray(HEADER)
@@ -209,7 +210,7 @@ def make_part(layout, head, rank, arrays):
 
 
 def manifest(kind, steps, parts):
-    """Returns the text of the manifest that names the parts in a directory, as generation 1."""
+    """Returns the text of the manifest, which names the parts in a directory, as generation 1."""
     text = f"onebit checkpoint 1\nkind {kind}\nsteps {steps}\ngeneration 1\nranks {len(parts)}\n"
     for rank, part in enumerate(parts):
         (checksum,) = struct.unpack_from("<Q", part, 32)

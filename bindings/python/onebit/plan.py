@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from onebit._interface import PlanKeywords
 
-# Plans that were dropped with a request in flight: neither they nor the request's memory can be freed.
+# Plans that the program dropped while a request was in flight: neither the plans nor the request's memory can
+# be freed.
 _left_in_flight = []
 
 
@@ -26,7 +27,7 @@ def _function_of(operation, prefix="", suffix=""):
 
 
 class Request:
-    """A nonblocking call in flight, which keeps its buffers alive until it is finished."""
+    """A nonblocking call in flight. It keeps its buffers alive until the call is finished."""
 
     def __init__(self, plan, handle, buffers, copy_back):
         self._plan, self._copy_back = plan, copy_back
@@ -46,7 +47,8 @@ class Request:
         return check(code)
 
     def test(self) -> Status:
-        """Advances the call. Returns IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
+        """Advances the call. Returns IN_PROGRESS, or its final status, which is OK or SKIPPED. Raises
+        `Error`."""
         return self._advance(_native.library().onebit_test)
 
     def wait(self) -> Status:
@@ -55,16 +57,14 @@ class Request:
 
 
 class Plan(Member):
-    """The decisions and the memory for the exchange of a tensor. Each tensor has its own plan,
-    which keeps the tensor's residual. Collective: all ranks make it, with the same count and
-    options.
+    """The decisions and the memory for the exchange of one tensor. Each tensor has its own plan, which stores
+    the tensor's residual. Collective: all ranks must create it, with the same count and options.
 
     comm: a `Communicator`
-    count: elements, as the operation counts them
-    Tensors of torch on a device are copied to memory of the host and back, unless the plan is of
-    device="cuda".
+    count: the number of elements, as the operation counts them
+    Torch tensors on a device are copied to memory of the host and back, unless the plan has device="cuda".
 
-    options: the fields of onebit_plan_options_t by name; enums as members or strings
+    options: the fields of onebit_plan_options_t by name; enums may be members or strings
         (`operation="reduce_scatter"`, `dtype="bfloat16"`, `wire="dense"`, `schedule="exchange"`)
     """
 
@@ -76,9 +76,9 @@ class Plan(Member):
         try:
             filled = _native.set_options(_native.make_structure(_native.PlanOptions), options)
             if not 0 <= count < 2**63:
-                raise argument_error(f"count is {count}")
+                raise argument_error(f"count is {count}: it must be at least 0 and below 2**63")
         except Exception:
-            create(comm.handle, 0, None, None)  # the library refuses this, so that the other ranks do not wait
+            create(comm.handle, 0, None, None)  # the library rejects this, so that no other rank waits
             raise
         self.on_device = filled.device == Device.DEVICE_CUDA
         if self.on_device:
@@ -106,8 +106,8 @@ class Plan(Member):
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
-        """Returns two buffers, and a function that ends a call of that status. If an array cannot
-        be used, a call that the library refuses fails on all ranks, so that no rank waits."""
+        """Returns two buffers, and a function that ends a call and takes its status. If an array cannot be
+        used, makes a call that the library rejects on all ranks, so that no rank waits."""
         send, receive = self._counts()
         try:
             if operation != self.operation:
@@ -128,8 +128,8 @@ class Plan(Member):
         return (first, second), copy_back
 
     def _on_host(self, thing, name, filled):
-        """Returns an array that the library can use: for a tensor on a device a copy, which has the tensor's
-        values if `filled`."""
+        """Returns an array that the library can use. For a tensor on a device this is a copy, which has the
+        tensor's values if `filled` is true."""
         device = thing.device.type if is_tensor(thing) else "cpu"
         if self.on_device or device in ("cpu", "meta"):
             return thing
@@ -162,23 +162,23 @@ class Plan(Member):
         return self._request
 
     def allreduce(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """Puts the mean of sendbuf over the ranks into recvbuf, which may be the same array.
-        Returns OK or SKIPPED. Collective, and so are the next five.
+        """Stores the mean of sendbuf over the ranks in recvbuf, which may be the same array. Returns OK or
+        SKIPPED. Collective, and so are the next five functions.
 
-        With device="cuda" it is put on torch's current stream (for other arrays on the default
-        one). Over NCCL it returns OK at once, and `synchronize` returns the status."""
+        With device="cuda" the call runs on torch's current stream (for other arrays on the default stream).
+        Over NCCL it returns OK at once, and `synchronize` returns the status."""
         return self._call(sendbuf, recvbuf, Operation.ALLREDUCE)
 
     def allgather(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """Puts sendbuf of rank r into recvbuf[r]."""
+        """Stores rank r's sendbuf in recvbuf[r], for all ranks r."""
         return self._call(sendbuf, recvbuf, Operation.ALLGATHER)
 
     def reduce_scatter(self, sendbuf: Any, recvbuf: Any) -> Status:
-        """Puts the mean over the ranks of sendbuf[this rank] into recvbuf."""
+        """Stores the mean over the ranks of sendbuf[this rank] in recvbuf."""
         return self._call(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
     def iallreduce(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Begins `allreduce`. Both arrays belong to the library until the `Request` is finished."""
+        """Begins `allreduce`. Until the `Request` is finished, the program must not use the arrays."""
         return self._start(sendbuf, recvbuf, Operation.ALLREDUCE)
 
     def iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
@@ -190,31 +190,31 @@ class Plan(Member):
         return self._start(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
     def synchronize(self) -> Status:
-        """With device="cuda": waits for the calls on streams, and returns the status of the first
-        that did not end well since the last `synchronize`."""
+        """With device="cuda": waits for the calls on streams. Returns the status of the first call since the
+        last `synchronize` that was not OK, or OK."""
         return check(_native.library().onebit_plan_synchronize(self.handle))
 
     def calls(self) -> tuple[int, int]:
-        """Returns, with device="cuda" over NCCL, how many calls on streams have ended well, and how
-        many were skipped, as far as the host knows by now."""
+        """With device="cuda" over NCCL: returns how many calls on streams have succeeded, and how many were
+        skipped, as far as the host knows at this time."""
         made, skipped = ctypes.c_uint64(), ctypes.c_uint64()
         function = _native.library().onebit_plan_get_calls
         check(function(self.handle, ctypes.byref(made), ctypes.byref(skipped)))
         return made.value, skipped.value
 
     def scale_result(self, recvbuf: Any, factor: float) -> None:
-        """Multiplies, with device="cuda" over NCCL, the latest call's result on the same stream;
-        the result of a skipped call becomes not-a-number."""
+        """With device="cuda" over NCCL: multiplies the latest call's result, on the same stream. The result
+        of a skipped call becomes not-a-number."""
         found = self._buffer(recvbuf, "recvbuf", self._counts()[1], True)
         function = _native.library().onebit_scale_result_stream
         check(function(found.address, factor, self.handle, current_stream(found)))
 
     def info(self) -> dict[str, Any]:
-        """Returns the plan's decisions: the fields of onebit_plan_info_t by name."""
+        """Returns the decisions of the plan: the fields of onebit_plan_info_t by name."""
         return _native.call_getter(_native.library().onebit_plan_get_info, self.handle, _native.PlanInfo)
 
     def explain(self) -> str:
-        """Returns the reasons of the plan's choice of a schedule."""
+        """Returns the reasons for the plan's choice of a schedule."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
     def export_residual(self) -> tuple[Any, Any]:
@@ -227,7 +227,8 @@ class Plan(Member):
         return worker, server
 
     def import_residual(self, worker: Any = None, server: Any = None) -> None:
-        """Sets the residuals: float32 arrays as long as those of `export_residual`; None keeps a residual."""
+        """Sets the residuals. They are float32 arrays of the same lengths as those of `export_residual`; None
+        leaves a residual unchanged."""
         info, addresses, kept = self.info(), [], []
         for name, thing in (("worker", worker), ("server", server)):
             found = buffer_of(thing, name) if thing is not None else None
@@ -239,8 +240,8 @@ class Plan(Member):
         check(_native.library().onebit_plan_import_residual(self.handle, *addresses))
 
     def set_bits(self, bits: int) -> None:
-        """Sets the bits an element of the next call, the same on all ranks: for a plan that
-        continues from a checkpoint, `bits` of the saved plan's info()."""
+        """Sets the bits an element of the next call. Must be the same on all ranks. When a plan continues
+        from a checkpoint, this is `bits` of the saved plan's info()."""
         check(_native.library().onebit_plan_set_bits(self.handle, bits))
 
     def reset_residual(self) -> None:
@@ -248,12 +249,12 @@ class Plan(Member):
         check(_native.library().onebit_plan_reset_residual(self.handle))
 
     def reset(self) -> None:
-        """Makes the plan usable again after ERROR_MESSAGE. All ranks call it, once the program has
-        made its results equal on all ranks. Sets the residuals to zero."""
+        """Makes the plan usable again after ERROR_MESSAGE. All ranks must call it, after the program has made
+        its results equal on all ranks. Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset(self.handle))
 
     def close(self) -> None:
-        """Frees the plan. Raises `Error` (ERROR_BUSY) with a request in flight."""
+        """Frees the plan. Raises `Error` (ERROR_BUSY) if a request is in flight."""
         if self._handle and not self._comm._is_foreign():
             check(_native.library().onebit_plan_destroy(self._handle))
             self._comm._leave(self)

@@ -1,4 +1,4 @@
-"""Transports in Python: `Transport` is onebit/custom.h's callbacks as a class to derive from."""
+"""Transports in Python: `Transport` is a base class for the callbacks of onebit/custom.h."""
 
 import ctypes
 import itertools
@@ -12,8 +12,8 @@ FAILED = -1
 
 
 class Operation:
-    """A message that is being received into `memory`, which has as many bytes as the message may
-    have, and is valid until the operation is complete or cancelled."""
+    """A message that is being received into `memory`. The memory has the largest size that the
+    message may have, and is valid until the operation is complete or cancelled."""
 
     def __init__(self, memory: memoryview, peer: int, tag: int) -> None:
         self.memory = memory
@@ -22,45 +22,47 @@ class Operation:
 
 
 class Transport:
-    """Moves bytes between ranks: derive from it, and give it to `Communicator.custom`.
+    """Moves bytes between ranks. Derive a class from it, and pass an object of that class to
+    `Communicator.custom`.
 
-    `send` has sent or copied the message when it returns; only a receive is an operation that takes
-    time. An exception in these methods ends the communicator on this rank with ERROR_TRANSPORT and
-    the exception's text, and `abort` is called. Any thread that uses the communicator calls them,
-    several at once if the program does so. They must not use the communicator.
-    include/onebit/custom.h has the order in which messages must arrive.
+    When `send` returns, it has sent or copied the message; only a receive is an operation that
+    takes time. An exception in these methods ends the communicator on this rank with
+    ERROR_TRANSPORT and the text of the exception, and `abort` is called. Any thread that uses the
+    communicator calls the methods, several threads at once if the program does so. The methods must
+    not use the communicator. include/onebit/custom.h defines the order in which messages must
+    arrive.
     """
 
     def send(self, data: memoryview, peer: int, tag: int) -> None:
-        """Sends a message: `data` is a memoryview that is only valid during the call."""
+        """Sends a message. `data` is a memoryview that is valid only during the call."""
         raise NotImplementedError
 
     def receive(self, operation: Operation) -> None:
-        """Begins to receive into `operation.memory`; `operation` is an `Operation`."""
+        """Begins to receive a message into `operation.memory`."""
 
     def test(self, operation: Operation, seconds: float) -> Optional[int]:
         """Returns the length of the message, or None if it has not arrived. May wait up to `seconds`."""
         raise NotImplementedError
 
     def cancel(self, operation: Operation) -> None:
-        """Gives the operation up: its memory must not be written to any more."""
+        """Cancels the operation. Its memory must not be written to any more."""
 
     def abort(self) -> None:
-        """Called when this rank has failed: makes the other ranks' receives from it fail."""
+        """Called when this rank has failed. Makes the other ranks' receives from this rank fail."""
 
     def release(self) -> None:
-        """The communicator is closed."""
+        """Called when the communicator is closed."""
 
 
 def _memory_view(address, count):
-    """Returns `count` bytes of the library's memory, without a copy."""
+    """Returns `count` bytes of the library's memory as a view, without a copy."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
 class Callbacks:
-    """The callbacks of a transport for the library. Keeps operations alive, and the texts of
-    exceptions. ctypes treats an exception in a callback as success, so each one is caught, even
-    KeyboardInterrupt; those of `cancel`, `abort` and `release` go to sys.unraisablehook."""
+    """The callbacks of a transport for the library. Keeps operations and the texts of exceptions
+    alive. ctypes treats an exception in a callback as success, so every exception is caught, even
+    KeyboardInterrupt. Exceptions of `cancel`, `abort` and `release` go to sys.unraisablehook."""
 
     def __init__(self, transport, host, largest_tag, timeout):
         self.transport = transport

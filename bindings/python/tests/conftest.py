@@ -1,5 +1,5 @@
-"""Functions that the tests share. The package is the one beside them, the library that of ONEBIT_LIBRARY, or
-of the repository's build directory."""
+"""Functions that the tests share. The tests use the package beside them. The library is that of
+ONEBIT_LIBRARY, or the one in the repository's build directory."""
 
 import concurrent.futures
 import os
@@ -19,39 +19,40 @@ import onebit  # noqa: E402
 
 
 def remove_gloo_lines(text):
-    """Gloo of torch 2.9 prints on standard output which ranks are connected."""
+    """Removes the lines in which torch 2.9's gloo prints which ranks are connected."""
     return "".join(line for line in text.splitlines(True) if not line.startswith("[Gloo]"))
 
 
 def python_environment(**variables):
-    """Returns an environment in which Python finds the package, with more variables."""
+    """Returns an environment in which Python finds the package, with additional variables."""
     path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **variables}
 
 
 def run_python(*arguments, timeout=60, **variables):
-    """Runs Python with the package; returns what subprocess.run does."""
+    """Runs Python with the package. Returns the result of subprocess.run."""
     command = [sys.executable, *map(str, arguments)]
     environment = python_environment(**variables)
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def run_program(program, scenarios, ranks):
-    """Runs a program of torch_common.run_scenarios; returns its output."""
+    """Runs a program that calls torch_common.run_scenarios. Returns its output."""
     ran = run_python(HERE / program, scenarios, ranks, timeout=900)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return remove_gloo_lines(ran.stdout)
 
 
 def run_on_threads(calls):
-    """Makes each call on a thread of its own; returns their results or exceptions."""
+    """Makes each call on a separate thread. Returns their results or exceptions."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         made = [pool.submit(call) for call in calls]
     return [one.exception() or one.result() for one in made]
 
 
 def run_on_comms(comms, body):
-    """Calls body(comm) for each, on a thread; returns the results, or raises the first exception of a rank."""
+    """Calls body(comm) for each communicator, on a thread. Returns the results, or raises the first
+    exception of a rank."""
     results = run_on_threads([lambda comm=comm: body(comm) for comm in comms])
     for reason in results:
         if isinstance(reason, BaseException):
@@ -61,7 +62,8 @@ def run_on_comms(comms, body):
 
 @pytest.fixture
 def on_ranks():
-    """on_ranks(size, body): body(comm) on `size` ranks, each a thread; what each returned."""
+    """Provides on_ranks(size, body): it runs body(comm) on `size` ranks, which are threads, and returns the
+    results of all ranks."""
 
     def run(size, body, hosts=1):
         comms = onebit.Communicator.loopback(size, hosts)

@@ -1,5 +1,5 @@
 """The program that test_device.py runs with the emulated CUDA device. Ranks are threads of this process. Arrays
-on the device have a __cuda_array_interface__, as torch's and CuPy's have."""
+on the device have a __cuda_array_interface__, as those of torch and CuPy do."""
 
 import array
 import ctypes
@@ -13,7 +13,7 @@ from onebit import _native
 
 
 class Array:
-    """Floats on the device."""
+    """An array of floats on the device."""
 
     def __init__(self, values, **described):
         self.count = len(values)
@@ -122,7 +122,7 @@ if "torch" in sys.argv[1:]:
     both = threading.Barrier(2)
 
     def over_nccl(rank):
-        assert library.cudaSetDevice(rank) == 0  # a device each, as NCCL wants it
+        assert library.cudaSetDevice(rank) == 0  # NCCL requires a device for each rank
         comm = nccl.create(onebit.Communicator, text, rank, 2)
         assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
         mean = check_collectives(comm)
@@ -134,7 +134,8 @@ if "torch" in sys.argv[1:]:
     print("over NCCL")
 
     def close_alone(rank):
-        """Closes a communicator while rank 0's stream waits for a message that never arrives, as in a graph."""
+        """Closes a communicator while rank 0's stream waits for a message that never arrives, as it may in a
+        graph."""
         assert library.cudaSetDevice(rank) == 0
         comm = nccl.create(onebit.Communicator, text, rank, 2, timeout=1)
         both.wait()
@@ -154,4 +155,4 @@ if "torch" in sys.argv[1:]:
     nobody_else = (onebit.Communicator, nccl.unique_id(), 0, 2, 0.3)
     expect_error(lambda: nccl.create(*nobody_else), "waited 0.3 s for the other ranks")
     print("in time", flush=True)
-    os._exit(0)  # a thread still waits for the rank that does not come
+    os._exit(0)  # a thread still waits for the missing rank

@@ -1,9 +1,9 @@
-"""A device of torch made in Python: PrivateUse1 named "fake". Each of its tensors has one of the
-processor behind it. Copies that are put on a stream are late: the memory that they write to has
-not-a-number until somebody waits for the stream or for an event behind them, and several that are
-waited for at once are made in the other order. What is put on no stream is done at once.
+"""A torch device made in Python: PrivateUse1, named "fake". Each of its tensors has a tensor of the
+processor behind it. Copies that are put on a stream are late: their destination has not-a-number
+until the program waits for the stream, or for a later event. If several copies are pending, they
+are made in reverse order. Work that is put on no stream is done at once.
 
-`install()` comes before anything is made, in a process of its own.
+`install()` must be called before any tensor is created, in a separate process.
 """
 
 import collections
@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
-# The number of copies put on streams, by the destination's device type; and the present and largest
-# number of bytes of pinned memory.
+# The number of copies that were put on streams, by the destination's device type. Below: the
+# present and the largest number of bytes of pinned memory.
 copies = collections.Counter()
 pinned = {"now": 0, "most": 0}
-_raw_of = {}  # the fake tensor by its storage, for tensors that C++ makes of it
+_raw_of = {}  # the fake tensor by its storage, for tensors that C++ creates from it
 _current = threading.local()
 _lock = threading.RLock()
 
@@ -27,7 +27,7 @@ class Stream:
     """Replaces torch.Stream."""
 
     def __init__(self, device=None):
-        self.waiting = []  # (source, destination) of copies that are pending
+        self.waiting = []  # (source, destination) of pending copies
 
     def __enter__(self):
         self._before, _current.stream = current_stream(), self
@@ -82,7 +82,8 @@ def current_stream(device=None):
 
 
 class Tensor(torch.Tensor):
-    """A tensor that reports to be contiguous, whatever the processor's tensor behind it is."""
+    """A tensor that always reports to be contiguous, also if the processor's tensor behind it is
+    not."""
 
     @staticmethod
     def __new__(cls, raw):
@@ -114,7 +115,7 @@ def raw(thing):
 
 
 def _fallback(op, *args, **options):
-    """Runs any operation on the processor's tensors behind."""
+    """Runs any operation on the processor's tensors behind the fake ones."""
     given = [one for one in pytree.tree_leaves((args, options)) if is_fake(one)]
     to_host = options.get("device") is not None and torch.device(options["device"]).type == "cpu"
     raws, raw_options = pytree.tree_map(raw, (args, options))
@@ -129,7 +130,7 @@ def _fallback(op, *args, **options):
     def give(one):
         if not isinstance(one, torch.Tensor):
             return one
-        same = [of for of in given if raw(of) is one]  # in place, and out=
+        same = [of for of in given if raw(of) is one]  # for operations in place, and with out=
         return same[0] if same else Tensor(one.contiguous())
 
     return pytree.tree_map(give, made)
@@ -154,7 +155,7 @@ def _empty_strided(size, stride, *, dtype=None, **_):
 
 
 def _view(name):
-    """An operation whose result has the same memory."""
+    """Returns an operation whose result shares the memory of its argument."""
     return lambda of, *given: Tensor(getattr(torch.ops.aten, name)(raw(of), *given))
 
 
@@ -175,7 +176,7 @@ def _count_pinned(empty):
 
 
 class Group(dist.ProcessGroup):
-    """Collectives of such tensors: gloo's, of the tensors behind."""
+    """Collectives of fake tensors: those of gloo, on the processor's tensors behind them."""
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
@@ -199,7 +200,7 @@ class Group(dist.ProcessGroup):
         locals()[_one] = _call(_one)
 
 
-_libraries = []  # what is registered lasts as long as these
+_libraries = []  # registrations are valid as long as these objects exist
 
 
 def is_possible():

@@ -1,6 +1,6 @@
-"""Scenarios of test_torch.py: `python fsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py. FSDP2, also on a
-mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over gloo, on
-processors."""
+"""Scenarios of test_torch.py: `python fsdp_ranks.py SCENARIOS RANKS`, started like torch_ranks.py. They test
+FSDP2, also on a mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over
+gloo, on processors."""
 
 import os
 import unittest.mock
@@ -30,7 +30,8 @@ WARMUP = {"warmup_steps": 4, "warmup_bits": 8}
 
 
 def make_network(mesh, widths=(20, 95, 95), **options):
-    """One shard of the last bias has no element, and others are of different sizes."""
+    """Makes a network in which one shard of the last bias has no element, and other shards have different
+    sizes."""
     torch.manual_seed(3)
     layers = [nn.Sequential(nn.Linear(*one), nn.Tanh()) for one in zip(widths, widths[1:])]
     model = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
@@ -44,7 +45,7 @@ def make_mesh(*shape):
 
 
 def run_backward(model, step, spoil=1.0, group=None):
-    """Each rank of the group has inputs of its own."""
+    """Runs a forward and a backward pass. Each rank of the group has its own inputs."""
     points = draw_normal(7000 + 100 * dist.get_rank(group) + step, 16, 20)
     loss = ((model(points).float() - points[:, :1].sin()) ** 2).mean()
     (loss * spoil).backward()
@@ -68,8 +69,8 @@ def train_model(model, optimizer, first, end, group=None):
 
 
 def check_full_precision(rank, size):
-    """Steps equal those of HSDP with torch's AdamW: gradients are averaged over the same ranks, also
-    where a gradient is the sum of two backward passes."""
+    """Checks that steps in full precision equal those of HSDP with torch's AdamW: gradients are averaged over the
+    same ranks, also if a gradient is the sum of two backward passes."""
     mesh = make_mesh(2, size // 2)
     for policy in {}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}:
         plain, model = make_network(mesh, **policy), make_network(mesh, **policy)
@@ -89,7 +90,8 @@ def check_full_precision(rank, size):
 
 
 def check_compressed(rank, size):
-    """Replicas stay equal, also with copies in the host's memory, and exchange one bit of an element."""
+    """Checks that compressed replicas stay equal and exchange one bit an element, also with copies in the host's
+    memory."""
     mesh = make_mesh(2, size // 2)
     models = [make_network(mesh), make_network(mesh)]
     ours = [make_adam(one, stage=stage, **WARMUP) for one, stage in zip(models, ("auto", "host"))]
@@ -97,12 +99,12 @@ def check_compressed(rank, size):
     for step in range(30):
         for model, optimizer in zip(models, ours):
             losses.append(run_backward(model, step))
-            if step == 0:  # FSDP has left the replicas their own
+            if step == 0:  # FSDP has not averaged over the replicas
                 assert not is_equal_on_ranks(next(model.parameters()).grad.to_local(), mesh.get_group(0))
             optimizer.step()
             optimizer.zero_grad()
             if step == 10:
-                with torch.no_grad():  # as a program may
+                with torch.no_grad():  # a write that a program may make
                     next(model.parameters()).clamp_(-0.2, 0.2)
         if step == 10:
             before = ours[0].comm.bytes_sent
@@ -117,12 +119,13 @@ def check_compressed(rank, size):
 
 
 def check_skipped_steps(rank, size):
-    """All ranks skip a step whose gradient one rank's shard finds not finite, also those with other shards."""
+    """Checks that all ranks skip a step if one rank's shard has a gradient that is not finite, also ranks with
+    other shards."""
     mesh = make_mesh(2, size // 2)
     model = make_network(mesh)
     optimizer = make_adam(model, **WARMUP)
     run_backward(model, 0)
-    if rank == size - 1:  # an element of its shard alone
+    if rank == size - 1:  # an element that only this rank's shard has
         next(model.parameters()).grad.to_local().view(-1)[3] = float("inf")
     before = gather_parameters(model)
     optimizer.step()
@@ -134,8 +137,8 @@ def check_skipped_steps(rank, size):
 
 
 def check_checkpoints(rank, size):
-    """torch.distributed.checkpoint: as many replicas go on to the bit; one alone, and then two from
-    one, go on from the same parameters."""
+    """Checks torch.distributed.checkpoint: the same number of replicas continues to the bit; one replica, and
+    then two from one, continue with the same parameters."""
     directory = make_shared_directory()
     alone = dist.new_group([0, 1])
     few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
@@ -177,16 +180,17 @@ def check_checkpoints(rank, size):
 def check_refused(rank, size):
     mesh = make_mesh(2, size // 2)
     model = make_network(mesh)
-    norms = "norms of parameters would be those of shards"
+    norms = "Lamb and trust_ratio are not supported with shards"
     expect_error(norms, lambda: make_adam(model, kind=onebit.torch.Lamb))
     expect_error(norms, lambda: make_adam(model, trust_ratio=1))
-    expect_error("would see the norm of a shard", lambda: make_adam(model, max_norm=1.0))
+    expect_error("max_norm is not supported with shards", lambda: make_adam(model, max_norm=1.0))
     flat = make_network(init_device_mesh("cpu", (size,)))
     expect_error("for FSDP take onebit.torch.fsdp.compress", lambda: make_adam(flat))
 
 
 def check_norms(rank, size):
-    """clip_grad_norm_ finds the norm of the mean over replicas and shards, and inside hosts."""
+    """Checks that clip_grad_norm_ finds the norm of the mean over replicas and shards, also with shards inside
+    hosts."""
     mesh = make_mesh(2, size // 2)
     plain, model = make_network(mesh), make_network(mesh)
     optimizer = make_adam(model)
@@ -198,16 +202,16 @@ def check_norms(rank, size):
     dense, ours = Trainer(None, ours=False), Trainer(make_host_group(rank, size), **WARMUP)
     dense.step(0), ours.step(0)
     wanted = torch.cat([one.grad.flatten() for one in dense.module.parameters()]).norm()
-    found = ours.optimizer.clip_grad_norm_(wanted / 2)  # the gradients are still there
+    found = ours.optimizer.clip_grad_norm_(wanted / 2)  # gradients are still valid at this time
     assert is_equal_on_ranks(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
     ours.optimizer.close()
 
 
-# --- Inside a host first -------------------------------------------------------------------------
+# --- Shards inside a host ------------------------------------------------------------------------
 
 
 class Trainer:
-    """A program with DistributedDataParallel; inside: the ranks of each host."""
+    """A program with DistributedDataParallel. inside: the group of the ranks of each host."""
 
     def __init__(self, inside, dtype=torch.float32, **options):
         torch.manual_seed(3)
@@ -241,7 +245,8 @@ def make_host_group(rank, size):
 
 
 def check_inside_hosts(rank, size):
-    """In full precision the steps are DistributedDataParallel's; compressed, ranks stay equal."""
+    """Checks that the steps are DistributedDataParallel's in full precision, and that ranks stay equal when
+    compressed."""
     own = make_host_group(rank, size)
     for dtype in torch.float32, torch.bfloat16:
         plain = Trainer(None, dtype, ours=False)
@@ -276,7 +281,7 @@ def check_inside_resumed(rank, size):
         first.step(step)
     alone = first.optimizer.state_dict()
     first.optimizer.consolidate_state_dict()
-    # The consolidated state has plain tensors; rank 0 sends it to all ranks, in place of a file.
+    # The consolidated state has plain tensors. Rank 0 sends it to all ranks, instead of writing a file.
     whole = broadcast_from_rank_0(first.optimizer.state_dict() if rank == 0 else None)
     assert not any(hasattr(value, "to_local") for of in whole["state"].values() for value in of.values())
     model = {name: value.clone() for name, value in first.module.state_dict().items()}
@@ -289,12 +294,12 @@ def check_inside_resumed(rank, size):
         for step in range(7, 10):
             other.step(step)
         assert torch.equal(first.get_parameters(), other.get_parameters())
-    for of in alone["state"].values():  # as if all had loaded the first shard's file
+    for of in alone["state"].values():  # as if all ranks had loaded the first shard's file
         for name, value in of.items():
             if name.startswith("head_"):
                 value.to_local()[:, -4:] = torch.tensor([1, 0, 0, 0], dtype=torch.uint8)
     shard = other.optimizer._shards.number
-    words = "the state is of shard 1 alone" if shard == 2 else "another shard cannot"
+    words = "the state has shard 1 only" if shard == 2 else "a rank with another shard failed"
     expect_error(words, lambda: other.optimizer.load_state_dict(alone))
     first.optimizer.close(), other.optimizer.close()
 
@@ -304,7 +309,7 @@ def check_inside_refused(rank, size):
     groups = [dist.new_group(list(one)) for one in rows]
     expect_error("hosts have different numbers of ranks, 1 to 3", lambda: Trainer(groups[rank > 0]))
     own = make_host_group(rank, size)
-    expect_error("would see the norm of a shard", lambda: Trainer(own, max_norm=1.0))
+    expect_error("max_norm is not supported with shards", lambda: Trainer(own, max_norm=1.0))
     flat = Trainer("auto")
     assert "each rank exchanges all elements (parameters are on" in flat.optimizer.describe()
     flat.optimizer.close()
@@ -314,7 +319,7 @@ def check_inside_refused(rank, size):
 
 
 def make_sharded_model(**options):
-    """Makes a model of which each rank has a shard."""
+    """Makes a model with a shard on each rank."""
     return make_network(init_device_mesh("cpu", (dist.get_world_size(),)), (20, 96, 96, 96), **options)
 
 
@@ -343,7 +348,7 @@ def train_alone(bits=(None, None), steps=30, error_feedback=True, **options):
 
 
 def check_losses(rank, size):
-    """Checks losses, and a step's bytes: gradients once, parameters twice except the root's."""
+    """Checks losses, and a step's bytes: gradients are sent once, parameters twice except the root's."""
     plain, (loss, _) = train_alone()[0], train_alone((8, 4))
     without, _ = train_alone((8, 4), error_feedback=False)
     if rank == 0:
@@ -358,12 +363,13 @@ def check_losses(rank, size):
 
 
 def check_mean_gradients(rank, size):
-    """In 4 bits they are close, and their sum is closer, whatever the operation."""
+    """Checks that mean gradients in 4 bits are close to the exact ones, and their sum over steps closer, with
+    each operation."""
     for policy, factor in ((torch.float16, None), (torch.float32, 2.0)):
         options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=policy)}
         models = [make_sharded_model(**options), make_sharded_model(**options)]
         compression = compress(models[1], 4)
-        if factor:  # a sum that is multiplied by 1 / factor, of which gloo knows only the sum
+        if factor:  # torch multiplies a sum by 1 / factor; gloo knows only the sum
             for one in [*models[0].modules(), *models[1].modules()]:
                 if hasattr(one, "set_gradient_divide_factor"):
                     one.set_gradient_divide_factor(factor)
@@ -386,8 +392,8 @@ def check_mean_gradients(rank, size):
 
 
 class OnDevice:
-    """A plan of the processor that behaves as one on a device: a call is OK at once, and only its
-    result tells of one that was skipped."""
+    """A plan of the processor that behaves like one on a device: a call returns OK at once, and only its result
+    shows that it was skipped."""
 
     on_device = True
 
@@ -413,7 +419,8 @@ class OnDevice:
 
 
 def check_device_plans(rank, size):
-    """A value that is not finite, in the first gather or later, is in that step's parameters alone."""
+    """Checks that a value that is not finite, in the first gather or later, affects only the parameters of that
+    step."""
     host, device = make_sharded_model(), make_sharded_model()
     compressions = [compress(model, 4, 4) for model in (host, device)]
     for step, spoilt in enumerate((True, False, False, True, False, False)):
@@ -436,18 +443,18 @@ def check_device_plans(rank, size):
     assert compressions[1].skipped > 0
     for one in compressions:
         one.close()
-    assert compressions[1].skipped > 0  # still
+    assert compressions[1].skipped > 0  # the counter is unchanged
 
 
 def check_without_error_feedback(rank, size):
-    """Groups of one size have one plan, and a state has nothing."""
+    """Checks that groups of one size share a plan, and that a state is empty."""
     model = make_sharded_model()
     compression = compress(model, 8, 8, error_feedback=False)
     for step in range(2):
         run_backward(model, step)
         gathers = [key for key in compression._free if key[0] == "allgather"]
         reduces = [key for key in compression._free if key[0] == "reduce_scatter"]
-        # Two of the four groups have one size. No plan is in use.
+        # Two of the four groups have the same size. No plan is in use at this time.
         assert len(reduces) == len(gathers) == 3, compression._free
         assert [len(compression._free[key]) for key in reduces] == [1] * 3
     assert compression.state_dict() == {} and compression.exchanges == 2 * (4 + 7)
@@ -461,7 +468,7 @@ def check_edge_cases(rank, size):
     compression = compress(model, 4, 4)
     model._set_unshard_async_op(True)
     run_backward(model, 0)
-    run_backward(model, 1, float("inf") if rank == 1 else 1.0)  # torch's own exchange
+    run_backward(model, 1, float("inf") if rank == 1 else 1.0)  # torch makes this exchange itself
     assert compression.skipped == 4 and not all(local_gradients(model).isfinite())
     model.zero_grad()
     saved = compression.state_dict()
@@ -478,7 +485,7 @@ def check_edge_cases(rank, size):
     model.zero_grad()
     for one in model[1].parameters():
         one.requires_grad_(False)
-    model[1][0].bias.requires_grad_(True)  # the group has another size
+    model[1][0].bias.requires_grad_(True)  # the group has another size now
     run_backward(model, 3)
     assert again.dropped == 1
     again.close()

@@ -1,5 +1,5 @@
-"""The program that tests/scripts/check-python runs where only the package and numpy are installed; and under mpirun,
-as test_communicators.py does, with the argument `mpi`."""
+"""The program that tests/scripts/check-python runs in an environment with only the package and numpy.
+test_communicators.py runs it under mpirun, with the argument `mpi`."""
 
 import concurrent.futures
 import importlib.metadata
@@ -49,7 +49,7 @@ def check_package():
     sums = numpy.zeros((2, count))
 
     def rank(number):
-        """The mean over many calls of what a rank gets is the mean: error feedback."""
+        """Checks error feedback: the mean over many calls of a rank's results is the true mean."""
         plan, result = onebit.Plan(comms[number], count), numpy.empty(count, numpy.float32)
         for _ in range(20):
             assert plan.allreduce(exact[number], result) is onebit.Status.OK
@@ -57,7 +57,7 @@ def check_package():
         assert plan.info()["transport"] == "loopback"
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(rank, range(2)))  # raises what a rank raises
+        list(pool.map(rank, range(2)))  # raises the exceptions of the ranks
     assert (sums[0] == sums[1]).all()
     off = numpy.abs(sums[0] / 20 - exact.mean(axis=0)).mean()
     assert 0 < off < 0.2, off

@@ -1,5 +1,5 @@
-"""The program that test_torch.py runs under `python -m onebit.torch.run`: it knows nothing of
-onebit. RANK and WORLD_SIZE are as torchrun sets them; its argument is the file of a store."""
+"""The program that test_torch.py runs under `python -m onebit.torch.run`. It does not import
+onebit. RANK and WORLD_SIZE are set as by torchrun. Its argument is the file of a store."""
 
 import copy
 import os
@@ -34,7 +34,7 @@ def main():
     assert torch.equal(make_gradient(copy.deepcopy(given), rank, 5), make_gradient(own, rank, 5))
     try:
         own.register_comm_hook(None, allreduce_hook)
-    except RuntimeError as error:  # as without the launcher
+    except RuntimeError as error:  # raised as without the launcher
         assert "only be called once" in str(error)
     else:
         raise AssertionError("two hooks")

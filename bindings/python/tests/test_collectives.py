@@ -54,7 +54,7 @@ def test_float16_and_arrays_of_other_libraries(on_ranks):
 
 
 def test_options_by_name():
-    """Also the first of an enum, whose value is 0."""
+    """Checks options that are given by name, also the first member of an enum, whose value is 0."""
     with onebit.Communicator.self_() as comm:
         for name in ("float32", "FLOAT32", "bfloat16"):
             assert onebit.Plan(comm, 8, dtype=name).dtype.name == name.upper()
@@ -86,7 +86,7 @@ def test_requests_in_any_order_keep_their_buffers(on_ranks):
         assert all(one() is not None for one in alive)
         for number in [0, 1, 2, 3] if comm.rank else [3, 1, 0, 2]:
             assert requests[number].wait() is Status.OK
-            assert requests[number].wait() is Status.OK  # and that stays so
+            assert requests[number].wait() is Status.OK  # the status stays the same
         assert all(one() is None for one in alive)
         return [one.tobytes() for one in result]
 
@@ -200,7 +200,8 @@ def test_plans_and_communicators_close():
 
 
 def test_garbage_is_collected_in_any_order(monkeypatch):
-    """The communicator of a cycle may be collected first; the plans and optimizers on it still need it."""
+    """Checks that plans and optimizers still work if the communicator of a reference cycle is collected
+    before them."""
     calls = []
     library = onebit._native.library()
     for name in "onebit_plan_destroy", "onebit_optimizer_destroy", "onebit_comm_destroy":
@@ -228,8 +229,8 @@ def test_garbage_is_collected_in_any_order(monkeypatch):
 
 
 def test_a_request_that_is_forgotten_keeps_its_memory():
-    """A plan that the program drops while its request is in flight is not destroyed, and no memory that
-    the library may still write to is freed."""
+    """Checks a plan that the program drops while its request is in flight: the plan is not destroyed,
+    and memory that the library may still write to is not freed."""
     comms = onebit.Communicator.loopback(2)
     done = threading.Event()
 

@@ -1,5 +1,5 @@
-"""Communicators over a transport in Python, which passes messages in lists, and over sockets: ranks are threads.
-And over mpi4py, with three processes."""
+"""Tests communicators over a transport in Python, which passes messages in lists, and over sockets; ranks are
+threads. Also tests them over mpi4py, with three processes."""
 
 import array
 import collections
@@ -84,7 +84,7 @@ class Threads(onebit.Transport):
 
 
 def run_on_hub(size, body, fails=None):
-    """body(rank, transport) on each rank; the exceptions too are results."""
+    """Runs body(rank, transport) on each rank. Returns results, or exceptions as results."""
     hub = Hub()
     transports = [Threads(hub, rank, fails if rank == 1 else None) for rank in range(size)]
     calls = [functools.partial(body, *pair) for pair in enumerate(transports)]
@@ -137,7 +137,8 @@ def test_a_failure_in_a_call_reaches_all():
 
 
 def test_an_interrupt_is_no_success():
-    """An exception in a callback of ctypes returns 0 to the library: the message would seem to have arrived."""
+    """An interrupt must not look like success: ctypes returns 0 to the library after an exception in a
+    callback, as if the message had arrived."""
 
     class Interrupted(Threads):
         def test(self, operation, seconds):
@@ -166,7 +167,7 @@ def test_wrong_arguments():
 def address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        # Held until the test ends, the port goes to no other program; rank 0 can listen at it.
+        # The port is held until the test ends, so that no other program gets it. Rank 0 can still listen at it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield f"127.0.0.1:{probe.getsockname()[1]}"
 
@@ -239,7 +240,7 @@ over_mpi = pytest.mark.skipif(
 
 
 class Fake:
-    """Stands for mpi4py's MPI, which describes its library."""
+    """Replaces mpi4py's MPI, which describes its library."""
 
     Comm, COMM_SELF = "a type", "a handle"
 

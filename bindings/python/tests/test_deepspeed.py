@@ -1,4 +1,4 @@
-"""Configurations of DeepSpeed's, its names, and its checkpoints: no DeepSpeed is needed."""
+"""Tests DeepSpeed's configurations, names and checkpoints. DeepSpeed itself is not needed."""
 
 import json
 import warnings
@@ -39,7 +39,7 @@ def test_every_key_without_effect_is_named(tmp_path):
         "optimizer.params.cuda_aware",
         "optimizer.params.comm_backend_name",
         "optimizer.params.max_grad_norm",
-        "optimizer.params.max_coeff",  # LAMB's
+        "optimizer.params.max_coeff",  # a parameter of LAMB
         "steps_per_print",
         "scheduler.type",
         "scheduler.params.warmup_num_steps",
@@ -68,7 +68,7 @@ def test_optimizers_are_known_by_name(kind, params, here):
         make_config(kind, params=params), make_parameters(), onebit.Communicator.self_()
     )
     assert {name: made._options[name] for name in here} == here
-    made.onebit.close()  # the library takes them
+    made.onebit.close()  # the library accepts the options
 
 
 def test_batches_precision_and_the_count_of_steps():
@@ -78,7 +78,7 @@ def test_batches_precision_and_the_count_of_steps():
     scaled = read(make_config(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}))
     assert scaled.dtype == "float16" and scaled.arguments["initial_loss_scale"] == 256
     fixed = read(make_config(gradient_accumulation_steps=2, fp16={"enabled": True, "loss_scale": 128}))
-    assert fixed.arguments == {"gradient_factor": 1 / 256, "clip_norm": 1.0}  # DeepSpeed's default
+    assert fixed.arguments == {"gradient_factor": 1 / 256, "clip_norm": 1.0}  # 1.0 is DeepSpeed's default
     assert "clip_norm" not in read(make_config(gradient_clipping=0)).arguments
     with_engine = read(make_config(gradient_clipping=1.0, **whole), world=2, engine=True)
     assert with_engine.arguments == {} and "optimizer" not in with_engine.rest
@@ -124,7 +124,7 @@ def test_invalid_configurations_are_refused(tmp_path):
 
 
 def test_values_have_the_type_of_their_key():
-    """Tries each key that is read with "auto", text, lists and other values that tools fill in, or take."""
+    """Tries each key with "auto", text, lists and other values that tools fill in."""
     params = ("lr", "eps", "weight_decay", "betas", "bias_correction", "amsgrad", "freeze_step")
     of_kind = {
         "OneBitAdam": params,
@@ -162,7 +162,7 @@ def test_values_have_the_type_of_their_key():
 
 
 def train_model(kind, steps, comm, made=None, first=0, **options):
-    """Trains on gradients that depend on the rank and the step; returns the parameters after each step."""
+    """Trains on gradients that depend on the rank and the step. Returns the parameters after each step."""
     given = make_parameters()
     made = made or getattr(deepspeed, kind)(given, comm, lr=0.01, **options)
     given = [one for group in made.param_groups for one in group["params"]]
@@ -186,7 +186,7 @@ KINDS = [
 @pytest.mark.parametrize("profile", ["default", "deepspeed"])
 @pytest.mark.parametrize("kind, options", KINDS)
 def test_goes_on_from_a_state_dict(on_ranks, kind, options, profile):
-    """Each rank loads its own state; the parameters are the model's."""
+    """Checks that each rank continues from its own state. The parameters are those of the model."""
     options = {**options, "profile": profile}
 
     def run(comm):
@@ -210,7 +210,7 @@ def test_goes_on_from_a_state_dict(on_ranks, kind, options, profile):
 
 
 class Engine:
-    """An engine with the attributes of DeepSpeed's that `attach` reads."""
+    """A stand-in for DeepSpeed's engine, with the attributes that `attach` reads."""
 
     enable_backward_allreduce = True
     has_moe_layers = pipeline_parallelism = False
@@ -226,10 +226,10 @@ def test_no_step_before_attach():
     made = deepspeed.OneBitAdam(given, comm, engine=True)
     for one in given:
         one.grad = torch.zeros_like(one)
-    made.step()  # as DeepSpeed's wrappers do
+    made.step()  # DeepSpeed's wrappers make this call
     assert made._core is None
     given[0].grad += 1
-    with pytest.raises(onebit.Error, match="a step before attach"):
+    with pytest.raises(onebit.Error, match="DeepSpeed has averaged the gradients; call attach"):
         made.step()
     for name, value in {"stage": 1, "has_moe_layers": True, "pipeline_parallelism": True}.items():
         engine = Engine()

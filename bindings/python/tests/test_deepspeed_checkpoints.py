@@ -1,6 +1,6 @@
-"""Checkpoints of DeepSpeed's 1-bit optimizers. data/deepspeed-0.19.6.tar.xz is what
-examples/continue_deepspeed.py --record has written with DeepSpeed 0.19.6: its checkpoints in the
-compressed stage, and the losses of its next steps."""
+"""Tests checkpoints of DeepSpeed's 1-bit optimizers. examples/continue_deepspeed.py --record has written
+data/deepspeed-0.19.6.tar.xz with DeepSpeed 0.19.6. It contains DeepSpeed's checkpoints in the compressed
+stage, and the losses of its next steps."""
 
 import json
 import struct
@@ -35,7 +35,7 @@ STOPS = continue_deepspeed.STOPS
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deepspeed")
     with tarfile.open(HERE / "data" / "deepspeed-0.19.6.tar.xz") as archive:
-        for member in archive.getmembers():  # extractall's filter is younger than Python 3.9
+        for member in archive.getmembers():  # Python 3.9 has no filter for extractall
             if member.isfile():
                 path = folder / member.name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def recorded(tmp_path_factory):
 
 
 def continue_training(comm, kind, folder, steps=MORE, **options):
-    """The losses of this rank's next steps, and the optimizer."""
+    """Returns the losses of this rank's next steps, and the optimizer."""
     model = continue_deepspeed.network(*SIZES)
     config = continue_deepspeed.configuration(kind, False)
     made = deepspeed.from_config(config, model.parameters(), comm, **options)
@@ -60,7 +60,8 @@ def continue_training(comm, kind, folder, steps=MORE, **options):
 
 
 def largest_difference(on_ranks, kind, folder, recorded, ranks=RANKS, **options):
-    """Returns the largest difference to the losses of DeepSpeed's run, in the first steps and in all."""
+    """Returns the largest difference from the losses of DeepSpeed's run: in the first steps, and in all
+    steps."""
     whole = json.loads((recorded / kind / "DeepSpeed, not stopped.json").read_text())
     losses = on_ranks(ranks, lambda comm: continue_training(comm, kind, folder, profile="deepspeed")[0])
     apart = [abs(a / b - 1) for a, b in zip(np.mean(losses, 0), whole)]
@@ -77,7 +78,7 @@ def test_goes_on_as_deepspeed(on_ranks, recorded, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_residuals_that_are_not_there_are_told_of(on_ranks, recorded, kind, tmp_path):
     folder = continue_deepspeed.without_residuals(recorded / kind)
-    with pytest.warns(onebit.OnebitWarning, match="residuals begin with zeros"):
+    with pytest.warns(onebit.OnebitWarning, match="the checkpoint has no residuals, which begin with zeros"):
         first, largest = largest_difference(on_ranks, kind, folder, recorded)
     assert 1e-3 < largest < 1
 
@@ -92,7 +93,7 @@ def test_residuals_that_are_not_there_are_told_of(on_ranks, recorded, kind, tmp_
     ],
 )
 def test_parts_equal_those_of_the_library(on_ranks, kind, options, steps):
-    """Each byte but those of counts that are not carried over, of which there are none here."""
+    """Compares each byte, except those of counts that are not converted; this test has no such counts."""
 
     def body(comm):
         made, _ = train_model(kind, steps, comm, profile="deepspeed", **options)
@@ -112,7 +113,8 @@ def test_parts_equal_those_of_the_library(on_ranks, kind, options, steps):
 
 @pytest.mark.parametrize("count", [7, 200001])
 def test_the_example_writes_a_state_of_arrays(tmp_path, count):
-    """The library loads what examples/deepspeed_part.py writes. The first tensor needs padding."""
+    """Checks that the library loads what examples/deepspeed_part.py writes. The first tensor needs
+    padding."""
 
     def make(comm):
         tensors = [[np.random.default_rng([size, k]).standard_normal(size).astype("f4") for k in range(2)]
@@ -145,7 +147,7 @@ def test_another_number_of_ranks_and_the_default_profile(on_ranks, recorded):
         with pytest.warns(onebit.OnebitWarning, match="one more step is dense"):
             made = on_ranks(2, lambda comm: continue_training(comm, kind, recorded / kind, 3)[1].onebit.info())
         assert made[0]["steps"] == STOPS[kind] + 2 and made[0]["freeze_step"] == STOPS[kind]
-    with pytest.raises(onebit.Error, match="goes on in profile deepspeed only"):
+    with pytest.raises(onebit.Error, match="with a frozen variance needs profile='deepspeed'"):
         on_ranks(2, lambda comm: continue_training(comm, KINDS[2], recorded / KINDS[2]))
 
 
@@ -209,7 +211,7 @@ def test_wrappers_and_states_that_are_not_one(recorded):
     found = state.read_state(path.parent, {**saved, "optimizer": wrapped}, parameters)
     assert found.flat and len(found.tensors) == 1
     found = found._replace(ranks=None)
-    with pytest.warns(onebit.OnebitWarning, match="compressed a group as one tensor"):
+    with pytest.warns(onebit.OnebitWarning, match="compressed each group as one tensor"):
         data = convert.parts_of(found, layout, {"freeze_step": 40})
     other = convert.parts_of(plain, layout, {"freeze_step": 40})
     for what in (part.PARAMETERS, part.MOMENTUM, part.VARIANCE):
@@ -233,7 +235,7 @@ def test_counters_that_deepspeed_began_anew(recorded):
     rules = continue_deepspeed.PARAMETERS[KINDS[2]]
     counts = [len(one["parameter"]) for one in found.tensors]
     layout = part.Layout("zero_one_adam", True, counts, [False] * 4)
-    convert.parts_of(found, layout, rules)  # warns of nothing
+    convert.parts_of(found, layout, rules)  # gives no warning
     found.tensors[0]["local_step_counter"] += 1
     with pytest.warns(onebit.OnebitWarning, match="local_step_counter is 2 in the checkpoint"):
         convert.parts_of(found, layout, rules)

@@ -1,5 +1,5 @@
-"""Memory of a CUDA device, on the emulated one: `make gpu-tests CUDA=emulated BUILD=build-emulated
-MPI=0` builds what this needs. No card is asked for."""
+"""Tests memory of a CUDA device, on the emulated one. `make gpu-tests CUDA=emulated
+BUILD=build-emulated MPI=0` builds the libraries for this. No GPU is needed."""
 
 import importlib.util
 import os
@@ -34,7 +34,8 @@ def test_memory_of_a_device(tmp_path):
 
 
 def test_memory_that_torch_does_not_use_is_freed_first(monkeypatch):
-    """torch gives back memory that it does not use before the library asks the driver for more."""
+    """Checks that torch frees its unused memory before the library allocates memory from the
+    driver."""
     emptied = []
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,

@@ -1,4 +1,4 @@
-"""python -m onebit.info, and where the library is looked for."""
+"""Tests python -m onebit.info, and the search for the library."""
 
 import ctypes.util
 import re
@@ -70,7 +70,8 @@ def test_the_first_example_averages():
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
 def test_nccl_of_the_packages_comes_before_any_other(tmp_path):
-    """A library that is linked to NCCL takes the one that torch will; and torch gets it, too."""
+    """Checks that a library that is linked to NCCL gets the same NCCL that torch will use, and that
+    torch gets it too."""
     for number, folder in (1, tmp_path / "system"), (2, tmp_path / "site/nvidia/nccl/lib"):
         folder.mkdir(parents=True)
         source = folder / "nccl.c"

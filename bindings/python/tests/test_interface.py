@@ -1,4 +1,5 @@
-"""The interface that onebit._headers makes of the headers is the C compiler's; and mypy checks a program by it."""
+"""Checks that the interface that onebit._headers generates from the headers equals the C compiler's. Also lets
+mypy check a program with it."""
 
 import ctypes
 import importlib.util
@@ -33,7 +34,7 @@ def list_python_names():
 
 
 def write_c_line(line):
-    """Returns the statement in C that prints the same line."""
+    """Returns the C statement that prints the same line."""
     name, field = line.split()[0].split(".") if "." in line else (line.split()[0], None)
     if field:
         return f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'
@@ -44,7 +45,7 @@ def write_c_line(line):
 
 @pytest.mark.skipif(not COMPILER, reason="there is no C compiler here")
 def test_structures_and_numbers_are_those_of_the_headers(tmp_path):
-    """A field that Python lacks shows in the offsets of the fields after it."""
+    """Compares structures and constants. A field that Python lacks changes the offsets of later fields."""
     source, binary, lines = tmp_path / "layout.c", tmp_path / "layout", list(list_python_names())
     body = [f"#include <{name}.h>" for name in ("onebit/onebit", "onebit/counters", "stddef", "stdio")]
     source.write_text("\n".join([*body, "int main(void) {", *map(write_c_line, lines), "return 0; }", ""]))
@@ -54,7 +55,7 @@ def test_structures_and_numbers_are_those_of_the_headers(tmp_path):
 
 
 def test_every_declaration_is_read():
-    """Python has each function, enum, structure, constant and optimizer that the headers declare."""
+    """Checks that Python has each function, enum, structure, constant and optimizer that the headers declare."""
     texts = [path.read_text() for path in HEADERS.glob("*.h") if path.stem not in ("mpi", "mpi_calls")]
     text = re.sub(r"/\*.*?\*/", "", "\n".join(texts), flags=re.S)
     functions = {**_interface.FUNCTIONS, **_interface.OPTIONAL_FUNCTIONS}

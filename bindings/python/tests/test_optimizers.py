@@ -1,4 +1,4 @@
-"""Optimizers, checkpoints and statistics on numpy arrays; ranks are threads."""
+"""Tests optimizers, checkpoints and statistics on numpy arrays; ranks are threads."""
 
 import numpy
 import onebit

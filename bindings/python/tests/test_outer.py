@@ -1,4 +1,4 @@
-"""The outer step on numpy arrays and torch tensors; ranks are threads."""
+"""Tests the outer step on numpy arrays and torch tensors; ranks are threads."""
 
 import threading
 
@@ -77,7 +77,7 @@ def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
         for number in range(3):
             local(comm, parameters, gradients, number)
             assert step() is Status.OK
-        stepped.wait()  # an abort would end a step that another rank is still in
+        stepped.wait()  # an abort would end a step that another rank is still making
         if comm.rank == 2:
             comm.abort()
             made.close()
@@ -90,13 +90,13 @@ def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
         assert told.value.status in (Status.ERROR_TRANSPORT, Status.ERROR_PEER)
         left = made.shrink()
         assert left.size == 2 and left.rank == comm.rank
-        comm.close()  # is not the one that it is on any more
+        comm.close()  # the optimizer has another communicator now
         for number in range(6, 10):
             local(left, parameters, gradients, number)
             assert step() is Status.OK
         if kind == "outer":
             made.synchronize()
-        left.close()  # closes what is on it
+        left.close()  # closes the objects on it too
         with pytest.raises(onebit.Error, match="is closed"):
             step()
         return parameters
@@ -128,7 +128,8 @@ def test_what_is_wrong_is_told_on_all_ranks(on_ranks):
 
 @pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}, {"rule": "nesterov"}])
 def test_copies_of_tensors(on_ranks, options):
-    """Copies, as for tensors on a device, give the same bits, also after a state was loaded."""
+    """Checks that copies, as for tensors on a device, give the same bits, also after a state was
+    loaded."""
     torch = pytest.importorskip("torch")
     parts = {stage: [None, None] for stage in ("auto", "host")}
 
@@ -201,7 +202,7 @@ def test_diloco(on_ranks):
             saved = {**diloco.state_dict(), "inner": inner[0].state_dict()}
             saved = {name: torch.clone(one) if name == "part" else one for name, one in saved.items()}
             weight = ways[0].weight.detach().clone()
-        steps(7, 8, False)  # outside nothing counts
+        steps(7, 8, False)  # steps outside of the context do not count
         assert diloco.outer.info()["steps"] == 7
         diloco.load_state_dict(saved)
         assert torch.equal(ways[0].weight, weight)
@@ -233,7 +234,7 @@ def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
         outer.move(comm)
         outer.synchronize()
         assert outer.sites()["sites"] == 3 and outer.sites()["site"] == comm.rank
-        with pytest.raises(onebit.Error, match="ONEBIT_OUTER_SPARSE does not go with sites"):
+        with pytest.raises(onebit.Error, match="ONEBIT_OUTER_SPARSE is not supported with sites"):
             onebit.OuterSites(alone, comm, make_parameters(), bits=-1)
         again.close()
         outer.close()

@@ -1,5 +1,5 @@
-"""Tests torch.distributed over gloo with the programs of `LAUNCHES`, each rank a process of this machine; torch
-tensors in one process; what happens when a process ends; and `python -m onebit.torch.run`."""
+"""Tests torch.distributed over gloo with the programs of `LAUNCHES`, whose ranks are processes of this machine.
+Also tests torch tensors in one process, the end of a process, and `python -m onebit.torch.run`."""
 
 import functools
 import importlib.util
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from onebit.torch import fsdp, shards  # noqa: E402
 
-# The launches of each program: scenarios, which run one after the other, and the number of ranks.
+# The launches of each program: scenarios that run one after the other, and the number of ranks.
 LAUNCHES = {
     "torch_ranks": [
         ("check_collectives,check_collectives_over_gloo,check_groups,check_other_backend,check_fallback,"
@@ -51,7 +51,7 @@ LAUNCHES = {
 
 
 def reason_to_skip(program, scenarios):
-    """Returns why this torch cannot run the scenarios; None: it can."""
+    """Returns the reason why this torch cannot run the scenarios; None: it can."""
     first = scenarios.split(",")[0]
     if program == "trainers_ranks" and not importlib.util.find_spec(first):
         return f"{first} is not here"
@@ -76,8 +76,8 @@ def test_ranks(program, scenarios, ranks):
 
 
 def run_on_two_ranks(tmp_path, script, *arguments, first=""):
-    """Runs a script in two processes over gloo, in which `rank` is set; returns their output. first: lines before
-    all imports."""
+    """Runs a script in two processes over gloo, with `rank` set. Returns their output. first: lines that come
+    before all imports."""
     start = (
         f"import sys; sys.path.insert(0, {str(HERE)!r}); rank = int(sys.argv[1])\n"
         f"{first}"
@@ -94,8 +94,8 @@ def run_on_two_ranks(tmp_path, script, *arguments, first=""):
 
 @pytest.mark.parametrize("transport", ["gloo", "sockets"])
 def test_a_process_ends(tmp_path, transport):
-    """Rank 0 closes last; where rank 1's threads of gloo outlive its interpreter they abort it.
-    Sockets need not be closed, nor the hook's state."""
+    """Checks that processes end well without closing sockets or the hook's state. Rank 0 closes last: if rank 1's
+    gloo threads outlived its interpreter, they would abort it."""
     first = (
         "import atexit, threading, time\n"
         "def left():\n"
@@ -115,7 +115,8 @@ def test_a_process_ends(tmp_path, transport):
 
 
 def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
-    """Workers are forked from a rank and end while it trains; then the ranks end with all open."""
+    """Checks that workers are forked from a rank and end while the rank trains, and that the ranks then end with
+    all objects open."""
     script = (
         "import gc, torch_carry_ranks as ranks\n"
         "class Data(torch.utils.data.Dataset):\n"
@@ -173,7 +174,7 @@ def test_tensors_are_used_in_place():
 
 
 def run_launcher(arguments, ranks=1):
-    """Returns (exit status, standard error) of each rank."""
+    """Runs the launcher. Returns (exit status, standard error) of each rank."""
     run = functools.partial(run_python, "-m", "onebit.torch.run", *arguments, timeout=100, WORLD_SIZE=str(ranks))
     ran = run_on_threads([functools.partial(run, RANK=str(rank)) for rank in range(ranks)])
     return [(one.returncode, one.stderr) for one in ran]
@@ -185,7 +186,7 @@ def test_a_program_that_is_not_changed(tmp_path):
     first, second = run_launcher(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)
     assert first[0] == second[0] == 0, (first, second)
     words = "onebit: 4 buckets of gradients compressed ("
-    assert words in first[1] and "from rank 0), 1 by torch, 0 of them" in first[1], first
+    assert words in first[1] and "from rank 0), 1 averaged by torch, 0 of them" in first[1], first
     assert "onebit" not in second[1], second
 
 
@@ -193,7 +194,7 @@ def test_a_program_without_a_model():
     ((status, said),) = run_launcher(["-m", "platform"])
     if "torch before 2.0" in said:
         pytest.skip("this torch does not say which hooks a model has")
-    words = "onebit: no DistributedDataParallel on the processor is without a hook of its own\n"
+    words = "onebit: nothing was compressed: no model is a DistributedDataParallel on the CPU, or each has a hook\n"
     assert (status, said) == (0, words)
     ((status, said),) = run_launcher(["--bits", "3", "x.py"])
     assert status == 2 and "invalid choice: 3" in said

@@ -1,5 +1,5 @@
-"""The optimizers as torch's users write them. With copies in the host's memory, of parameters on each device
-that torch has here and of the processor's own, they have the same bits as without. torch_device_ranks.py
+"""Tests the optimizers in the form that torch programs use. Copies in the host's memory must give the same
+bits as no copies, for parameters on each available torch device and on the processor. torch_device_ranks.py
 checks the same on several ranks."""
 
 import os
@@ -24,7 +24,7 @@ def comm():
 
 @pytest.fixture
 def made(comm):
-    """made(kind, **options): an optimizer of one rank, and its parameters."""
+    """Provides made(kind, **options): it creates an optimizer of one rank, and its parameters."""
 
     def make(kind="Adam", **options):
         parameters = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(3))]
@@ -50,7 +50,8 @@ def test_groups_have_the_keys_of_torch(made):
 
 
 def test_steps_are_those_of_torch(made):
-    """In the warm-up, of one rank: Adam with decoupled and coupled decay, and momentum SGD."""
+    """Compares steps of the warm-up on one rank with torch's: Adam with decoupled and with coupled decay,
+    and momentum SGD."""
     never = {"freeze_step": onebit.FREEZE_NEVER}
     cases = [
         ("AdamW", {**never, "betas": (0.8, 0.95), "eps": 1e-6}, torch.optim.AdamW,
@@ -84,7 +85,7 @@ def test_steps_are_those_of_torch(made):
 
 
 def test_gradients_may_have_other_strides(comm):
-    """Parameters or gradients that are not in the order of their elements."""
+    """Checks parameters or gradients whose elements are not in the usual order in memory."""
     torch.manual_seed(0)
     values, gradient = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
     last = torch.channels_last
@@ -104,7 +105,8 @@ def test_gradients_may_have_other_strides(comm):
 
 
 def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
-    """`compress` takes the state of a training that begins: the library's state is not copied for it."""
+    """Checks that `compress` does not copy the library's state when it takes the empty state of a training
+    that begins."""
     calls = []
     monkeypatch.setattr(onebit.Adam, "save_whole", lambda *given: calls.append(given) or save(*given))
     save = onebit.optimizer.Optimizer.save_whole
@@ -118,14 +120,14 @@ def test_a_state_that_is_empty_costs_no_copy(made, monkeypatch):
 
 
 def test_scalers_are_found_in_their_step(made):
-    """The GradScaler that makes a step is found, and no other one that exists."""
+    """Checks that the GradScaler that makes a step is found, and no other existing one."""
     from onebit.torch.backward import scalers_of
 
     if not hasattr(torch.amp, "GradScaler"):
         pytest.skip("this torch scales on CUDA only")
 
     class Scaler(torch.amp.GradScaler):
-        def step(self, optimizer):  # not by the base class's
+        def step(self, optimizer):  # does not call the base class
             return optimizer.step()
 
     class Watched(torch.optim.SGD):
@@ -153,7 +155,7 @@ def test_empty_parameters(comm):
 
 
 def test_one_rank_of_several_hosts_saves(on_ranks):
-    """It has the moments of its own elements alone."""
+    """Checks a state that has the moments of only one rank's own elements."""
     saved = [None]
 
     def run(comm):
@@ -172,7 +174,7 @@ def test_one_rank_of_several_hosts_saves(on_ranks):
         if comm.rank == 0:
             assert own is None or (own == 0).any()
             saved[0] = optimizer.state_dict()
-        optimizer.onebit.compare()  # until rank 0 has saved
+        optimizer.onebit.compare()  # waits until rank 0 has saved
         optimizer.load_state_dict(saved[0])
         for one in optimizer.state.values():
             moments = [value for name, value in one.items() if name.startswith("own_variance")]
@@ -231,7 +233,7 @@ def list_devices():
 
 
 class Twins:
-    """The same training twice: with parameters of the processor, and staged from a device."""
+    """The same training twice: once with parameters on the processor, once staged from a device."""
 
     def __init__(self, comm, kind, device, dtype, **options):
         torch.manual_seed(1)
@@ -277,7 +279,8 @@ def test_bits_are_those_of_the_processor(comm, kind, dtype):
 
 @pytest.mark.parametrize("stage", ["auto", "host"])
 def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
-    """Torch's state has no master values: the earlier ones are dropped."""
+    """Checks that loaded 16-bit weights stay. Torch's state has no master values, so the earlier ones must
+    be dropped."""
     def stepped(kind, **options):
         one = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
         optimizer = kind([one], lr=1e-3, **options)
@@ -291,7 +294,7 @@ def test_weights_of_16_bits_that_are_loaded_stay(comm, stage):
         one.fill_(3.0)
     optimizer.load_state_dict(saved)
     assert (one == 3).all()
-    for _ in range(20):  # each a thousandth, which is less than rounding
+    for _ in range(20):  # each step changes a thousandth, which is less than rounding
         optimizer.step()
     assert (optimizer.state[one]["parameter"] - 2.98).abs().max() < 0.005 and (one < 3).all()
 
@@ -309,7 +312,7 @@ def test_writes_of_the_program_are_kept(comm):
             twins.step(3)
         twins.check()
         for one in twins.direct[0], twins.staged[0]:
-            one.data.mul_(0.5)  # after step 4, which is looked at
+            one.data.mul_(0.5)  # after step 4, which has a check
         with pytest.warns(onebit.OnebitWarning, match="through .data after step 4"):
             twins.step(4)
         for step in range(5, 8):
@@ -340,7 +343,7 @@ ALWAYS = {
 @pytest.mark.skipif(os.environ.get("ONEBIT_STAGE") == "always", reason="every test is staged")
 @pytest.mark.parametrize("program", ALWAYS)
 def test_scenarios_of_the_processor_with_copies(monkeypatch, program):
-    """Scenarios of the processor's tensors, with copies of these."""
+    """Runs scenarios of the processor's tensors with copies of these tensors."""
     monkeypatch.setenv("ONEBIT_STAGE", "always")
     assert run_program(program, ALWAYS[program], 2).endswith("all well\n")
 

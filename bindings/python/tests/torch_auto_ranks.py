@@ -1,4 +1,4 @@
-"""Scenarios of test_torch.py: the method that chooses itself, with times of a model of a network."""
+"""Scenarios of test_torch.py for the automatic choice of the method, with times from a model of a network."""
 
 import contextlib
 import copy
@@ -29,16 +29,16 @@ BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125, "local steps": 0.125}
 
 
 class Network(automatic.Meter):
-    """A model of a link whose rate changes: an exchange takes seconds by its bytes."""
+    """A model of a link with a variable rate. The seconds of an exchange depend on its bytes."""
 
-    rate = 1e3  # elements' bytes a second
-    extra = 0.0  # seconds that this rank computes longer
-    beside = 0.0  # the part of an exchange's seconds by which it makes the computation beside it longer
-    surprise = {}  # by method: what steps take beyond the model
+    rate = 1e3  # bytes of elements a second
+    extra = 0.0  # additional seconds of computation on this rank
+    beside = 0.0  # the part of an exchange's seconds by which it slows down the computation beside it
+    surprise = {}  # by method: seconds of a step beyond the model
     probes = 0
 
     def exchange(self, method, count):
-        Network.probes += (method, count) == ("dense", 1024)  # the smallest, twice each time
+        Network.probes += (method, count) == ("dense", 1024)  # the smallest exchange, made twice
         return BYTES[method] * count / self.rate
 
     def step(self, method, total, compute, holds):
@@ -59,7 +59,7 @@ automatic.Meter = Network
 
 
 def record_early_exchanges(run):
-    """Returns a set of the steps, from 0 on, in whose backward pass an exchange is going to begin."""
+    """Returns a set of those steps, counted from 0, whose exchange will begin in the backward pass."""
     automatic, begun, passes = run.optimizer.automatic, set(), []
     add, start = automatic.add, automatic.hook._start
 
@@ -81,12 +81,13 @@ def record_early_exchanges(run):
 
 
 def rate_for_seconds(seconds):
-    """Returns the rate at which a dense exchange takes that many seconds."""
+    """Returns the rate of a link on which a dense exchange takes that many seconds."""
     return 4.0 * ELEMENTS / seconds
 
 
 class Run(Trainer):
-    """options: of `Trainer`, whose optimizer's class is not named; the warm-up ends with the first choice"""
+    """A training with `auto`. options: those of `Trainer`, without the class of the optimizer. The warm-up ends with
+    the first choice."""
 
     def __init__(self, saved=None, twin=torch.optim.AdamW, late=None, **options):
         if twin is torch.optim.AdamW:
@@ -106,8 +107,8 @@ class Run(Trainer):
 
 
 def check_choices(rank, size):
-    """Each method is chosen where it is the fastest, and one line on rank 0 says so. A rank that computes
-    longer does not count as a slow link. Optimizers without a form in one bit do not get it."""
+    """Checks that each method is chosen when it is the fastest, and that rank 0 prints one line about it. A rank that
+    computes longer must not look like a slow link. Optimizers without a form in one bit must not get it."""
     cases = [(0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")]
     for seconds, wanted in cases:
         Network.rate = rate_for_seconds(seconds)
@@ -116,15 +117,15 @@ def check_choices(rank, size):
             run.train(0, 9)
         assert run.method == wanted and run.optimizer.automatic.decided, (seconds, run.method)
         hook = run.optimizer.automatic.hook
-        assert (hook.dense if seconds > 0.1 else hook.compressed) == 0  # the first step, too
+        assert (hook.dense if seconds > 0.1 else hook.compressed) == 0  # also in the first step
         lines = said.getvalue().splitlines()
         assert len(lines) == 2 * (rank == 0), lines
         if rank == 0 and wanted == "one bit":
-            assert "takes one bit, and expects a step of" in lines[1] and "instead of" in lines[1]
+            assert "chooses one bit, and expects a step of" in lines[1] and "instead of" in lines[1]
         assert type(run.optimizer) is torch.optim.AdamW and is_equal_on_ranks(run.get_parameters())
         run.close()
     for twin, method in (torch.optim.AdamW, "one bit"), (torch.optim.SGD, "one bit"), (torch.optim.RMSprop, "8 bits"):
-        Network.rate, Network.beside = rate_for_seconds(2.4), 1.0  # as where ranks share cores
+        Network.rate, Network.beside = rate_for_seconds(2.4), 1.0  # as if ranks shared cores
         run = Run(twin=twin)
         begun = record_early_exchanges(run)
         run.train(0, 9)
@@ -133,7 +134,7 @@ def check_choices(rank, size):
         run.train(9, 60)
         assert run.method == method and run.optimizer.automatic.changes == 0
         run.close()
-    for beside, method in (0.0, "8 bits"), (1.0, "one bit"):  # the exchange in 8 bits hides, or it does not
+    for beside, method in (0.0, "8 bits"), (1.0, "one bit"):  # the exchange in 8 bits is hidden, or not
         Network.rate, Network.beside = rate_for_seconds(0.7), beside
         with contextlib.redirect_stderr(io.StringIO()) as said:
             run = Run()
@@ -156,8 +157,8 @@ def check_choices(rank, size):
 
 
 def check_warmup(rank, size):
-    """A training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
-    goes on to the bit from any step of it. Local steps end it where a step waits long."""
+    """Checks that a training begins with the warm-up of one bit, whose steps send 8 bits, and chooses at its end. It
+    must continue to the bit from any step of the warm-up. If steps wait long, local steps end the warm-up."""
     for seconds, method, decides in (0.01, "dense", 39), (12.0, "one bit", 39), (20.0, "local steps", 8):
         Network.rate = rate_for_seconds(seconds)
         with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -181,7 +182,7 @@ def check_warmup(rank, size):
                 other.train(5, 50)
             assert other.method == method and other.optimizer.automatic.decided, (method, other.method)
             assert method != "one bit" or torch.equal(run.get_parameters(), other.get_parameters()), when
-            if method == "local steps":  # whose hook has averaged nothing yet
+            if method == "local steps":  # its hook has averaged nothing yet
                 other.optimizer.consolidate_state_dict()
                 whole = broadcast_from_rank_0(other.saved() if rank == 0 else None)
                 other.close()
@@ -201,38 +202,39 @@ def check_warmup(rank, size):
     with run.model.join():
         run.train(0, 3 + rank)
     assert run.method == "dense" and run.optimizer.automatic.made is None
-    run.train(4, 14)  # torch's model stays in join(), and no step is timed there
+    run.train(4, 14)  # torch's model stays in join(), so no step is timed
     assert run.method == "dense" and not run.optimizer.automatic.decided
     run.close()
     run = Run(twin=torch.optim.RMSprop)
     run.train(0, 4)
     assert run.optimizer.automatic._holds
-    with run.model.join():  # where no step is timed, and so none is held
+    with run.model.join():  # no step is timed in it, so no exchange is held
         run.train(4, 7)
         assert not run.optimizer.automatic._holds
     run.close()
     dense = Trainer(compressed=False)
     dense.train(0, 50)
-    other = Run(dense.saved(), warmup_steps=40)  # a training that has begun has no warm-up
+    other = Run(dense.saved(), warmup_steps=40)  # a training that has already begun has no warm-up
     other.train(50, 60)
     assert other.method == "dense" and other.optimizer.automatic.made is None
     other.close()
 
 
 def check_corrections(rank, size):
-    """The method follows a link that becomes slower or faster; wrong expectations are corrected; a method that
-    is no better is not tried again and again. Parameters are equal, and losses those of dense."""
+    """Checks that the method follows a link that becomes slower or faster, that wrong expectations are corrected, and
+    that a method that is no better is not tried again and again. Parameters must be equal, and losses near those of
+    dense steps."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
     Network.rate = rate_for_seconds(0.01)
     run = Run()
     run.train(0, 30)
     assert run.method == "dense"
-    Network.rate = rate_for_seconds(12.0 + rank)  # the slower one counts
+    Network.rate = rate_for_seconds(12.0 + rank)  # the slower rank counts
     run.train(30, 120)
     assert run.method == "one bit" and run.optimizer.automatic.made is not None
     Network.rate = rate_for_seconds(0.01)
-    Network.surprise = {"one bit": 0.2}  # as of a busy processor
+    Network.surprise = {"one bit": 0.2}  # as with a busy processor
     run.train(120, 240)
     assert run.method == "dense" and run.optimizer.automatic.changes == 2
     assert len(run.optimizer.state) == len(list(run.module.parameters()))
@@ -252,7 +254,7 @@ def check_corrections(rank, size):
     run.train(0, 60)
     assert run.method == "one bit"
 
-    def choose(held, total):  # as on two hosts; those of one send nothing
+    def choose(held, total):  # as on two hosts; ranks of one host send nothing
         raise argument_error("choice->bytes_a_day is 1e+12: each of the methods sends more")
 
     Network.rate, run.optimizer.automatic._choose = rate_for_seconds(0.01), choose
@@ -264,8 +266,8 @@ def check_corrections(rank, size):
 
 
 def check_resumed(rank, size):
-    """The choice is in the state, and goes on to the bit with as many ranks: loaded before auto and
-    after it, saved by each rank or by one for all."""
+    """Checks that the choice is in the state, and that the training continues to the bit with the same number of ranks:
+    with a state loaded before or after auto, saved by each rank or by one for all."""
     for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")):
         for twin in torch.optim.AdamW, torch.optim.SGD:
             Network.rate = rate_for_seconds(seconds)
@@ -294,7 +296,7 @@ def check_resumed(rank, size):
     compressed.train(0, 8)
     saved = compressed.saved()
     compressed.train(8, 12)
-    other = Run(saved, warmup_steps=6, warmup_bits=8)  # of compress: is in one bit
+    other = Run(saved, warmup_steps=6, warmup_bits=8)  # a state of compress, which is in one bit
     other.train(8, 12)
     assert other.method == "one bit" and torch.equal(compressed.get_parameters(), other.get_parameters())
     compressed.close(), other.close()
@@ -307,15 +309,17 @@ def collect_moments(run):
 
 
 def count_exchanges(run):
-    """Returns the number of exchanges. The consensus is the same on all ranks; parameters have residuals."""
+    """Returns the number of exchanges. Checks that the consensus is the same on all ranks; parameters differ by
+    residuals."""
     info = run.optimizer.automatic.local.outer.info()
     assert is_equal_on_ranks(torch.tensor([float(info["checksum"]), float(info["exchanges"])], dtype=torch.double))
     return info["exchanges"]
 
 
 def check_local_steps(rank, size):
-    """The ranks make local steps where one bit would wait for the link longer than it computes: they have the
-    same consensus after each round, are alike once the link is fast again, and the loss is near dense."""
+    """Checks that the ranks make local steps if one bit would wait for the link longer than it computes. They must have
+    the same consensus after each round, become equal when the link is fast again, and reach a loss near that of dense
+    steps."""
     plain = Trainer(compressed=False)
     wanted = plain.train(0, 300)
     Network.rate = rate_for_seconds(20.0)
@@ -324,12 +328,12 @@ def check_local_steps(rank, size):
         run.train(0, 8)
     assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
     if rank == 0:
-        assert "takes local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
-        assert said.getvalue().count("the ranks' models differ until optimizer.automatic.synchronize()") == 1
+        assert "chooses local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
+        assert said.getvalue().count("the ranks' models differ until all ranks call optimizer.automatic.synchronize()") == 1
     assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
     run.train(8, 10)
     assert not is_equal_on_ranks(run.get_parameters())
-    Network.rate = rate_for_seconds(40.0)  # no reason for another number of steps
+    Network.rate = rate_for_seconds(40.0)  # no reason to change the number of steps
     run.train(10, 108)
     assert count_exchanges(run) == 1
     run.train(108, 150)
@@ -350,8 +354,8 @@ def check_local_steps(rank, size):
 
 
 def check_resumed_local_steps(rank, size):
-    """A state of local steps, saved between two exchanges, goes on to the bit where each rank saves its own, and
-    after an exchange where one saves for all; one rank's alone begins anew, which is said."""
+    """Checks states of local steps: saved by each rank between two exchanges, they continue to the bit; so does one
+    saved for all after an exchange. A state of only one rank begins again, with a message."""
     Network.rate = rate_for_seconds(20.0)
     for twin in torch.optim.AdamW, torch.optim.SGD:
         run = Run(twin=twin)
@@ -359,7 +363,7 @@ def check_resumed_local_steps(rank, size):
         assert run.method == "local steps" and not is_equal_on_ranks(run.get_parameters())
         with record_warnings() as told:
             own = run.saved()
-        assert any("the model is this rank's own" in one for one in told)
+        assert any("each rank has its own model" in one for one in told)
         alone = broadcast_from_rank_0(own)
         run.train(40, 150)
         wanted = run.train(150, 160)
@@ -393,7 +397,7 @@ def check_resumed_local_steps(rank, size):
         assert not is_equal_on_ranks(run.get_parameters())
         other = Run(copy.deepcopy(whole), twin=twin)
         other.train(160, 163)
-        other.module.load_state_dict(whole["model"])  # as a trainer does with the best at the end
+        other.module.load_state_dict(whole["model"])  # a trainer loads the best model in this way at its end
         loaded = other.get_parameters()
         other.close()
         assert torch.equal(other.get_parameters(), loaded)
@@ -402,7 +406,8 @@ def check_resumed_local_steps(rank, size):
 
 
 def check_skipped_local_steps(rank, size):
-    """An exchange with a rank that is not finite is skipped, and that rank goes on from the consensus."""
+    """Checks that an exchange is skipped if a rank's values are not finite, and that this rank continues from the
+    consensus."""
     Network.rate = rate_for_seconds(20.0)
     run = Run()
     run.train(0, 40)
@@ -419,7 +424,8 @@ def check_skipped_local_steps(rank, size):
 
 
 def check_failed_local_steps(rank, size):
-    """A rank that closes because of an exception waits for no other, and the others learn of it."""
+    """Checks that a rank that closes because of an exception does not wait for the others, and that they get an
+    error."""
     Network.rate = rate_for_seconds(20.0)
     run = Run(timeout=30)
     run.train(0, 40)
@@ -432,12 +438,13 @@ def check_failed_local_steps(rank, size):
         except (ValueError, onebit.Error) as reason:
             assert isinstance(reason, ValueError) == (rank == 0), reason
             run.close()
-    assert any("stay each rank's own" in one for one in told)
+    assert any("models were not made equal" in one for one in told)
     assert time.monotonic() - began < 20
 
 
 def check_excluded_local_steps(rank, size):
-    """Local steps are not used where they would be wrong or are off, and the line says why."""
+    """Checks that local steps are not used when they would be wrong or are turned off, and that the printed line says
+    why."""
     Network.rate = rate_for_seconds(20.0)
 
     def check(run, why):
@@ -448,7 +455,7 @@ def check_excluded_local_steps(rank, size):
         run.close()
 
     check(Run(local_steps=False), "; no local steps: local_steps=False")
-    check(Run(twin=torch.optim.RMSprop), "; no local steps: not all parameters are of one optimizer")
+    check(Run(twin=torch.optim.RMSprop), "; no local steps: not all parameters belong to one optimizer")
     for late in (False, True) if hasattr(torch.amp, "GradScaler") else ():
         run, scaler = Run(), torch.amp.GradScaler("cpu", init_scale=4.0)
         run.train(0, 20 if late else 0)
@@ -479,7 +486,7 @@ def check_excluded_local_steps(rank, size):
 
 
 def check_thawed_layers(rank, size):
-    """DistributedDataParallel has no bucket for a layer that is thawed: one warning says so."""
+    """Checks that one warning reports a thawed layer, for which DistributedDataParallel has no bucket."""
     Network.rate, module = rate_for_seconds(0.01), make_network()
     module[6].requires_grad_(False)
     model = DistributedDataParallel(module)
@@ -496,7 +503,7 @@ def check_thawed_layers(rank, size):
             make_step()
     assert ["6.weight, 6.bias: frozen when" in one for one in told] == [True], told
     Network.rate = rate_for_seconds(20.0)
-    for _ in range(120):  # until there are local steps, which begin at equal parameters
+    for _ in range(120):  # until local steps begin, with equal parameters
         make_step()
     assert optimizer.automatic.method == "local steps"
     optimizer.close()
@@ -504,7 +511,8 @@ def check_thawed_layers(rank, size):
 
 
 def check_waiting_states(rank, size):
-    """A state of the version that averaged in 8 bits until one bit began goes on in the warm-up of one bit."""
+    """Checks that a state of an earlier version, which averaged in 8 bits until one bit began, continues in the warm-up
+    of one bit."""
     Network.rate = rate_for_seconds(0.01)
     run = Run()
     run.train(0, 12)
@@ -525,8 +533,8 @@ def check_waiting_states(rank, size):
 
 
 def check_moments_of(made, group, size):
-    """Second moments of a rank's own gradients are those of means divided by the share that is left of them;
-    all tensors are summed together."""
+    """Checks that the second moments of a rank's own gradients are those of mean gradients, divided by the share that
+    the mean keeps. All tensors must be summed together."""
     sums, all_reduce = [], dist.all_reduce
 
     def count(*arguments, **options):
@@ -538,7 +546,7 @@ def check_moments_of(made, group, size):
         means, own = (remainder.moments_of(made, group, of_means) for of_means in (True, False))
     finally:
         dist.all_reduce = all_reduce
-    assert len(sums) == 2, sums  # of squares, and of gradients
+    assert len(sums) == 2, sums  # one sum of squares, one of gradients
     shares = remainder.mean_shares(list(own), group, size)
     for one, share in zip(own, shares):
         assert 1 / size <= share <= 1
@@ -547,7 +555,7 @@ def check_moments_of(made, group, size):
 
 
 def check_odd_parameters(rank, size):
-    """The way back from one bit gives torch the moments of all parameters but those without elements, in
+    """Checks that the change from one bit back to torch gives torch the moments of all parameters except empty ones, in
     their order in memory, also after a first step that was skipped."""
 
     class Network(nn.Module):
@@ -594,7 +602,7 @@ def check_refused(rank, size):
     wrong = words + "12 steps; method one bit, 0 steps, before a choice"
     expect_error(wrong, lambda: run.optimizer.load_state_dict(
         saved["optimizer"] if rank else run.saved()["optimizer"]))  # fmt: skip
-    run.train(0, 3)  # as before
+    run.train(0, 3)  # as before the error
     assert is_equal_on_ranks(run.get_parameters())
     run.close()
 

@@ -1,4 +1,4 @@
-"""Scenarios of test_torch.py: `python torch_carry_ranks.py SCENARIOS RANKS`, as torch_ranks.py."""
+"""Scenarios of test_torch.py: `python torch_carry_ranks.py SCENARIOS RANKS`, started like torch_ranks.py."""
 
 import contextlib
 import copy
@@ -51,7 +51,7 @@ def wrap_model(model, **options):
 
 
 class Run:
-    """A model that is trained, with the hook or without DistributedDataParallel."""
+    """A model that is trained with the hook, or without DistributedDataParallel."""
 
     def __init__(self, comm, ddp=None, kind="EfficientAdam", overlap=True, make=make_network, **options):
         self.module = make()
@@ -108,7 +108,7 @@ def check_hook(rank, size):
     for kind in ("EfficientAdam", "Adam", "ZeroOneAdam"):
         options = {"freeze_step": 3} if kind == "Adam" else {}
         begun = check_same_steps(comm, rank, Run(comm, {}, kind=kind, **options), kind=kind, **options)
-        assert begun == 3, begun  # the first two steps are looked at
+        assert begun == 3, begun  # the first two steps are only observed
     for ddp in (
         {"gradient_as_bucket_view": True},
         {"static_graph": True},
@@ -134,14 +134,14 @@ def check_hook(rank, size):
 
 
 def check_changed_gradients(comm, rank):
-    """Gradients are changed after the backward pass: always, and from some step on."""
+    """Checks gradients that the program changes after the backward pass: always, or from some step on."""
     def clip(run):
         nn.utils.clip_grad_norm_(run.module.parameters(), 0.1)
 
     def ask_for_norm(run):
         run.optimizer.clip_grad_norm_(float("inf"))
 
-    assert check_same_steps(comm, rank, Run(comm, {}), ask_for_norm) == 3  # gradients stay, and overlap
+    assert check_same_steps(comm, rank, Run(comm, {}), ask_for_norm) == 3  # unchanged gradients overlap
     for view in False, True:
         run = Run(comm, {"gradient_as_bucket_view": view})
         assert check_same_steps(comm, rank, run, clip) == 0
@@ -149,15 +149,15 @@ def check_changed_gradients(comm, rank):
 
         def sometimes(run):
             calls.append(1)
-            if len(calls) > 6:  # two runs a step: from the fourth step on
+            if len(calls) > 6:  # two runs a step: this is true from the fourth step on
                 clip(run)
 
         run = Run(comm, {"gradient_as_bucket_view": view})
-        assert check_same_steps(comm, rank, run, sometimes) == 2  # the fourth was begun, and then made anew
+        assert check_same_steps(comm, rank, run, sometimes) == 2  # the fourth was begun, then made again
 
     calls = []
 
-    def unseen(run):  # by torch's count of changes
+    def unseen(run):  # a change that torch does not count
         calls.append(1)
         for one in run.module.parameters() if len(calls) > 6 else ():
             one.grad.data.mul_(0.5)
@@ -175,7 +175,7 @@ def check_changed_gradients(comm, rank):
 
 
 def check_unused_layers(comm, rank):
-    """Steps work with a layer that this rank does not use, and one that no rank uses."""
+    """Checks steps with a layer that this rank does not use, and with one that no rank uses."""
     def step_of(run, rank, step, change):
         run.optimizer.zero_grad()
         run.module.use = rank == step % 2
@@ -199,8 +199,8 @@ def check_unused_layers(comm, rank):
 
 
 def check_frozen_layers(comm, rank):
-    """A layer that is not trained keeps its parameters, decays or not; so does one that is not trained any
-    more. Training one later is an error."""
+    """Checks that a layer that is not trained keeps its parameters, with or without decay, and so does one that
+    is no longer trained. Training such a layer later is an error."""
     def first_frozen():
         module = make_network()
         module[0].requires_grad_(False)
@@ -229,7 +229,7 @@ def check_frozen_layers(comm, rank):
 
 
 def check_channels_last(comm, rank):
-    """Parameters may be in channels_last, which is the fastest for convolutions."""
+    """Checks parameters in channels_last, the fastest format for convolutions."""
     def convolutions():
         torch.manual_seed(3)
         return nn.Sequential(
@@ -244,7 +244,7 @@ def check_channels_last(comm, rank):
 
 
 def check_accumulation(comm, rank):
-    """A step may have several backward passes, with no_sync and without."""
+    """Checks steps with several backward passes, with and without no_sync."""
     def step_of(run, rank, step, quiet):
         run.optimizer.zero_grad()
         for part in range(3):
@@ -256,7 +256,7 @@ def check_accumulation(comm, rank):
     begun = check_same_steps(comm, rank, Run(comm, {}), True, one_step=step_of)
     assert begun == 3, begun
     assert check_same_steps(comm, rank, Run(comm, {}), False, one_step=step_of) == 0
-    # A step that has begun gets another backward pass: it is made again.
+    # A step that has begun gets another backward pass, and is then made again.
     plain, run = Run(comm), Run(comm, {})
     for step in range(6):
         for one in plain, run:
@@ -269,8 +269,8 @@ def check_accumulation(comm, rank):
 
 
 def check_diverging_programs(rank, size):
-    """One rank leaves out a step, for example by the norm of its own gradients: no step mixes gradients of
-    different steps, and when all ranks leave it out the run continues."""
+    """Checks programs in which one rank leaves out a step, for example because of the norm of its own
+    gradients. No step may mix gradients of different steps. If all ranks leave it out, the run continues."""
     comm = onebit.Communicator.torch()
     for overlap in False, True:
         run = Run(comm, {}, overlap=overlap)
@@ -283,15 +283,15 @@ def check_diverging_programs(rank, size):
             if rank == 0:
                 compute_loss(run.model, rank, 5).backward()
             else:
-                expect_status(Status.ERROR_PEER, run.optimizer.step, "of 1 backward pass.")
+                expect_status(Status.ERROR_PEER, run.optimizer.step, "made 1 backward pass before this step")
         else:
             compute_loss(run.model, rank, 4).backward()
             if rank == 0:
                 compute_loss(run.model, rank, 5).backward()
-            expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "make and leave out the same steps")
+            expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "make or skip the same steps")
             assert torch.equal(kept, run.get_parameters())
             for step in 6, 7:
-                compute_loss(run.model, rank, step).backward()  # of which all leave out the first
+                compute_loss(run.model, rank, step).backward()  # all ranks leave out the first of these
             run.step(rank, 8)
             assert is_equal_on_ranks(run.get_parameters())
         run.close()
@@ -313,13 +313,13 @@ def check_skipped_steps(rank, size):
     assert len(found) == 3 and run.optimizer.onebit.info()["steps"] == 4
     with record_warnings() as said, run.model.no_sync():
         run.step(rank, 9), run.step(rank, 10)
-    assert ["a step inside the model's no_sync()" in one for one in said] == [True]
+    assert ["step() was called inside the model's no_sync()" in one for one in said] == [True]
     run.close()
     comm.close()
 
 
 def check_half_precision(comm, rank):
-    """Steps work with autocast in bfloat16."""
+    """Checks steps with autocast in bfloat16."""
     def cast(run, rank, step, change):
         run.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -331,7 +331,7 @@ def check_half_precision(comm, rank):
 
 
 def check_compiled_models(rank, size):
-    """The wrapped model, or the module in it, may be compiled by torch.compile."""
+    """Checks torch.compile of the wrapped model, and of the module in it."""
     if not hasattr(torch, "compile"):
         return
     comm = onebit.Communicator.torch()
@@ -351,10 +351,10 @@ def check_compiled_models(rank, size):
 
 
 def check_grad_scaler(rank, size):
-    """A GradScaler lowers its scale on all ranks, and no rank waits, when the gradients of one rank, and then
-    of all, are not finite."""
+    """Checks that a GradScaler lowers its scale on all ranks, and that no rank waits, if the gradients of one
+    rank, and then of all ranks, are not finite."""
     if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
-        return  # of processors from torch 2.3 on
+        return  # torch has it for processors from 2.3 on
     comm = onebit.Communicator.torch()
     for unscale in False, True:
         plain, run = Run(comm), Run(comm, {})
@@ -386,7 +386,7 @@ def check_grad_scaler(rank, size):
 
 
 def check_refused_models(rank, size):
-    """The hook refuses on one rank what it cannot do: all are told, and none waits."""
+    """Checks that if the hook rejects a model on one rank, all ranks get an error and none waits."""
     comm, taken, module = onebit.Communicator.torch(), wrap_model(make_network()), make_network()
     taken.register_comm_hook(None, lambda state, bucket: None)
     of_taken, other = make_optimizer(taken.module, comm), wrap_model(make_network())
@@ -400,10 +400,11 @@ def check_refused_models(rank, size):
 
 
 def check_errors(rank, size):
-    """Backward passes and steps fail with sparse gradients, join(), other parameters and wrong arguments."""
+    """Checks that backward passes and steps fail with sparse gradients, join(), other parameters and wrong
+    arguments."""
     comm = onebit.Communicator.torch()
 
-    # An error of one rank has another message on the other ranks, and the run continues.
+    # An error of one rank has another error message on the other ranks. Afterwards the run continues.
     run = Run(comm, {})
     for step in range(5):
         run.step(rank, step)
@@ -411,7 +412,7 @@ def check_errors(rank, size):
     compute_loss(run.model, rank, 5)
     expect_error("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
     run.optimizer.param_groups[0]["betas"] = (0.8 + 0.01 * rank, 0.999)
-    expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or tag that was set")
+    expect_status(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or the tag (shown as a hash)")
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
     run.step(rank, 6)
     assert is_equal_on_ranks(run.get_parameters())
@@ -433,7 +434,7 @@ def check_errors(rank, size):
         parameter.data = parameter.data.clone()
     expect_error("make the optimizer after that", one.step)
     one.onebit.close()
-    model = wrap_model(make_network())  # registered without attach: found by the first pass
+    model = wrap_model(make_network())  # registered without attach: the first pass finds it
     one = make_optimizer(make_network(), comm)
     model.register_comm_hook(one.hook_state(), onebit.torch.optimizer_hook)
     expect_error("is not one of the optimizer's", lambda: compute_loss(model, rank, 0).backward())
@@ -460,8 +461,8 @@ def make_groups(module):
 
 
 def check_schedulers(rank, size):
-    """With torch's schedulers and two groups, rates are those of torch's own optimizer, and parameters those of
-    one step at a time with these rates."""
+    """Checks schedulers of torch with two groups: rates must equal those of torch's own optimizer, and
+    parameters those of single steps with these rates."""
     from torch.optim import lr_scheduler as of
 
     comm = onebit.Communicator.torch()
@@ -484,7 +485,7 @@ def check_schedulers(rank, size):
             for one, model in ((ours, module), (dense, twin)):
                 one.zero_grad(set_to_none=step % 2 == 0)
                 compute_loss(model, rank, step).backward()
-            for one in twin.parameters():  # what data-parallel training has
+            for one in twin.parameters():  # the mean gradients of data-parallel training
                 dist.all_reduce(one.grad)
                 one.grad /= size
             for one, schedule in zip((ours, dense), schedules):
@@ -501,7 +502,8 @@ def check_schedulers(rank, size):
 
 
 def check_weight_decays(comm, rank):
-    """A weight decay may change and a rate may be 0; values of one rank that differ are an error."""
+    """Checks that a weight decay may change and a rate may be 0. If one rank's values differ, that is an
+    error."""
     plain, run = Run(comm, kind="Momentum"), Run(comm, kind="Momentum", weight_decay=0.5)
     run.optimizer.param_groups[0]["weight_decay"] = 0.0
     for step in range(3):
@@ -517,7 +519,7 @@ def check_weight_decays(comm, rank):
 
 
 def check_states(rank, size):
-    """load_state_dict loads groups too, and a list of all ranks' states, and refuses others.
+    """Checks that load_state_dict loads groups, and a list of all ranks' states, and rejects other states.
     torch_resume_ranks.py checks that states continue to the bit."""
     comm = onebit.Communicator.torch()
     for kind in KINDS:
@@ -560,7 +562,7 @@ def check_refused_states(comm, rank):
         expect_status(Status.ERROR_ARGUMENT, lambda: optimizer.load_state_dict(mine), words)
         status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
         expect_status(status, lambda: optimizer.load_state_dict(mine if rank == 0 else saved))
-    for ours in nothing, saved:  # of an optimizer that has made no step torch's load nothing
+    for ours in nothing, saved:  # a state without steps and one of torch load nothing
         fresh = Run(comm, {})
         mine = nothing if rank == 0 else ours
         call = lambda: fresh.optimizer.load_state_dict(mine)  # noqa: E731
@@ -570,7 +572,7 @@ def check_refused_states(comm, rank):
         next(run.module.parameters())[0] += rank
     expect_status(Status.ERROR_MISMATCH, lambda: optimizer.load_state_dict(saved), "tensors[0]")
     assert torch.equal(kept[3200:], run.get_parameters()[3200:]) and optimizer.onebit.info()["steps"] == 1
-    expect_error("the state is the library's", lambda: setattr(optimizer, "state", {}))
+    expect_error("state cannot be assigned", lambda: setattr(optimizer, "state", {}))
     run.close()
 
 
@@ -579,7 +581,7 @@ def check_copies(comm, rank):
     for call in (copy.deepcopy, pickle.dumps):
         expect_error("state_dict()", lambda: call(run.optimizer), TypeError)
     run.step(rank, 0)
-    model = copy.deepcopy(run.model)  # its hook is not registered: it averages as others do
+    model = copy.deepcopy(run.model)  # its hook is not registered: it averages like other models
     compute_loss(model, rank, 0).backward()
     assert is_equal_on_ranks(next(model.parameters()).grad)
     pickle.loads(pickle.dumps(run.model.module))
@@ -587,8 +589,8 @@ def check_copies(comm, rank):
 
 
 def check_compress(rank, size):
-    """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
-    its groups and a schedule that was made before; then they are compressed, and the replicas are equal."""
+    """Checks compress. In a dense warm-up the steps must be those of torch's optimizer on mean gradients, with
+    its groups and an existing scheduler. Afterwards they are compressed, and the replicas must be equal."""
     sgd = {"momentum": 0.7, "weight_decay": 0.1}
     frozen = {"kind": onebit.torch.Adam, "freeze_step": 6}
     cases = [
@@ -608,7 +610,7 @@ def check_compress(rank, size):
             ours.zero_grad(), made[1].zero_grad()
             compute_loss(model, rank, step).backward()
             compute_loss(twin, rank, step).backward()
-            for one in twin.parameters():  # what data-parallel training has
+            for one in twin.parameters():  # the mean gradients of data-parallel training
                 dist.all_reduce(one.grad)
                 one.grad /= size
             ours.step(), made[1].step()
@@ -623,7 +625,7 @@ def check_compress(rank, size):
                     assert torch.allclose(mine, theirs, atol=2e-5), (mine - theirs).abs().max()
         assert is_equal_on_ranks(flatten_parameters(module))
         assert list(ours.onebit.info()["exchanges"])[:2] == [6, 3], ours.onebit.info()
-        expect_status(Status.ERROR_ARGUMENT, made[0].step, "step the one that it returned")
+        expect_status(Status.ERROR_ARGUMENT, made[0].step, "call step() of the one that it returned")
         ours.close()
     module = make_network()
     ours = onebit.torch.compress(wrap_model(module), torch.optim.AdamW(module.parameters()))
@@ -633,12 +635,12 @@ def check_compress(rank, size):
 
 
 def check_refused_compress(rank, size):
-    """compress refuses on all ranks what one rank cannot have."""
+    """Checks that compress fails on all ranks if one rank cannot be compressed."""
     module = make_network()
     model, weights = wrap_model(module), list(module.parameters())
     other, good = torch.optim.RMSprop(weights), torch.optim.AdamW(weights)
     status = Status.ERROR_ARGUMENT
-    words = "EfficientAdam cannot go on in the place of RMSprop, whose first parameter is stepped by"
+    words = "EfficientAdam cannot replace RMSprop, whose first parameter is stepped by"
     expect_status(
         status, lambda: onebit.torch.compress(model, other, onebit.torch.EfficientAdam), words)
     expect_status(status, lambda: onebit.torch.compress(module, good), "not a Distributed")
@@ -649,18 +651,18 @@ def check_refused_compress(rank, size):
         expect_status(Status.ERROR_PEER if rank == 0 else status, lambda: onebit.torch.compress(mine, good))
     expect_error("frobnicate", lambda: onebit.torch.compress(model, other, frobnicate=1), TypeError)
     first, again = onebit.torch.compress(model, good), torch.optim.AdamW(weights)
-    if hasattr(model, "_comm_hooks"):  # else torch's own words
+    if hasattr(model, "_comm_hooks"):  # otherwise the message is torch's own
         expect_status(status, lambda: onebit.torch.compress(model, again), "communication hook already")
         first.close()
         first = onebit.torch.compress(model, again)
     first.close()
 
 
-# --- Exchanges that are cut short ----------------------------------------------------------------
+# --- Interrupted exchanges -----------------------------------------------------------------------
 
 
 def check_interrupts(rank, size):
-    """Ctrl-C ends a step that waits for another rank, and the other ranks are told."""
+    """Checks that Ctrl-C ends a step that waits for another rank, and that the other ranks get an error."""
     run = Run(None, {}, timeout=60)
     comm = run.optimizer.comm
     for step in range(4):
@@ -668,7 +670,7 @@ def check_interrupts(rank, size):
     run.optimizer.zero_grad()
     compute_loss(run.model, rank, 4).backward()
     if rank == 0:
-        # SIGINT is ignored if the tests run in the background.
+        # A shell that runs the tests in the background ignores SIGINT.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         expect_error("", run.optimizer.step, KeyboardInterrupt)
@@ -680,7 +682,7 @@ def check_interrupts(rank, size):
     dist.barrier()
     if rank == 0:
         print("all well", flush=True)
-    os._exit(0)  # an ordered end would wait for the interrupted exchange
+    os._exit(0)  # a normal exit would wait for the interrupted exchange
 
 
 def check_interrupted_backward(rank, size):
@@ -706,7 +708,7 @@ def check_interrupted_backward(rank, size):
         return
     try:
         run.step(rank, 4)
-    except onebit.Error as error:  # the latter where the other process had ended meanwhile
+    except onebit.Error as error:  # ERROR_TRANSPORT if the other process has already ended
         assert error.status in (Status.ERROR_PEER, Status.ERROR_TRANSPORT), error
     else:
         raise AssertionError("a step that only one rank has made")

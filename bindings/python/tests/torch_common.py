@@ -1,5 +1,5 @@
-"""Functions that scenarios over torch.distributed share. Imported before the package, which is the one
-beside them."""
+"""Functions that scenarios over torch.distributed share. Programs import this file before the package,
+so that they get the package beside the tests."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ import onebit  # noqa: E402
 
 
 def is_equal_on_ranks(tensor, group=None):
-    """True if every rank has the same bits."""
+    """True if the tensor has the same bits on every rank."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, tensor, group=group)
     return all(torch.equal(one, tensor) for one in everyone)
@@ -32,20 +32,20 @@ def flatten_parameters(module):
 
 
 def broadcast_from_rank_0(thing):
-    """Gives all ranks rank 0's object, as if they read its file."""
+    """Returns rank 0's object on all ranks, as if they had read its file."""
     things = [thing]
     dist.broadcast_object_list(things)
     return things[0]
 
 
 def make_shared_directory():
-    """Returns a directory, the same on all ranks, which is removed when they have ended."""
+    """Returns a directory that is the same on all ranks. It is removed when the ranks have ended."""
     return broadcast_from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None)
 
 
 @contextlib.contextmanager
 def record_warnings():
-    """Gives a list, which has the messages of all warnings after the block."""
+    """Yields a list. After the block it contains the messages of all warnings."""
     messages = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -54,14 +54,14 @@ def record_warnings():
 
 
 def make_layers(*widths):
-    """Makes linear layers of these widths with tanh between them, the same on each rank."""
+    """Makes linear layers of these widths with tanh between them. They are the same on each rank."""
     torch.manual_seed(3)
     layers = [(nn.Linear(*pair), nn.Tanh()) for pair in zip(widths, widths[1:])]
     return nn.Sequential(*sum(layers, ())[:-1])
 
 
 def draw_normal(seed, *shape):
-    """Returns normally distributed numbers, the same for the same seed."""
+    """Returns normally distributed numbers. The same seed gives the same numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -84,7 +84,7 @@ def save_checkpoint(model, optimizer, directory, group=None):
 
 
 def load_checkpoint(model, optimizer, directory, group=None, partial=False):
-    """Loads what `save_checkpoint` has saved; partial: what is missing there stays."""
+    """Loads a checkpoint of `save_checkpoint`. partial: values that it lacks do not change."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
@@ -115,7 +115,7 @@ def expect_error(words, call, kind=(onebit.Error, RuntimeError)):
 
 def _run_rank(rank, scenarios, size, directory, begin):
     torch.set_num_threads(1)
-    tempfile.tempdir = directory  # removed by the process that has started the ranks
+    tempfile.tempdir = directory  # the process that has started the ranks removes it
     backends = begin(rank, size) if begin else None
     store = dist.FileStore(os.path.join(directory, "store"), size)
     dist.init_process_group(backends or "gloo", store=store, rank=rank, world_size=size)
@@ -127,9 +127,9 @@ def _run_rank(rank, scenarios, size, directory, begin):
 
 
 def run_scenarios(scenarios, begin=None, start="fork"):
-    """Runs the functions that the program's first argument names, on as many ranks as the second says,
-    which are processes that meet over gloo, or over the backends that begin(rank, size) returns.
-    scenarios: the functions by name"""
+    """Runs the functions that the program's first argument names. The second argument is the number of
+    ranks, which are processes. They are connected over gloo, or over the backends that begin(rank,
+    size) returns. scenarios: the functions by name"""
     with tempfile.TemporaryDirectory() as directory:
         named, size = [scenarios[name] for name in sys.argv[1].split(",")], int(sys.argv[2])
         arguments = (named, size, directory, begin)

@@ -1,4 +1,5 @@
-"""Scenarios of torch_ranks.py: communicators over a process group, and how ranks find each other."""
+"""Scenarios of torch_ranks.py for communicators over a process group, and for the way in which ranks
+find each other."""
 
 import contextlib
 import datetime
@@ -22,7 +23,7 @@ def check_collectives(rank, size, transport="sockets"):
     assert (comm.rank, comm.size, comm.transport) == (rank, size, transport)
     plan = onebit.Plan(comm, 5000, schedule="exchange", chunk_size=1024)
     assert plan.info()["transport"] == ("sockets" if transport == "sockets" else "custom")
-    kept = onebit.Plan(onebit.Communicator.self_(), 5000)  # of no other rank
+    kept = onebit.Plan(onebit.Communicator.self_(), 5000)  # belongs to no other rank
     for step in range(3):
         mine = make_gradient(rank, step)
         assert plan.allreduce(mine, mine) is Status.OK
@@ -38,7 +39,7 @@ def check_collectives(rank, size, transport="sockets"):
 
 
 def check_gathered_bytes(comm, rank, size):
-    for count in (0, 1, 2, 3, 4, 1000, 3 * 2**20 + 5):  # of rank 0, of the others fewer
+    for count in (0, 1, 2, 3, 4, 1000, 3 * 2**20 + 5):  # bytes of rank 0; the other ranks have fewer
         parts = [(bytes(range(one, 251 + one)) * (count // 251 + 1))[: max(count - one, 0)]
                  for one in range(size)]  # fmt: skip
         assert gather(comm, parts[rank]) == parts
@@ -49,12 +50,13 @@ def check_collectives_over_gloo(rank, size):
 
 
 def check_concurrent_requests(comm, rank, size):
-    """Each rank may wait for requests in an order of its own, with gloo's collectives between."""
+    """Checks that each rank may wait for requests in its own order, with gloo's collectives between
+    them."""
     plans = [onebit.Plan(comm, 3000) for _ in range(size)]
     mine = [make_gradient(rank, step, 3000) for step in range(size)]
     everyone = torch.tensor([rank + 1.0])
     requests = [None] * size
-    for turn in range(size):  # even started in different orders
+    for turn in range(size):  # they may even be started in different orders
         number = (turn + rank) % size
         requests[number] = plans[number].iallreduce(mine[number], mine[number])
     dist.all_reduce(everyone)
@@ -64,12 +66,12 @@ def check_concurrent_requests(comm, rank, size):
     assert all(is_equal_on_ranks(one) for one in mine)
 
 
-# --- Who is connected, and how -------------------------------------------------------------------
+# --- Connections ---------------------------------------------------------------------------------
 
 
 def check_groups(rank, size):
-    """Communicators of sub-groups, and several of one group, do not mix messages; a group may have any
-    backend."""
+    """Checks that communicators of sub-groups, and several of one group, do not mix up messages. A
+    group may have any backend."""
     halves = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
     half = halves[rank // 2]
     comms = [onebit.Communicator.torch(one) for one in (half, None, half)]
@@ -86,9 +88,9 @@ def check_groups(rank, size):
 
 
 def check_other_backend(rank, size):
-    """A group that cannot exchange anything itself is enough: only its store is used."""
+    """Checks a group that cannot exchange anything itself: only its store is used."""
     if "devices" not in inspect.signature(dist.Backend.register_backend).parameters:
-        return  # before 2.0 torch has no groups that are made by their own processes alone
+        return  # before 2.0 torch has no groups that only their own processes create
 
     class Mute(dist.ProcessGroup):
         def getBackendName(self):  # noqa: N802: torch's name
@@ -107,13 +109,14 @@ def check_other_backend(rank, size):
 
 
 class _OnCuda:
-    """A parameter that the choice of the transport takes for one on CUDA."""
+    """A stand-in for a parameter on CUDA, for the choice of the transport."""
 
     device = torch.device("cuda", 0)
 
 
 def check_nccl_by_default(rank, size):
-    """The default is NCCL if parameters are on CUDA, torch uses NCCL there, and every rank can create its communicator."""
+    """Checks that the default is NCCL if parameters are on CUDA, torch uses NCCL for them, and every
+    rank can create its communicator."""
     asked, create, kernels = [], transport.create_nccl, transport.has_kernels
     get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
     backend, device = getattr(dist, get), torch.cuda.device
@@ -129,7 +132,7 @@ def check_nccl_by_default(rank, size):
         return said
 
     transport.create_nccl = lambda *arguments: asked.append(arguments) or create(*arguments)
-    assert made() == [] and not asked  # gloo's
+    assert made() == [] and not asked  # the messages use gloo
     setattr(dist, get, lambda group: "cpu:gloo,cuda:nccl")
     assert made([torch.zeros(1)]) == [] == made(stage="host") and not asked
     transport.has_kernels = lambda: False
@@ -144,7 +147,8 @@ def check_nccl_by_default(rank, size):
 
 
 def check_fallback(rank, size):
-    """gloo is used on all ranks where sockets cannot be, with a warning that says why."""
+    """Checks that gloo is used on all ranks if sockets are impossible, with a warning that gives the
+    reason."""
     def make(**options):
         with record_warnings() as said:
             comm = onebit.Communicator.torch(timeout=20, **options)
@@ -154,7 +158,7 @@ def check_fallback(rank, size):
 
     connect = rendezvous._connect_to_rank
     if rank == 1:
-        os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"  # only rank 0's counts
+        os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"  # only rank 0's variable has an effect
     assert make() == ("sockets", [])
     if rank == 0:
         os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"
@@ -162,7 +166,7 @@ def check_fallback(rank, size):
     words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address, nor an IPv6 one"
     assert kind == "gloo" and len(said) == 1 and words in said[0], said
     expect_status(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
-    if rendezvous._is_own_address("::1"):  # interfaces that have IPv6 addresses alone
+    if rendezvous._is_own_address("::1"):  # tests interfaces that only have IPv6 addresses
         of_interface = rendezvous._ipv6_addresses
         rendezvous._ipv6_addresses = lambda name: ["fe80::1", "::1"]
         assert make() == ("sockets", [])
@@ -173,7 +177,7 @@ def check_fallback(rank, size):
     os.environ["ONEBIT_SOCKET_IFNAME"] = "lo"
     assert make() == ("sockets", [])
     del os.environ["ONEBIT_SOCKET_IFNAME"]
-    if rank == 2:  # reaches rank 0, but not rank 1
+    if rank == 2:  # can reach rank 0, but not rank 1
 
         def refuse(at):
             if len(asked) == 1:
@@ -195,7 +199,7 @@ def check_fallback(rank, size):
 
 
 def check_timeouts(rank, size):
-    """The timeout of connections is the process group's by default."""
+    """Checks that the default timeout of connections is that of the process group."""
     short = dist.new_group(timeout=datetime.timedelta(seconds=77))
     default = dist.default_pg_timeout.total_seconds()
     assert [timeout_of(one, None) for one in (short, None)] == [77, default]
@@ -208,7 +212,7 @@ def check_timeouts(rank, size):
 
 
 def check_missing_rank(rank, size):
-    # Seconds within which all other ranks arrive, even on a busy machine.
+    # All other ranks arrive within these seconds, even on a busy machine.
     rendezvous.GRACE_SECONDS, rendezvous.NOTICE_SECONDS = 3.0, 1.0
     for absent in size - 1, 0:
         dist.barrier()
@@ -221,14 +225,14 @@ def check_missing_rank(rank, size):
             notice = f"rank {rank}: waiting 1 s for rank {absent} to make its communicator\n"
             assert said.getvalue().endswith(notice) and said.getvalue().count("\n") == 1, said
         dist.barrier()
-        if rank == absent == 0:  # comes too late: who was missing then was rank 0
+        if rank == absent == 0:  # too late: rank 0 was missing before
             rendezvous.Rendezvous(None, 2)
         elif rank == absent:
             expect_status(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=2), words)
 
 
 def check_forked_process(rank):
-    """A forked process cannot use the connections, and does not harm them."""
+    """Checks that a forked process cannot use the connections, and does not harm them."""
     comm = onebit.Communicator.torch()
     plan = onebit.Plan(comm, 100)
     ones = torch.ones(100)

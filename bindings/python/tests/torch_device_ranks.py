@@ -1,6 +1,7 @@
-"""Scenarios of test_torch_optim.py: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py.
-Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
-are late. With copies in the host's memory the results equal those of the processor to the bit."""
+"""Scenarios of test_torch_optim.py: `python torch_device_ranks.py SCENARIOS RANKS`, started like
+torch_ranks.py. Models are on a device: on CUDA if torch has it, otherwise on that of fake_device.py, whose
+copies are late. With copies in the host's memory the results must equal those of the processor to the
+bit."""
 
 import gc
 import socket
@@ -19,7 +20,7 @@ PARAMETERS = 8
 
 
 def make_network(on, dtype=torch.float32):
-    """Makes a model with three buckets of DistributedDataParallel. GELU keeps its input for the backward
+    """Makes a model with three buckets of DistributedDataParallel. GELU saves its input for the backward
     pass."""
     torch.manual_seed(3)
     wide = [20, 160, 160, 160, 1]
@@ -36,7 +37,8 @@ def run_backward(model, on, rank, step, dtype=torch.float32):
 
 
 def train_steps(on, rank, make, steps=8, dtype=torch.float32):
-    """Yields losses, and the optimizer and parameters, of each step; make(model) returns the optimizer."""
+    """Yields the loss, the optimizer and the parameters of each step. make(model) returns the
+    optimizer."""
     module = make_network(on, dtype)
     model = DistributedDataParallel(module, bucket_cap_mb=0.1)
     optimizer = make(model)
@@ -49,7 +51,8 @@ def train_steps(on, rank, make, steps=8, dtype=torch.float32):
 
 
 def check_same_steps(rank, make, **options):
-    """Checks that parameters after each step on the device are those on the processor; returns the latter."""
+    """Checks that parameters after each step on the device equal those on the processor. Returns the
+    latter."""
     ways = [train_steps(on, rank, make, **options) for on in ("cpu", device)]
     for plain, staged in zip(*ways):
         if plain[1] is None:
@@ -60,7 +63,7 @@ def check_same_steps(rank, make, **options):
 
 
 def make_adam(model, **options):
-    """Makes README's optimizer, and counts the steps that it begins in backward passes."""
+    """Makes the optimizer of the README, and counts the steps that it begins in backward passes."""
     made = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {"bucket_size": 30000, "warmup_steps": 4, "stage": "host", **options}
     made = onebit.torch.compress(model, made, **options)
@@ -76,15 +79,16 @@ def make_adam(model, **options):
 
 
 def reset_pinned_maximum():
-    """Returns the bytes of pinned memory, and counts the maximum from now on."""
+    """Returns the bytes of pinned memory. From then on the maximum is counted again."""
     gc.collect()
     fake_device.pinned["most"] = fake_device.pinned["now"]
     return fake_device.pinned["now"]
 
 
 def check_compress(rank, size):
-    """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
-    once back; the memory is what README says, of 16 bits half: master values are the library's."""
+    """Checks that exchanges begin in the backward pass, and that each gradient is copied once, and each
+    parameter once back. The pinned memory must be as the README says: half with 16 bits, since the library
+    has the master values."""
     elements = sum(one.numel() for one in make_network("cpu").parameters())
     for dtype in torch.float32, torch.bfloat16:
         pinned = reset_pinned_maximum()
@@ -92,15 +96,16 @@ def check_compress(rank, size):
             if device == "fake":
                 assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
                 fake_device.copies.clear()
-        assert optimizer.begun == 6  # all but the first two
+        assert optimizer.begun == 6  # all steps but the first two
         most = fake_device.pinned["most"] - pinned
         assert device != "fake" or most == 2 * dtype.itemsize * elements, most
         optimizer.close()
-        del optimizer  # with its copies
+        del optimizer  # frees its copies too
 
 
 def check_inside_hosts(rank, size):
-    """Two hosts of two ranks, of which each works on, copies, and keeps in pinned memory its half."""
+    """Checks two hosts of two ranks. Each rank works on its half of the elements, copies it, and has it in
+    pinned memory."""
     name, socket.gethostname = socket.gethostname, lambda: f"host {rank // 2}"
     own = [dist.new_group(one) for one in ([0, 1], [2, 3])][rank // 2]
     pinned = reset_pinned_maximum()
@@ -111,7 +116,7 @@ def check_inside_hosts(rank, size):
 
     for optimizer in check_same_steps(rank, make):
         if device == "fake":
-            # The last bias has one element, so one rank's shard of it is empty, and so is its copy.
+            # The last bias has only one element, so one rank's shard of it is empty, and so is the copy.
             assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
             fake_device.copies.clear()
     said = optimizer.describe()
@@ -124,7 +129,7 @@ def check_inside_hosts(rank, size):
 
 
 def check_missing_wait(rank, size):
-    """The fake device of these scenarios detects a copy for which nothing waits."""
+    """Checks that the fake device of these scenarios detects a copy for which nothing waits."""
     if device != "fake":
         return
     wait, fake_device.Stream.run = fake_device.Stream.run, lambda *_: None
@@ -138,7 +143,7 @@ def check_missing_wait(rank, size):
 
 
 def check_averaging_hook(rank, size):
-    """The hook averages gradients for an optimizer of torch's."""
+    """Checks that the hook averages gradients for a torch optimizer."""
     states = []
 
     def make(model):
@@ -154,7 +159,8 @@ def check_averaging_hook(rank, size):
 
 
 def check_outer_steps(rank, size):
-    """DiLoCo's exchanges are the same on the device, and only they copy parameters."""
+    """Checks that DiLoCo's exchanges are the same on the device, and that only exchanges copy
+    parameters."""
     found = []
     for on in "cpu", device:
         module = make_network(on)
@@ -177,7 +183,8 @@ def check_outer_steps(rank, size):
 
 
 def check_collectives(rank, size):
-    """Calls collectives on tensors of a device with a plan of the processor: blocking, and begun."""
+    """Checks collectives on tensors of a device with a plan of the processor, both blocking and
+    nonblocking."""
     comm = onebit.Communicator.torch()
     mine = torch.full((10, 5), rank + 1.0)
     for call in "allreduce", "iallreduce":

@@ -1,5 +1,5 @@
-"""Scenarios of test_torch.py: `python torch_ranks.py SCENARIO RANKS` starts RANKS
-processes over gloo. An assertion of one rank ends all, with its message."""
+"""Scenarios of test_torch.py: `python torch_ranks.py SCENARIO RANKS` starts RANKS processes over gloo. If an
+assertion of one rank fails, all ranks end, with its message."""
 
 import argparse
 import copy
@@ -37,7 +37,7 @@ def make_large_network():
 
 
 def wrap_model(state=None, dtype=torch.float32):
-    """Wraps a model so that it has several buckets: the first has a megabyte, whatever bucket_cap_mb is."""
+    """Wraps a model so that it has several buckets. The first has a megabyte, with any bucket_cap_mb."""
     model = DistributedDataParallel(make_large_network().to(dtype), bucket_cap_mb=0.1)
     if state:
         model.register_comm_hook(state, onebit.torch.allreduce_hook)
@@ -45,7 +45,7 @@ def wrap_model(state=None, dtype=torch.float32):
 
 
 def run_backward(model, rank, step, spoil=None):
-    """Returns a step's gradients as one tensor, and the loss."""
+    """Returns the gradients of a step as one tensor, and the loss."""
     points = draw_normal(7000 + 100 * rank + step, 16, 20).to(next(model.parameters()).dtype)
     model.zero_grad()
     loss = ((model(points) - points[:, :1].sin()) ** 2).mean()
@@ -56,7 +56,7 @@ def run_backward(model, rank, step, spoil=None):
 def check_hook(rank, size):
     state = onebit.torch.HookState(warmup_steps=2, schedule="exchange")
     plain, bits = wrap_model(), wrap_model(state)
-    for step in range(2):  # the warm-up is what torch does, to the bit, through new buckets
+    for step in range(2):  # the warm-up equals torch to the bit, also with new buckets
         assert torch.equal(run_backward(plain, rank, step)[0], run_backward(bits, rank, step)[0])
     assert state.comm.bytes_sent == 0 and not state._plans
     total_plain, total_bits = 0, 0
@@ -64,7 +64,7 @@ def check_hook(rank, size):
         wanted, got = run_backward(plain, rank, step)[0], run_backward(bits, rank, step)[0]
         assert is_equal_on_ranks(got) and not torch.equal(wanted, got)
         total_plain, total_bits = total_plain + wanted, total_bits + got
-    # A step's residual is added in the next step, so sums agree much better than single steps.
+    # The residual of a step is added in the next step, so sums agree much better than single steps.
     single, summed = (got - wanted).norm() / wanted.norm(), total_bits - total_plain
     off = summed.norm() / total_plain.norm()
     assert off < 0.3 * single, (off, single)
@@ -77,7 +77,8 @@ def check_hook(rank, size):
 
 
 def check_widths(rank, size):
-    """The bits depend on the optimizer, unless they are given; exchanges use as many."""
+    """Checks that the bits depend on the optimizer, unless they are given, and that exchanges use that many
+    bits."""
     model = make_network()
     sgd, plain_sgd = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=m) for m in (0.9, 0))
     adam = torch.optim.AdamW(model.parameters())
@@ -105,14 +106,14 @@ def check_widths(rank, size):
 
 
 def check_normalised(rank, size):
-    """In the dense warm-up a result is the mean of the values that ranks compute from gradients."""
+    """Checks that in the dense warm-up a result is the mean of the ranks' normalised gradients."""
     state = onebit.torch.HookState(warmup_steps=4, normalise=True, bits=4)
     model, local = wrap_model(state), make_large_network()
     squares, steps = 0, 0
     for step in range(4):
         spoil = float("inf") if (rank, step) == (0, 2) else None
         got, own = run_backward(model, rank, step, spoil)[0], run_backward(local, rank, step)[0]
-        if spoil is None:  # what is not finite changes no moment
+        if spoil is None:  # values that are not finite change no moment
             squares, steps = 0.999 * squares + 0.001 * own * own, steps + 1
         wanted = torch.where(squares > 0, own / (squares / (1 - 0.999**steps)).sqrt(), own)
         dist.all_reduce(wanted)
@@ -122,8 +123,8 @@ def check_normalised(rank, size):
 
 
 def check_not_finite(plain, bits, state, rank):
-    """If some rank's gradient is not finite, all ranks get torch's result, and the next step is finite
-    again."""
+    """Checks that all ranks get torch's result if some rank's gradient is not finite, and that the next step is
+    finite again."""
     spoil = float("inf") if rank == 1 else None
     wanted, got = (run_backward(model, rank, 50, spoil)[0] for model in (plain, bits))
     assert not got.isfinite().all() and is_equal_on_ranks(got.nan_to_num(1e9, 2e9, 3e9))
@@ -133,7 +134,7 @@ def check_not_finite(plain, bits, state, rank):
 
 
 def check_layout_changes(state, rank):
-    """With another model on the same state the buckets differ: their residuals are dropped, and the state
+    """Checks another model on the same state: the buckets differ, so their residuals are dropped, and the state
     counts these."""
     plans = len(state._plans)
     model = DistributedDataParallel(make_network())
@@ -144,7 +145,8 @@ def check_layout_changes(state, rank):
 
 
 def check_shortest_warmup(rank):
-    """After the first step buckets are laid out for good: no error is lost."""
+    """Checks that no residual is lost with the shortest warm-up: the buckets do not change after the first
+    step."""
     state = onebit.torch.HookState()
     model = wrap_model(state)
     for step in range(3):
@@ -154,15 +156,15 @@ def check_shortest_warmup(rank):
 
 
 def check_other_types(rank):
-    """A type that cannot be compressed is averaged as without a hook. gloo cannot add bfloat16, so no model of
-    that type can be wrapped: the test hands such a bucket to the hook itself."""
+    """Checks that a type that cannot be compressed is averaged as without a hook. gloo cannot add bfloat16, so
+    no model of that type can be wrapped: the test passes such a bucket to the hook itself."""
     state = onebit.torch.HookState(warmup_steps=1)
     bits, plain = (wrap_model(one, torch.float64) for one in (state, None))
     for step in range(2):
         assert torch.equal(run_backward(bits, rank, step)[0], run_backward(plain, rank, step)[0])
     assert not state._plans
 
-    class Bucket:  # handed over outside of a backward pass
+    class Bucket:  # is passed to the hook outside of a backward pass
         def __init__(self, value):
             self.tensor = torch.full((100,), value, dtype=torch.bfloat16)
             self.buffer, self.parameters = lambda: self.tensor, list
@@ -178,8 +180,8 @@ def check_other_types(rank):
 
 
 def check_resumed_state(rank, size):
-    """A state that is saved and loaded, pickled or copied goes on to the bit in another model of the
-    same parameters, whose first step has other buckets."""
+    """Checks that a state that is saved and loaded, pickled or copied continues to the bit in another model
+    with the same parameters, whose first step has other buckets."""
     for number, options in enumerate(({"bits": 1}, {"normalise": True}, {"warmup_steps": 5})):
         state = onebit.torch.HookState(**options)
         model = wrap_model(state)
@@ -206,21 +208,21 @@ def check_resumed_state(rank, size):
 
 
 def check_refused_state(rank, state):
-    """A state of another rank or model, or with a group, is refused; so is a closed state."""
+    """Checks that a state of another rank or model, or with a group, is rejected, and so is a closed state."""
     saved = state.state_dict()
     wrong = {**saved, "rank": 1} if rank == 0 else saved
     status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
-    words = "rank of the state is 1, and here 0" if rank == 0 else ""
+    words = "rank of the loaded state is 1, that of this HookState 0" if rank == 0 else ""
     expect_status(status, lambda: state.load_state_dict(wrong), words)
-    state.load_state_dict({**saved, "steps": 1})  # as none
+    state.load_state_dict({**saved, "steps": 1})  # is ignored
     plain, model = DistributedDataParallel(make_network()), DistributedDataParallel(make_network())
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
     assert torch.equal(run_backward(plain, rank, 0)[0], run_backward(model, rank, 0)[0])
     state.load_state_dict(saved)
     expect_error("of another model", lambda: run_backward(model, rank, 0))
-    assert is_equal_on_ranks(run_backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as torch does
+    assert is_equal_on_ranks(run_backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as in torch
     state.close()
-    expect_error("state is closed", lambda: run_backward(model, rank, 0))
+    expect_error("this HookState is closed", lambda: run_backward(model, rank, 0))
     group = dist.new_group(backend="gloo")
     with_group = onebit.torch.HookState(process_group=group)
     for call in copy.deepcopy, pickle.dumps:
@@ -228,7 +230,7 @@ def check_refused_state(rank, state):
 
 
 def check_hook_errors(rank, size):
-    """An error in an exchange is raised by backward, on every rank; none waits."""
+    """Checks that backward raises the error of an exchange on every rank, and that no rank waits."""
     state = onebit.torch.HookState(chunk_size=32 * (rank + 1))
     model = wrap_model(state)
     run_backward(model, rank, 0)
@@ -239,10 +241,11 @@ def check_hook_errors(rank, size):
 
 
 def check_training(rank, size):
-    """With the hook a training reaches the loss of the plain run; trainings_ranks.py checks optimizers."""
+    """Checks that a training with the hook reaches the loss of the plain run. trainings_ranks.py checks
+    optimizers."""
     options = argparse.Namespace(steps=100, warmup=10, lr=0.05)
     plain, plain_bytes = train_ddp.train(options, compressed=False)
-    # Newer torch has an additional small bucket, for which an allgather would be faster.
+    # Newer versions of torch have an additional small bucket, for which an allgather would be faster.
     bits, bits_bytes = train_ddp.train(options, compressed=True, schedule="exchange")
     without, _ = train_ddp.train(options, compressed=True, no_error_feedback=1)
     if rank == 0:
@@ -251,11 +254,11 @@ def check_training(rank, size):
     assert bits_bytes < plain_bytes / 28
 
 
-# --- Objects free what they have made ------------------------------------------------------------
+# --- Freed objects -------------------------------------------------------------------------------
 
 
 def make_compressed(close):
-    """Makes objects that a program may drop: all of them must be gone then."""
+    """Makes objects that a program may drop. All of them must then be freed."""
     model = DistributedDataParallel(make_network())
     optimizer = onebit.torch.compress(model, torch.optim.AdamW(model.parameters()))
     for step in range(4):
@@ -281,7 +284,7 @@ def count_resources():
 
 
 def check_freed_objects(rank, size):
-    """A model, and what was made for it, are gone once the program has dropped them, closed or
+    """Checks that a model, and the objects made for it, are freed once the program has dropped them, closed or
     not, and so are descriptors and threads, without the garbage collector."""
     gc.collect()
     gc.disable()
@@ -292,14 +295,14 @@ def check_freed_objects(rank, size):
             assert not any(one() for one in kept), (make, close, [one() for one in kept])
             dist.barrier()
             now = count_resources()
-            before = before or now  # threads of the process come with the first, and torch's may go
+            before = before or now  # the first model starts threads, and torch's may end
             assert all(one <= most for one, most in zip(now, before)), (make, close, before, now)
     gc.enable()
 
 
 def check_hook_groups(rank, size):
-    """A state without a group has the model's, one that is shared is refused another, and a wrapped
-    hook has its model too."""
+    """Checks that a state without a group uses the model's, that a shared state rejects another group, and that
+    a wrapped hook finds its model too."""
     groups = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
 
     def make(group, state, hook=onebit.torch.allreduce_hook):
@@ -330,7 +333,7 @@ def check_hook_groups(rank, size):
 
 
 def make_both_models(rank):
-    """Returns a model with the hook, and a model with an optimizer that exchanges, after two steps."""
+    """Returns a model with the hook, and a model with an optimizer that exchanges. Both have made two steps."""
     hooked, carried = (DistributedDataParallel(make_network()) for _ in range(2))
     hooked.register_comm_hook(onebit.torch.HookState(), onebit.torch.allreduce_hook)
     optimizer = onebit.torch.compress(carried, torch.optim.AdamW(carried.parameters()))
@@ -342,7 +345,8 @@ def make_both_models(rank):
 
 
 def check_forked_models(rank, size):
-    """A forked process can use neither the hook nor the optimizer; it drops both and ends without harm."""
+    """Checks that a forked process can use neither the hook nor the optimizer. It drops both and ends without
+    harm."""
     hooked, carried, optimizer = make_both_models(rank)
     child = os.fork()
     if child == 0:
@@ -358,7 +362,7 @@ def check_forked_models(rank, size):
 
 
 def check_interrupt(rank, size):
-    """Ctrl-C ends a backward pass that waits for another rank."""
+    """Checks that Ctrl-C ends a backward pass that waits for another rank."""
     hooked, _, _ = make_both_models(rank)
     if rank == 0:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -367,12 +371,12 @@ def check_interrupt(rank, size):
         dist.barrier()
     else:
         dist.barrier()
-        steps = (2, 3)  # what rank 0 had sent before arrives
+        steps = (2, 3)  # messages that rank 0 has already sent still arrive
         expect_error("rank 0 called onebit_comm_abort", lambda: [run_backward(hooked, rank, one) for one in steps])
 
 
 def check_lost_rank(rank, size):
-    """When a rank ends in its forward pass, the other ranks are told which."""
+    """Checks that the other ranks are told which rank is lost when one ends in its forward pass."""
     hooked, carried, optimizer = make_both_models(rank)
     dist.barrier()
     if rank == size - 1:
@@ -384,12 +388,12 @@ def check_lost_rank(rank, size):
 
 
 def report_lost_rank(rank):
-    os.write(1, f"rank {rank} knows\n".encode())  # one write: ranks share the output
+    os.write(1, f"rank {rank} knows\n".encode())  # a single write: ranks share the output
     os._exit(0)
 
 
 def check_lost_rank_over_gloo(rank, size):
-    """The last rank ends without notice, and the other ranks are told."""
+    """Checks that the other ranks get an error when the last rank ends without notice."""
     comm = onebit.Communicator.torch(timeout=60, transport="gloo")
     plan = onebit.Plan(comm, 5000)
     mine = torch.ones(5000)

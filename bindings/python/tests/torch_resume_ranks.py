@@ -1,4 +1,4 @@
-"""Scenarios of test_torch.py, as torch_carry_ranks.py: a trainer saves, ends and resumes."""
+"""Scenarios of test_torch.py, started like torch_carry_ranks.py: a trainer saves, ends and resumes."""
 
 import copy
 import io
@@ -45,8 +45,8 @@ def make_network(dtype=torch.float32):
 
 
 class Trainer:
-    """A program's model and optimizer of torch, in the order of nanoGPT: what was saved is loaded
-    into these, and then they are wrapped."""
+    """A program's model and torch optimizer, in the order of nanoGPT: a saved state is loaded into both,
+    and then they are wrapped."""
 
     def __init__(self, saved=None, kind="EfficientAdam", group=None, twin=None, dtype=torch.float32,
                  compressed=True, mixed=False, late=None, **options):
@@ -55,7 +55,7 @@ class Trainer:
         more = {"momentum": 0.9} if twin is torch.optim.SGD else {}
         self.rate = 1e-2 if more else 3e-3
         groups = [{"params": list(self.module.parameters())}]
-        if mixed:  # the first group is of other betas: averaged in 8 bits
+        if mixed:  # the first group has other betas: it is averaged in 8 bits
             groups = [{"params": groups[0]["params"][:2]}, {"params": groups[0]["params"][2:]}]
             groups[1]["betas"] = (0.8, 0.99)
         inner = twin(groups, lr=self.rate, **more)
@@ -74,7 +74,7 @@ class Trainer:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def train(self, first, end):
-        """Trains on points that are the same for any number of ranks; returns the loss of other points."""
+        """Trains on points that are the same for any number of ranks. Returns the loss on other points."""
         for step in range(first, end):
             self.optimizer.zero_grad()
             for group in self.optimizer.param_groups:
@@ -92,7 +92,7 @@ class Trainer:
         return ((model(points.to(dtype)) - wanted) ** 2).mean()
 
     def saved(self):
-        """Returns the state after torch.save and torch.load."""
+        """Returns the state after it was saved by torch.save and loaded by torch.load."""
         memory = io.BytesIO()
         torch.save(
             {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, memory)
@@ -111,8 +111,9 @@ AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise":
 
 
 def check_resumed(rank, size):
-    """A state goes on to the bit: of every optimizer and of the hook's averages in few bits, inside the warm-up
-    and after it, saved by each rank or by one for all, and loaded before `compress` or after it."""
+    """Checks that a state continues to the bit: for every optimizer and for the hook's averages in few
+    bits, in the warm-up and after it, saved by each rank or by one for all, and loaded before or after
+    `compress`."""
     for options in (*({"kind": kind} for kind in KINDS), *AVERAGED):
         trainer, places = Trainer(**options), {}
         for step in 4, 8:
@@ -126,7 +127,7 @@ def check_resumed(rank, size):
         trainer.train(8, 12)
         for step, states in places.items():
             for when, saved in states.items():
-                other = Trainer(**{when: copy.deepcopy(saved)}, **options)  # torch shares tensors
+                other = Trainer(**{when: copy.deepcopy(saved)}, **options)  # a copy: torch shares tensors
                 other.train(step, 12)
                 assert torch.equal(trainer.get_parameters(), other.get_parameters()), (options, step, when)
                 other.close()
@@ -136,12 +137,12 @@ def check_resumed(rank, size):
                       for key, of in own["optimizer"]["state"].items()}  # fmt: skip
             other = Trainer({**own, "optimizer": {**own["optimizer"], "state": states}}, **options)
             other.train(8, 12)
-            assert not torch.equal(trainer.get_parameters(), other.get_parameters())  # or nothing is shown
+            assert not torch.equal(trainer.get_parameters(), other.get_parameters())  # otherwise the test is empty
             other.close()
 
 
 def check_other_averaging(rank, size):
-    """With another number of ranks, residuals become their means."""
+    """Checks that residuals become their means with another number of ranks."""
     parts = {}
     for number in range(2):
         bucket = {"numbers": [0], "sizes": [4], "bits": 8, "server_start": 2 * number,
@@ -173,10 +174,10 @@ def check_other_averaging(rank, size):
 
 
 def check_half_precision(rank, size):
-    """With parameters of 16 bits torch's optimizer rounds the state that it loads, and a warning says
-    so. The compressed optimizer loads the same state exactly."""
+    """Checks parameters of 16 bits: torch's optimizer rounds the state that it loads, which a warning
+    reports, but the compressed optimizer loads the same state exactly."""
     if not hasattr(torch, "compile"):
-        return  # 1.13 has no convolution in float16, and its gloo no bfloat16
+        return  # torch 1.13 has no convolution in float16, and its gloo no bfloat16
     trainer = Trainer(dtype=torch.float16)
     trainer.train(0, 8)
     saved = trainer.saved()
@@ -195,8 +196,8 @@ def check_close(found, wanted):
 
 
 def check_other_rank_counts(rank, size):
-    """Resumes a training of size - 1 ranks on each number of ranks: from a consolidated state, and from
-    one that rank 0 has saved alone, of which a warning tells."""
+    """Resumes a training of size - 1 ranks on each number of ranks: from a consolidated state, and from a
+    state of only rank 0, for which there is a warning."""
     groups = [dist.new_group(list(range(count))) for count in range(1, size)] + [None]
     pair = groups[-2]
     for stop in 60, 150:
@@ -207,7 +208,7 @@ def check_other_rank_counts(rank, size):
             with record_warnings() as said:
                 saved[0] = trainer.saved()
                 trainer.saved()
-            words = "those of the other ranks are, unless all ranks call consolidate_state_dict()"
+            words = "call consolidate_state_dict() on all ranks first: otherwise the residuals"
             assert [words in one for one in said] == [True], said
             trainer.optimizer.consolidate_state_dict()
             saved[1] = trainer.saved()
@@ -225,7 +226,7 @@ def check_other_rank_counts(rank, size):
 
 
 def check_dense_states(rank, size):
-    """A checkpoint of torch's AdamW, Adam or SGD goes on with its moments and its step."""
+    """Checks that a checkpoint of torch's AdamW, Adam or SGD continues with its moments and its step."""
     cases = [
         (torch.optim.AdamW, "EfficientAdam", {}, (4, 60)),
         (torch.optim.SGD, "Momentum", {}, (60,)),
@@ -244,11 +245,11 @@ def check_dense_states(rank, size):
         wanted = plain.train(done, 150)
         for stop, saved in zip(stops, places):
             run = Trainer(saved, kind, twin=twin, **options)
-            assert run.optimizer.comm.bytes_sent < 4096  # all ranks have the moments
+            assert run.optimizer.comm.bytes_sent < 4096  # all ranks have the moments already
             steps, before = run.optimizer.onebit.info()["steps"], run.train(0, 0)
             assert steps == (6 if kind == "Momentum" else stop), (kind, steps)
             found = run.train(stop, 150)
-            # Steps are dense for the rest of the warm-up; after it one step is dense, or none.
+            # Steps are dense for the rest of the warm-up. After the warm-up one step is dense, or none.
             assert run.optimizer.onebit.info()["exchanges"][0] == (
                 0 if options or kind == "ZeroOneAdam" else max(6 - stop, kind != "EfficientAdam"))
             check_close(found, wanted) if kind in ("EfficientAdam", "Momentum") else None
@@ -256,7 +257,7 @@ def check_dense_states(rank, size):
             run.close()
     expect_error("cannot begin with another optimizer's state", lambda: Trainer(saved, "Lion"))
     first = saved["optimizer"]["state"][0]
-    first["exp_avg"] = first["exp_avg"] * (1 + rank / 1e6)  # as processors of other kinds round
+    first["exp_avg"] = first["exp_avg"] * (1 + rank / 1e6)  # as other processors may round
     run = Trainer(saved, "EfficientAdam", twin=torch.optim.AdamW)
     run.train(60, 62)
     assert run.optimizer.comm.bytes_sent > 4096 and is_equal_on_ranks(run.get_parameters())
@@ -264,7 +265,7 @@ def check_dense_states(rank, size):
 
 
 def check_distributed_states(rank, size):
-    """With torch.distributed.checkpoint each rank saves its own state, and loads it in place."""
+    """Checks torch.distributed.checkpoint: each rank saves its own state, and loads it in place."""
     if not hasattr(torch, "compile"):
         return
     directory = make_shared_directory()
@@ -280,9 +281,9 @@ def check_distributed_states(rank, size):
                 trainer.train(stop, 12)
             dist.barrier()
             for group, count in ((pair, size - 1), (alone, 1), (None, size)):
-                if rank >= count or (kind, count) == ("Lion", 1):  # whose momentum is each rank's
+                if rank >= count or (kind, count) == ("Lion", 1):  # Lion's momentum differs between ranks
                     continue
-                if count == size and kind != "EfficientAdam":  # likewise 0/1 Adam's
+                if count == size and kind != "EfficientAdam":  # 0/1 Adam's state also does
                     continue
                 other = Trainer(kind=kind, group=group)
                 load_checkpoint(other.model, other.optimizer, where, group, partial=count == size)

@@ -1,6 +1,6 @@
-"""Runs the programs of docs/python-trainers.md with released trainers, stops them in the warm-up and
-after it, and resumes them from the trainers' own checkpoints. test_torch.py starts this file as it
-starts torch_resume_ranks.py."""
+"""Runs the programs of docs/python-trainers.md with released trainers, stops them in the warm-up and after
+it, and resumes them from the trainers' own checkpoints. test_torch.py starts this file in the way of
+torch_resume_ranks.py."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ OPTIONS = {"warmup_steps": 8}
 
 
 def begin_rank(rank, size):
-    """Sets what a launcher sets."""
+    """Sets the variables that a launcher sets."""
     warnings.simplefilter("ignore")
     os.environ.update(
         TOKENIZERS_PARALLELISM="false",
@@ -37,7 +37,7 @@ def begin_rank(rank, size):
 
 
 def make_batches(rank, size):
-    """Returns batches for STEPS steps, always in the same order."""
+    """Returns the batches of STEPS steps, always in the same order."""
     points = draw_normal(5, STEPS * 16, 20)[rank::size]
     return [(some, some[:, :1].sin()) for some in points.split(16 // size)]
 
@@ -47,8 +47,8 @@ def make_network():
 
 
 def check_resumed(rank, train):
-    """Checks that a training resumes to the bit. train(stop, from, to) trains to step `stop` from a place or
-    None, saves to a place, and returns the parameters."""
+    """Checks that a training resumes to the bit. train(stop, from, to) trains up to step `stop` from a saved
+    state or None, saves to a path, and returns the parameters."""
     directory = make_shared_directory()
     wanted = train(STEPS, None, None)
     for stop in STOPS:
@@ -58,7 +58,7 @@ def check_resumed(rank, train):
 
 
 def check_documented_program(page, word, make_names):
-    """Runs a program of a document as it is, and without its new lines; losses are alike."""
+    """Runs a program of a document as it is, and without its new lines. The losses must be similar."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
     blocks = [one.partition("```")[0] for one in text.split("```python\n")[1:]]
     (program,) = (one for one in blocks if word in one)
@@ -82,7 +82,7 @@ def check_documented_program(page, word, make_names):
 
 
 def make_program_objects(**names):
-    """Makes a program's objects before the trainer prepares them."""
+    """Makes the objects of a program, before the trainer prepares them."""
     module = make_network()
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     points = draw_normal(5, 1600, 20)
@@ -159,7 +159,7 @@ def lightning(rank, size):
 
 
 class LocalSteps:
-    """Begins local steps in the first step, and looks at the model before and in a validation."""
+    """Begins local steps in the first step, and records the model before and in a validation."""
 
     def __init__(self, callback):
         self.callback, self.validated = callback, []
@@ -178,7 +178,7 @@ class LocalSteps:
 
 
 def lightning_local(rank, size):
-    """A validation has the same model on all ranks, and so has the end."""
+    """Checks that all ranks have the same model in a validation and at the end."""
     import lightning
 
     class Local(LocalSteps, lightning.Callback):
@@ -206,7 +206,7 @@ def make_arguments(directory, **options):
 
 
 class Model(nn.Module):
-    """A model as transformers' Trainer wants it."""
+    """A model with the interface that transformers' Trainer requires."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +218,8 @@ class Model(nn.Module):
 
 
 def transformers_local(rank, size):
-    """All ranks evaluate the same model. The best model, loaded at the end, has the parameters that were evaluated."""
+    """Checks that all ranks evaluate the same model. The best model, loaded at the end, must have the
+    evaluated parameters."""
     import transformers
 
     class Local(LocalSteps, transformers.TrainerCallback):
@@ -234,7 +235,7 @@ def transformers_local(rank, size):
     arguments = make_arguments(
         make_shared_directory(), max_steps=5, per_device_train_batch_size=4, eval_strategy="steps",
         eval_steps=3, save_strategy="best", metric_for_best_model="loss", load_best_model_at_end=True,
-        greater_is_better=True,  # that is the first
+        greater_is_better=True,  # the first model is the best
     )
     trainer = transformers.Trainer(Model(), arguments, train_dataset=examples, eval_dataset=examples[:64],
                                    callbacks=[local, callback])  # fmt: skip

@@ -1,5 +1,5 @@
-"""Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_torch.py
-runs. `python trainings_ranks.py CASE,CASE RANKS`; `all` is all of them, with a table."""
+"""Trainings in the form of usual programs, each plain and with `onebit.torch.compress`; test_torch.py runs
+them. `python trainings_ranks.py CASE,CASE RANKS`; `all` runs all cases, and prints a table."""
 
 import contextlib
 import functools
@@ -48,7 +48,7 @@ def run_steps(model, optimizers, rank, loss=compute_loss, steps=STEPS, after=lam
 
 
 def compute_held_out_loss(model, loss=compute_loss):
-    """Returns the loss on held-out data; all ranks must have the same model."""
+    """Returns the loss on held-out data. All ranks must have the same model."""
     module = getattr(model, "module", model)
     assert is_equal_on_ranks(torch.cat([one.detach().float().flatten() for one in module.parameters()]))
     with torch.no_grad():
@@ -56,7 +56,7 @@ def compute_held_out_loss(model, loss=compute_loss):
 
 
 def finish_training(model, optimizers, rank, **options):
-    """Makes all steps; returns the loss on held-out data."""
+    """Makes all steps. Returns the loss on held-out data."""
     run_steps(model, optimizers, rank, **options)
     return compute_held_out_loss(model)
 
@@ -65,7 +65,7 @@ def finish_training(model, optimizers, rank, **options):
 
 
 class Language(nn.Module):
-    """A model as nanoGPT, smaller: tied weights."""
+    """A smaller nanoGPT, with tied weights."""
 
     def __init__(self, words=16, width=32, length=16):
         super().__init__()
@@ -93,7 +93,8 @@ def language_loss(model, rank, step, count=8):
 
 
 def train_gpt(rank, take):
-    """Tied weights, groups, a schedule, accumulation with no_sync, and the norm clipped."""
+    """Trains with tied weights, groups, a schedule, accumulation with no_sync, and clipping of the
+    norm."""
     model = make_replica(Language())
     matrices = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() < 2]
@@ -117,7 +118,8 @@ def train_gpt(rank, take):
 
 
 def train_phases(rank, take):
-    """A head first, then all with another optimizer, and torch's own, of one wrapped model."""
+    """Trains one wrapped model in phases: first a head, then all layers with another optimizer, then with
+    torch's own optimizer."""
     model = make_replica(make_network(), find_unused_parameters=True)
     optimizer = take(model, torch.optim.RMSprop(model.module[5].parameters(), lr=1e-3))
     for make in (torch.optim.AdamW, torch.optim.SGD, None):
@@ -154,7 +156,7 @@ CASES["beta1_of_0"] = of_optimizer(torch.optim.Adam, lr=3e-3, betas=(0.0, 0.9))
 
 
 class Recommender(nn.Module):
-    """A model of DLRM's shape: tables of which a batch uses few rows."""
+    """A model in the shape of DLRM: a batch uses few rows of its tables."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +170,7 @@ class Recommender(nn.Module):
 
 
 def train_sparse(rank, take):
-    """The program's own optimizer knows sparse gradients."""
+    """Trains with sparse gradients, which the program's own optimizer supports."""
     model = make_replica(Recommender())
     return finish_training(model, [take(model, torch.optim.SGD(model.parameters(), lr=0.05))], rank)
 
@@ -184,8 +186,8 @@ def train_sparse_and_adam(rank, take):
 
 
 def train_muon(rank, take):
-    """Matrices by Muon, the rest by AdamW."""
-    kind = getattr(torch.optim, "Muon", torch.optim.RMSprop)  # torch 2.9 has it
+    """Trains matrices by Muon, and all other parameters by AdamW."""
+    kind = getattr(torch.optim, "Muon", torch.optim.RMSprop)  # torch has Muon from 2.9 on
     model = make_replica(make_network())
     matrices = [one for one in model.parameters() if one.dim() == 2 and one.shape[0] > 1]
     known = {id(one) for one in matrices}
@@ -197,7 +199,7 @@ def train_muon(rank, take):
 
 
 class Mixed(nn.Module):
-    """Weights in bfloat16, norms in float32; gloo of torch 1.13 has no bfloat16."""
+    """A model with weights in bfloat16 and norms in float32. gloo of torch 1.13 has no bfloat16."""
 
     def __init__(self):
         super().__init__()
@@ -214,14 +216,14 @@ class Mixed(nn.Module):
 
 
 def train_types(rank, take):
-    """Weights in bfloat16, norms in float32."""
+    """Trains weights in bfloat16 and norms in float32."""
     model = make_replica(Mixed())
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     return finish_training(model, [optimizer], rank)
 
 
 def train_thawed(rank, take):
-    """A layer that is frozen when the optimizer is made, and trained later."""
+    """Trains a layer that is frozen when the optimizer is created, and trained later."""
     model = make_replica(make_network(), find_unused_parameters=True)
     layer = model.module[3]
     layer.requires_grad_(False)
@@ -230,7 +232,7 @@ def train_thawed(rank, take):
 
 
 def train_added(rank, take):
-    """The group of a layer that is thawed is added then."""
+    """Trains a layer that is thawed, whose group is added at that time."""
     model = make_replica(make_network(), find_unused_parameters=True)
     layer = model.module[3]
     layer.requires_grad_(False)
@@ -246,7 +248,7 @@ def train_added(rank, take):
 
 
 def train_of_no_optimizer(rank, take):
-    """A body that has gradients, and a head that alone is trained."""
+    """Trains only the head of a model whose body has gradients too."""
     model = make_replica(make_network())
     optimizer = take(model, torch.optim.AdamW(model.module[3:].parameters(), lr=3e-3))
     return finish_training(model, [optimizer], rank)
@@ -273,7 +275,7 @@ def train_lora(rank, take):
 
 
 def train_gan(rank, take):
-    """Two models, whose losses go through both."""
+    """Trains two models. Each loss depends on both."""
     torch.manual_seed(5)
     maker = make_replica(nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)))
     critic = make_replica(nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)))
@@ -298,7 +300,7 @@ def train_gan(rank, take):
 
 
 def train_join(rank, take, clip=False, **options):
-    """The last rank has fewer batches, and a schedule that stops with them."""
+    """Trains with fewer batches on the last rank, whose scheduler stops with them."""
     model = make_replica(Mixed() if clip else make_network())
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3), **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * STEPS)
@@ -321,7 +323,7 @@ CASES["join_in_8_bits"] = lambda rank, take: train_join(
 
 
 def train_zero(rank, take):
-    """Stage 1: torch's ZeroRedundancyOptimizer."""
+    """Trains with stage 1 of ZeRO: torch's ZeroRedundancyOptimizer."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = make_replica(make_network())
@@ -341,7 +343,7 @@ def train_shards(rank, take):
 
 @contextlib.contextmanager
 def defaults():
-    """Trains with torch's defaults (dtype, device) as a program may have set them."""
+    """Trains with torch's defaults (dtype, device) changed, as a program may do."""
     torch.set_default_dtype(torch.float64)
     with torch.device("meta") if hasattr(torch, "compile") else contextlib.nullcontext():
         yield
@@ -349,7 +351,7 @@ def defaults():
 
 
 def train_in_a_module(rank, take):
-    """Trains a model inside a module of the program's, with other defaults of torch's."""
+    """Trains a model inside a module of the program, with changed defaults of torch."""
     class Program(nn.Module):
         def __init__(self):
             super().__init__()
@@ -379,7 +381,7 @@ def train_in_a_module(rank, take):
 CASES.update((name[6:], one) for name, one in list(globals().items()) if name.startswith("train_"))
 
 
-# --- Further conditions --------------------------------------------------------------------------
+# --- Other conditions ----------------------------------------------------------------------------
 
 
 def make_mixed_model():
@@ -388,7 +390,8 @@ def make_mixed_model():
 
 
 def check_skipped_steps(rank, size):
-    """A gradient of the remainder that is not finite on one rank: no rank's step changes anything."""
+    """Checks that no rank's step changes anything if a gradient of the remainder is not finite on one
+    rank."""
     model, optimizer = make_mixed_model()
     norm, spoil = model.module.body[1].bias, [1.0]
     norm.register_hook(lambda gradient: gradient * spoil[0])
@@ -403,10 +406,10 @@ def check_skipped_steps(rank, size):
 
 
 def check_written_parameters(rank, size):
-    """Parameters of 16 bits go on from what the program writes to them; what it does not write to goes
-    on from its master values."""
+    """Checks that 16-bit parameters continue from the values that the program writes to them. Those to
+    which it does not write continue from their master values."""
     if not hasattr(torch, "compile"):
-        return  # torch 1.13: its gloo has no bfloat16
+        return  # gloo of torch 1.13 has no bfloat16
     for through in "no_grad", "data":
         torch.manual_seed(3)
         model = make_replica(nn.Linear(20, 20, dtype=torch.bfloat16))
@@ -425,7 +428,8 @@ def check_written_parameters(rank, size):
 
 
 def check_registered_hooks(rank, size):
-    """Hooks of a step that the program has registered before are called once, and at their time."""
+    """Checks that a step's hooks that the program has registered before are called once, at the right
+    time."""
     if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
         return  # from torch 2.0 on
     model, calls = make_replica(Mixed()), []
@@ -444,14 +448,15 @@ def check_registered_hooks(rank, size):
 
 
 def check_reports(rank, size):
-    """Reports count the bytes sent beside those of a ring's allreduce: in one bit, and in 8 bits."""
+    """Checks that reports count the sent bytes and those of a ring's allreduce, in one bit and in 8
+    bits."""
     model, optimizer = make_mixed_model()
     run_steps(model, [optimizer], rank, steps=100)
     report = optimizer.report()
     assert (report.steps, report.skipped) == (100, 0) and report.overlapped > 90, report
     assert set(report.averaged) == {"body.1.weight", "body.1.bias"}, report
     gradients = sum(one.numel() * one.element_size() for one in model.parameters())
-    assert report.dense_bytes == 100 * gradients  # of a ring of two ranks
+    assert report.dense_bytes == 100 * gradients  # the bytes of a ring of two ranks
     assert 3 < report.dense_bytes / report.bytes_sent < 40, report
     optimizer.consolidate_state_dict()
     saving = optimizer.report()
@@ -471,7 +476,8 @@ def check_reports(rank, size):
 
 
 def check_norms(rank, size):
-    """clip_grad_norm_ has the norm of the mean, and scales alike on all ranks; torch's own is told."""
+    """Checks that clip_grad_norm_ returns the norm of the mean, and scales equally on all ranks. A call of
+    torch's own function gives a warning."""
     model, optimizer = make_mixed_model()
     for step in range(3):
         optimizer.zero_grad(set_to_none=True)
@@ -491,7 +497,7 @@ def check_norms(rank, size):
         assert abs(factor - wanted / 2 / found) < 0.01
         optimizer.step()
     expect_error("only the 2-norm", lambda: optimizer.clip_grad_norm_(1.0, 1.0))
-    small = make_replica(nn.Linear(20, 1))  # whose gradients are fewer than the numbers of a sketch
+    small = make_replica(nn.Linear(20, 1))  # has fewer gradients than a sketch has numbers
     tiny = onebit.torch.compress(small, torch.optim.AdamW(small.parameters()))
     compute_loss(small, rank, 0).backward()
     mean = torch.cat([one.grad.flatten() for one in small.parameters()]) / 2
@@ -523,7 +529,7 @@ def keep_optimizer(model, optimizer):
 
 
 def run_case(rank, name):
-    """Returns losses plain and compressed, the traffic saved, and the warnings."""
+    """Returns the plain and the compressed losses, the saved traffic, and the warnings."""
     wanted, taken = CASES[name](rank, keep_optimizer), []
 
     def take(model, optimizer, *arguments, **options):
@@ -546,11 +552,11 @@ def compare_losses(name, rank, size):
     if rank == 0:
         text = f"{name:16} {wanted:.4f} {found:.4f} {less:.1f}x less traffic"
         print(text, *said, sep="\n    ", flush=True)
-    assert name != "join_in_8_bits" or not said, said  # as it was asked for
-    clips = name in ("join_and_clip", "in_a_module")  # 16 KiB a step
+    assert name != "join_in_8_bits" or not said, said  # no warning: the program has requested this
+    clips = name in ("join_and_clip", "in_a_module")  # sends 16 KiB more in each step
     assert less > (0.4 if clips else 1.5), (name, less)
-    # With eight seeds momentum SGD ended 0.7 to 4.6 % below the plain loss; the result depends on
-    # the vector instructions that torch uses on a processor.
+    # With eight seeds momentum SGD ended 0.7 to 4.6 % below the plain loss. The result depends on the
+    # vector instructions that torch uses on this processor.
     assert -5 * TOLERANCE * wanted <= found - wanted <= TOLERANCE * wanted, (name, wanted, found)
 
 

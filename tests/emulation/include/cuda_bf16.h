@@ -1,5 +1,5 @@
 /*
- * bfloat16, as far as kernels convert it; NaNs are as in cuda_fp16.h.
+ * bfloat16, with only the conversions that kernels use. NaNs are handled as in cuda_fp16.h.
  */
 #ifndef EMULATION_CUDA_BF16_H
 #define EMULATION_CUDA_BF16_H

@@ -1,6 +1,6 @@
 /*
- * float16, as far as kernels convert it. A NaN becomes the hardware's arithmetic NaN, of either
- * sign: CUDA promises only that it stays a NaN.
+ * float16, with only the conversions that kernels use. A NaN becomes the NaN that the hardware's
+ * arithmetic makes, of either sign. CUDA promises only that a NaN stays a NaN.
  */
 #ifndef EMULATION_CUDA_FP16_H
 #define EMULATION_CUDA_FP16_H
@@ -33,7 +33,7 @@ inline __half __float2half_rn(float value) {
   if (isnan(value))
     return {0x7fff};
   const unsigned sign = signbit(value) ? 0x8000 : 0;
-  if (fabsf(value) >= 65520) /* half a step beyond the largest */
+  if (fabsf(value) >= 65520) /* half a step beyond the largest float16 */
     return {(unsigned short)(sign | 0x7c00)};
   const int step = fabsf(value) < 0x1p-14f ? -24 : ilogbf(value) - 10;
   const unsigned steps = (unsigned)rint(ldexp(fabs((double)value), -step));

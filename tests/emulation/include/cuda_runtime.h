@@ -1,6 +1,6 @@
 /*
- * The header that .cu files include: the language of the device side and the launch, for a C++17
- * compiler. A kernel is an ordinary function; launched, it is called once for each CUDA thread, on
+ * The header that .cu files include. It provides the device-side language and kernel launches to a
+ * C++17 compiler. A kernel is an ordinary function. A launch calls it once for each CUDA thread, on
  * a fiber.
  */
 #ifndef EMULATION_CUDA_RUNTIME_H
@@ -31,7 +31,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
                            [kernel, copies = std::move(copies)] { std::apply(kernel, copies); });
 }
 
-/* The typed forms of C++. */
+/* The typed overloads that the C++ header of CUDA has. */
 template <typename T> cudaError_t cudaMalloc(T **devPtr, size_t size) {
   return cudaMalloc(reinterpret_cast<void **>(devPtr), size);
 }

@@ -1,7 +1,7 @@
 /*
- * CUDA's runtime as far as the project uses it, on an emulated device: its types, with the real
- * names, values, sizes and alignments, and its functions. emulation.h lists the differences. C99
- * and C++.
+ * The part of CUDA's runtime that the project uses, on an emulated device: its functions, and its
+ * types with the real names, values, sizes and alignments. emulation.h lists the differences from
+ * CUDA. The header compiles as C99 and C++.
  */
 #ifndef EMULATION_CUDA_RUNTIME_API_H
 #define EMULATION_CUDA_RUNTIME_API_H

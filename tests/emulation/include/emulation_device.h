@@ -30,13 +30,13 @@ enum class collective { sync, ballot, shuffle };
 /* Ends the process with this message, for undefined behaviour of CUDA and hangs. */
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char *words, ...);
 
-/* Waits for the lanes of `mask` and returns the calling lane's result; of a shuffle, the value of
- * lane `source`. */
+/* Waits for the lanes of `mask` and returns the calling lane's result. For a shuffle the result is
+ * the value of lane `source`. */
 uint64_t wait_for_warp(collective kind, unsigned mask, uint64_t value, unsigned source);
 void wait_for_cta();
 unsigned lane();
 
-/* T as a parameter to which arguments are converted, without being deduced:
+/* A parameter type to which an argument is converted and from which T is not deduced. It permits
  * atomicAdd(&unsigned_sum, 1). */
 template <typename T> using same = std::common_type_t<T>;
 
@@ -56,7 +56,8 @@ template <typename T> T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-/* Checks the alignment of a vector access: the hardware needs multiples of its size. */
+/* Checks the alignment of a vector access. The hardware needs an address that is a multiple of the
+ * access size. */
 template <typename T> T *aligned(T *address) {
   if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
     fatal("misaligned access: %zu bytes at %p", sizeof(T), (const void *)address);
@@ -85,7 +86,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 template <typename T> T __shfl_sync(unsigned mask, T value, int source) {
   return emulation::shuffle(mask, value, (unsigned)source % 32);
 }
-/* A lane reads itself if its source would be past the last lane. */
+/* A lane reads its own value if its source would be past the last lane. */
 template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
   unsigned lane = emulation::lane();
   return emulation::shuffle(mask, value, lane + delta < 32 ? lane + delta : lane);
@@ -108,8 +109,8 @@ T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
   return emulation::exchange(address, [=](T old) { return old == expected ? value : old; });
 }
 
-/* Programmatic dependent launch. Kernels run in turn, but a kernel that is launched to start early
- * ends the process unless all of its threads wait here. */
+/* Programmatic dependent launch. Kernels run one after the other here. A kernel that is launched to
+ * start early ends the process unless all of its threads call cudaGridDependencySynchronize. */
 void cudaGridDependencySynchronize();
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
@@ -117,8 +118,9 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
-/* Loads and stores with cache hints; the address is aligned to its size. __ldg is missing, since a
- * kernel that is launched early may then read what the kernel ahead has not written yet. */
+/* Loads and stores with cache hints. They check that the address is aligned to the size of the
+ * access. __ldg is not provided, since a kernel that is launched early could use it to read data
+ * that the kernel before has not written yet. */
 template <typename T> T __ldcs(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcg(const T *address) { return *emulation::aligned(address); }
 template <typename T> void __stcs(T *address, T value) { *emulation::aligned(address) = value; }

@@ -1,6 +1,6 @@
 /*
- * The functions of NCCL that the project uses, between ranks that are threads of one process. C99
- * and C++.
+ * The functions of NCCL that the project uses. Ranks are threads of one process. The header
+ * compiles as C99 and C++.
  */
 #ifndef EMULATION_NCCL_H
 #define EMULATION_NCCL_H
@@ -56,7 +56,8 @@ typedef enum { ncclSum = 0, ncclMax = 2, ncclAvg = 4 } ncclRedOp_t;
 #define NCCL_CONFIG_UNDEF_PTR NULL
 #define NCCL_SPLIT_NOCOLOR    -1
 
-/* The layout is NCCL's own. Only the setting `blocking` has an effect here. */
+/* The layout of this struct is NCCL's own. Only the setting `blocking` has an effect in the
+ * emulation. */
 typedef struct ncclConfig_v22800 {
   size_t size;
   unsigned int magic;
@@ -104,23 +105,25 @@ const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
-/* In a group the next three functions set the handles at its end and return ncclInProgress. */
+/* In a group, the next three functions return ncclInProgress and set their handles at the end of
+ * the group. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* The functions with a configuration wait for the other ranks even if `blocking` is 0, and then
- * return ncclInProgress, which a program must handle. The communicator is ready;
- * ncclCommGetAsyncError gives ncclSuccess. A split without a configuration takes its parent's. */
+/* The functions with a configuration wait for the other ranks even if `blocking` is 0. They then
+ * return ncclInProgress, which a program must handle, although the communicator is ready and
+ * ncclCommGetAsyncError gives ncclSuccess. A split without a configuration uses its parent's
+ * configuration. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
-/* The first id identifies the communicator. */
+/* The first of the ids identifies the communicator. */
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
                                       ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config);
-/* Only the ranks that are not excluded call it and wait for each other. */
+/* Only the ranks that are not excluded call this function, and they wait for each other. */
 #define NCCL_SHRINK_DEFAULT 0
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
                             ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags);
-/* Ends this rank's operations; the communicator is only good to be destroyed or aborted then. */
+/* Ends this rank's operations. Afterwards the communicator can only be destroyed or aborted. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 /* Creates all ranks in one thread, without waiting for others. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
@@ -136,9 +139,9 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t ncclMemFree(void *ptr);
 
-/* Windows are only recorded. Registration is collective and waits for the other ranks; the memory
- * is ncclMemAlloc's, with the same size on all. Freeing memory that is still a window ends the
- * process. */
+/* Windows are only recorded. Registration is collective and waits for the other ranks. The memory
+ * must come from ncclMemAlloc and have the same size on all ranks. Freeing memory that still
+ * belongs to a window ends the process. */
 typedef struct ncclWindow_vidmem *ncclWindow_t;
 #define NCCL_WIN_DEFAULT        0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
@@ -162,13 +165,13 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* Makes the next operation of this rank fail like one whose link breaks: all ranks get
- * ncclRemoteError from ncclCommGetAsyncError. */
+/* Makes the next operation of this rank fail as if its link broke. All ranks get ncclRemoteError
+ * from ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
-/* Counts the windows of all ranks that were registered so far, and those that are registered now.
- * With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, which has no windows: a call that makes one
- * ends the process. */
+/* Counts the windows of all ranks: those registered so far, and those registered now.
+ * EMULATED_NCCL_VERSION=21800 emulates NCCL 2.18, which has no windows. In that version a call that
+ * registers a window ends the process. */
 struct emulation_nccl_counters {
   long registrations, windows;
 };

@@ -1,10 +1,10 @@
-"""Coming from DeepSpeed: its 1-bit optimizers by its names, configurations and checkpoints.
+"""For users of DeepSpeed: its 1-bit optimizers with its names, configurations and checkpoints.
 
     optimizer = onebit.deepspeed.from_config("ds_config.json", model.parameters())
 
-DeepSpeed 0.19.6 is the last release with OneBitAdam, OneBitLamb and ZeroOneAdam; these go on here.
-docs/migrate-from-deepspeed.md has programs before and after. DeepSpeed itself is imported by
-`initialize` only.
+DeepSpeed 0.19.6 is the last release with OneBitAdam, OneBitLamb and ZeroOneAdam. This package
+provides them further. docs/migrate-from-deepspeed.md shows programs before and after the change.
+Only `initialize` imports DeepSpeed itself.
 """
 
 import warnings
@@ -39,7 +39,8 @@ def _world(comm):
 
 
 def _check_dtype(wanted, optimizer):
-    """Checks that the model has the configuration's type: the caller converts it."""
+    """Checks that the model has the type of the configuration. The caller must have converted the
+    model."""
     for _, one in optimizer._trained_parameters():
         if wanted and str(one.dtype) != f"torch.{wanted}":
             section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]
@@ -49,18 +50,19 @@ def _check_dtype(wanted, optimizer):
 
 
 def from_config(config, model_parameters, comm=None, profile="default", engine=False, **options):
-    """Returns the optimizer that a DeepSpeed configuration asks for: `OneBitAdam`, `OneBitLamb` or
+    """Returns the optimizer that a DeepSpeed configuration names: `OneBitAdam`, `OneBitLamb` or
     `ZeroOneAdam`.
 
     config: the path of a JSON file, or a dict
     model_parameters: as in torch.optim
-    comm: a `Communicator`; None: one of all processes over torch.distributed
-    profile: "default", or "deepspeed" for its arithmetic, as in a training that is half done
+    comm: a `Communicator`; None: a new one of all processes over torch.distributed
+    profile: "default", or "deepspeed" for its arithmetic, such as for a training that DeepSpeed has
+        begun
     engine: whether DeepSpeed's engine reads the rest of the configuration, as in `initialize`
     options: override the configuration
 
-    Warns (`OnebitWarning`) of each key without effect, by its full path. Raises `Error` for what no
-    1-bit optimizer does.
+    Warns (`OnebitWarning`) of each key without effect, by its full path. Raises `Error` for
+    settings that no 1-bit optimizer supports.
     """
     settings = read_config(config, _world(comm), profile, engine)
     for path, reason in settings.without_effect:
@@ -75,14 +77,14 @@ def from_config(config, model_parameters, comm=None, profile="default", engine=F
 
 
 def initialize(config, model, model_parameters=None, comm=None, profile="default", **arguments):
-    """Returns (engine, optimizer, dataloader, scheduler), as deepspeed.initialize does, with a
-    DeepSpeed that has no 1-bit optimizers any more and the same configuration.
+    """Returns (engine, optimizer, dataloader, scheduler), as deepspeed.initialize does. It works
+    with the same configuration and with a DeepSpeed release that has no 1-bit optimizers.
 
-    The engine accumulates, scales and clips, and averages no gradients: the optimizer exchanges
-    them. Its checkpoints have only this rank's part of the optimizer's state;
-    `optimizer.onebit.save_files`, on all ranks, saves all of it.
+    The engine accumulates, scales and clips gradients, but does not average them: the optimizer
+        exchanges them. The engine's checkpoints have only this rank's part of the optimizer's
+        state; `optimizer.onebit.save_files`, called on all ranks, saves the whole state.
 
-    arguments: others of deepspeed.initialize. The rest is as in `from_config`
+    arguments: other arguments of deepspeed.initialize. The rest is as in `from_config`
     """
     import deepspeed
 

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's JSON configuration, and finds the keys that have no effect here."""
+"""Reads DeepSpeed's JSON configuration, and finds the keys that have no effect with onebit."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from onebit._native import argument_error
 
 _ADAM = {"lr", "betas", "eps", "weight_decay"}
-# The options of 1-bit LAMB and 0/1 Adam: DeepSpeed's names, and the library's.
+# The options of 1-bit LAMB and 0/1 Adam: DeepSpeed's names, and the library's names.
 LAMB = {
     "max_coeff": "max_coefficient",
     "min_coeff": "min_coefficient",
@@ -24,14 +24,14 @@ SCHEDULES = {
     "local_step_clipper": "local_step_clipper",
 }
 
-# The keys of optimizer.params that are arguments of the classes of optim.py.
+# The keys of optimizer.params that the classes of optim.py take as arguments.
 _PARAMETERS = {
     "OneBitAdam": _ADAM | {"freeze_step"},
     "OneBitLamb": _ADAM | {"freeze_step", *LAMB},
     "ZeroOneAdam": _ADAM | {*SCHEDULES},
 }
 
-# The type that a value must have, by key; the values of all other keys are numbers.
+# The type of a key's value. The values of all other keys are numbers.
 _BOOLEANS = {"fp16.enabled", "bf16.enabled"} | {
     f"optimizer.params.{name}" for name in ("amsgrad", "bias_correction")
 }
@@ -42,8 +42,8 @@ _WHOLE = {
 
 # Additional reasons why a key has no effect.
 _REASONS = {
-    "cuda_aware": "the communicator has the transport",
-    "comm_backend_name": "the communicator has the transport",
+    "cuda_aware": "the communicator chooses the transport",
+    "comm_backend_name": "the communicator chooses the transport",
     "bias_correction": "as in DeepSpeed, which ignores it",
     "max_grad_norm": "gradient_clipping is the key that clips",
     "scheduler": "a scheduler of torch.optim.lr_scheduler steps the rate",
@@ -55,11 +55,11 @@ _REASONS = {
 
 
 class Settings(NamedTuple):
-    """The settings of a configuration.
+    """The settings that were read from a configuration.
 
     kind: the class, "OneBitAdam", "OneBitLamb" or "ZeroOneAdam"
-    arguments: its arguments by DeepSpeed's names, and options of `onebit.Optimizer`
-    without_effect: of each key that has none, the full path and why
+    arguments: arguments of the class by DeepSpeed's names, and options of `onebit.Optimizer`
+    without_effect: the full path of each key without effect, and the reason
     rest: the configuration without its section `optimizer`
     dtype: "float16", "bfloat16", or None: not given
     """
@@ -96,7 +96,7 @@ def _is_number(value):
 
 
 def _convert_value(path, value):
-    """Returns the value, converted to the type of the key."""
+    """Returns the value, converted to the type that its key requires."""
     if path in _BOOLEANS:
         wanted, good = "true or false", value in (True, False) and not isinstance(value, float)
     elif path in _WHOLE:
@@ -123,7 +123,7 @@ def _optimizer_kind(optimizer):
 
 
 def _list_leaves(path, value):
-    """Yields the full paths of values that have no further keys."""
+    """Yields the full paths of all values that are not dictionaries."""
     if not isinstance(value, dict):
         yield path
         return
@@ -132,7 +132,7 @@ def _list_leaves(path, value):
 
 
 class _Reader:
-    """Reads keys of a configuration. The keys that it does not read have no effect."""
+    """Reads keys of a configuration. Keys that it has not read have no effect."""
 
     def __init__(self, config, world, default_profile):
         self.config, self.world = config, world
@@ -141,7 +141,7 @@ class _Reader:
         self.arguments = {}
 
     def take(self, *path):
-        """Returns the value at a path, converted to its type, or None."""
+        """Returns the value at a path, converted to the type of its key, or None."""
         value, name = self.config, ".".join(path)
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -195,7 +195,7 @@ class _Reader:
         return "float16"
 
     def clipping(self):
-        """Sets clip_norm. DeepSpeed clips at 1 by default."""
+        """Sets clip_norm. DeepSpeed's default is to clip at 1."""
         norm = self.take("gradient_clipping")
         if norm != 0:
             self.arguments["clip_norm"] = 1.0 if norm is None else float(norm)
@@ -212,13 +212,13 @@ class _Reader:
 def read_config(config, world=None, profile="default", engine=False):
     """Returns the `Settings` of a configuration: the path of a JSON file, or a dict.
 
-    world: the number of ranks, with which train_batch_size gives the steps of an accumulation
+    world: the number of ranks; train_batch_size and it determine the steps of an accumulation
     profile: as in `from_config`
-    engine: whether only the section `optimizer` is read, since DeepSpeed's engine reads the others
+    engine: whether only the section `optimizer` is read, because DeepSpeed's engine reads the others
 
-    Raises `Error` (ERROR_ARGUMENT), with the key and its value, for what no 1-bit optimizer does
-    (ZeRO, amsgrad), for contradictions, and for a value of another type than the key has, such as
-    "auto".
+    Raises `Error` (ERROR_ARGUMENT), with the key and its value, for settings that no 1-bit optimizer
+    supports (ZeRO, amsgrad), for contradictions, and for a value whose type is wrong for its key, such
+    as "auto".
     """
     config = _load_config(config)
     _check_sections(config)

@@ -1,4 +1,4 @@
-"""Converts the state of DeepSpeed's optimizers to a checkpoint of the same optimizer of this library."""
+"""Converts the state of DeepSpeed's optimizers to a checkpoint of the same optimizer of onebit."""
 
 import math
 import os
@@ -22,11 +22,11 @@ _DEFAULTS = {
     "local_step_scaler": 32678,
     "local_step_clipper": 16,
 }
-_SNAP = 1e-5  # a relative difference; two operations round by 2^-24 each
+_SNAP = 1e-5  # a relative difference: two operations round by 2^-24 each
 
 
 class Unit(NamedTuple):
-    """Elements that DeepSpeed compresses together: `count` elements, padded to `padded`."""
+    """A group of elements that DeepSpeed compresses together: `count` elements, padded to `padded`."""
 
     first: int
     count: int
@@ -55,7 +55,7 @@ def _list_units(kind, counts, uncompressed, world):
 
 
 def _make_sections(unit, what, begin, values, padding):
-    """Returns the values of a unit from its element `begin` on, as sections."""
+    """Returns the values of a unit from its element `begin` on, as sections of a part."""
     some = max(min(unit.count - begin, len(values)), 0)
     if some:
         yield what, part.ELEMENTS, unit.first + begin, values[:some]
@@ -65,8 +65,8 @@ def _make_sections(unit, what, begin, values, padding):
 
 
 def _count_schedule(step, rules):
-    """Returns 0/1 Adam's counters after DeepSpeed's call number `step`, and the numbers of steps by
-    exchange."""
+    """Returns 0/1 Adam's counters after DeepSpeed's call number `step`, and the number of steps for each kind
+    of exchange."""
     variance, count, local, local_count, sent = 1, 0, 1, 0, [0, 0, 0]
     for number in range(2, step + 1):
         if number > rules["var_freeze_step"] + 1:
@@ -86,7 +86,7 @@ def _count_schedule(step, rules):
 
 
 class _Parts:
-    """The parts that the same number of ranks of this library would have saved."""
+    """The parts of a checkpoint that the same number of onebit's ranks would have saved."""
 
     def __init__(self, found, layout, rules):
         self.found, self.layout, self.rules = found, layout, rules
@@ -101,11 +101,11 @@ class _Parts:
         self.units = _list_units(layout.kind, layout.counts, layout.uncompressed, self.world)
         self.padded = layout.deepspeed and self.sources == self.units
         if layout.deepspeed and not self.padded:
-            _warn("DeepSpeed compressed a group as one tensor: here scales are each tensor's")
+            _warn("DeepSpeed compressed each group as one tensor; here each tensor has its own scales")
         self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
         self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
-        self.alike = []  # (what, elements, padding), of which each rank saves a share
-        self.own = [[] for _ in range(self.world)]  # by rank, the sections that it has for itself
+        self.alike = []  # (what, elements, padding): each rank saves a share of these
+        self.own = [[] for _ in range(self.world)]  # for each rank, the sections that only this rank has
 
     def add(self, what, elements, padding=None):
         self.alike.append((what, elements, np.zeros(self.padding) if padding is None else padding))
@@ -129,16 +129,18 @@ class _Parts:
         ]
 
     def joined(self, name):
-        """Returns the values of all tensors in one array."""
+        """Returns the values with this name of all tensors, in one array."""
         return np.concatenate([one[name] for one in self.found.tensors] or [np.zeros(0, "f4")])
 
     # --- Residuals
 
     def add_residuals(self, fill=None):
-        """fill: for each unit, the worker's residual in its padding, if the checkpoint has none."""
+        """Adds the residuals. fill: for each unit, the worker's residual in its padding, if the checkpoint
+        has no residuals."""
         known = self.found.ranks
         if known is None and self.world > 1:
-            _warn("residuals begin with zeros: onebit.deepspeed.save_residuals saves them")
+            _warn("the checkpoint has no residuals, which begin with zeros: call "
+                  "onebit.deepspeed.save_residuals when you save")  # fmt: skip
         for rank in range(self.world):
             lists = (known[rank].worker, known[rank].server) if known else ([], [])
             for what, values in zip((part.WORKER, part.SERVER), lists):
@@ -170,11 +172,11 @@ class _Parts:
             if first < begin + size:
                 yield from _make_sections(unit, what, first, np.zeros(begin + size - first), True)
 
-    # --- Momentum that was sent
+    # --- Momentum in the form that was sent
 
     def messages(self, values, tails):
-        """Returns the momentum that was sent, with values rounded to signs and one scale for each
-        share, and its padding: `tails`, or where these are None the scale of the share."""
+        """Returns the momentum as it was sent: its values are rounded to signs with one scale for each share.
+        Also returns its padding, which is `tails`, or the scale of the share where `tails` is None."""
         values, padding = values.astype("f4"), np.zeros(self.padding, "f4")
         for unit, tail in zip(self.sources if self.padded else [], tails):
             share = unit.padded // self.world
@@ -231,7 +233,7 @@ class _Parts:
             if known and known[0].tail:
                 tails = known[0].tail
             elif known is None and self.padded:
-                # DeepSpeed's tail begins with zeros: that of a message, and as much held back.
+                # DeepSpeed's tail begins with zeros: the tail of a message plus the same amount as residual.
                 unit, made = self.sources[0], self.messages(momentum, tails)[1]
                 fill = [-made[: unit.padded - unit.count]]
         self.add(part.MOMENTUM, *self.messages(momentum, tails))
@@ -265,13 +267,13 @@ class _Parts:
         found, rules = self.found, self.rules
         frozen = found.step > rules["var_freeze_step"]
         if frozen and not self.layout.deepspeed:
-            raise argument_error("0/1 Adam with a frozen variance goes on in profile deepspeed only")
+            raise argument_error("a checkpoint of 0/1 Adam with a frozen variance needs profile='deepspeed'")
         counters, exchanges = _count_schedule(found.step, rules)
         first = found.tensors[0]
         for name, value in counters.items():
             if frozen == name.startswith("local") and first.get(name, value) != value:
-                _warn(f"{name} is {first[name]} in the checkpoint; by the options it is {value}, "
-                      "which it goes on with (DeepSpeed begins its schedules anew when it loads)")
+                _warn(f"{name} is {first[name]} in the checkpoint and {value} by the options; the training "
+                      f"continues with {value} (DeepSpeed restarts its schedules when it loads)")
         local = counters["local_step_interval"]
         apart = frozen and found.step % local != 0 and found.step > rules["var_freeze_step"] + 1
         rates = float(first.get("lrs", 0)) if apart else 0.0
@@ -300,10 +302,12 @@ class _Parts:
             self.add(part.MOVED, moved)
 
     def add_own(self):
-        """Adds each rank's own state between two synchronisations; rank 0's for all if only that is known."""
+        """Adds the state that differs between ranks between two synchronisations. If only rank 0's is known,
+        uses it for all ranks."""
         known = self.found.ranks
         if not known or not known[0].own:
-            _warn("saved between two synchronisations of 0/1 Adam: ranks begin where rank 0 was")
+            _warn("saved between two synchronisations of 0/1 Adam, with rank 0's state only: all ranks "
+                  "begin with it")  # fmt: skip
         names = ("parameter", "exp_avg", "momentum_accumulator")
         for rank in range(self.world):
             tensors = known[rank].own if known and known[rank].own else self.found.tensors
@@ -315,7 +319,8 @@ class _Parts:
 
 
 def parts_of(found, layout, arguments):
-    """Returns the parts that an optimizer of this layout loads. arguments: its options by DeepSpeed's names"""
+    """Returns the parts that an optimizer with this layout loads. arguments: its options by DeepSpeed's
+    names"""
     if found.kind != layout.kind:
         raise argument_error(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
     rules = {name: arguments.get(name) or value for name, value in _DEFAULTS.items()}
@@ -324,19 +329,19 @@ def parts_of(found, layout, arguments):
 
 
 def convert_checkpoint(directory, output, config, tag=None, names=None, profile="deepspeed"):
-    """Writes a checkpoint of this library from one that DeepSpeed up to 0.19.6 has saved with
-    OneBitAdam, OneBitLamb or ZeroOneAdam. `save_residuals` adds what DeepSpeed leaves out.
+    """Writes a checkpoint of onebit from a checkpoint that DeepSpeed up to 0.19.6 has saved with OneBitAdam,
+    OneBitLamb or ZeroOneAdam. `save_residuals` adds the state that DeepSpeed leaves out.
 
     directory: the argument of engine.save_checkpoint
-    output: a directory; `onebit.load_files(output)` of the optimizer loads it, with the parameters,
-        on any number of ranks
-    config: DeepSpeed's, for options such as freeze_step
+    output: a directory; the optimizer's `onebit.load_files(output)` loads it, with the parameters, on any
+        number of ranks
+    config: DeepSpeed's configuration, for options such as freeze_step
     tag: None: the latest
-    names: the names of the parameters in the order of DeepSpeed's optimizer; None: all of the
-        model's, in its order
-    profile: that of the optimizer that loads it
+    names: the names of the parameters in the order of DeepSpeed's optimizer; None: all parameters of the
+        model, in the model's order
+    profile: the profile of the optimizer that will load the checkpoint
 
-    Raises `Error` if it is no such checkpoint. Warns of what is not carried over.
+    Raises `Error` if the directory has no such checkpoint. Warns of state that is not converted.
     """
     settings = read_config(config, profile=profile, engine=True)
     folder, checkpoint = state.read_folder(directory, tag)

@@ -15,22 +15,22 @@ _KINDS = {row.kind: row for row in OPTIMIZERS}
 
 
 class _Optimizer(optim._Optimizer):
-    """params: parameters, or groups of them; a group may have an lr and a weight_decay of its own,
-        and non_freeze, as in DeepSpeed: its gradients are averaged in full precision
-    comm: a `Communicator`; None: one of all processes over torch.distributed
+    """params: parameters, or groups of parameters; a group may have its own lr and weight_decay, and, as in
+    DeepSpeed, non_freeze: its gradients are averaged in full precision
+    comm: a `Communicator`; None: a new one of all processes over torch.distributed
     lr, betas, eps, weight_decay: as in DeepSpeed
     profile: "default": scales of 2048 elements, bias correction, no padding; "deepspeed": its
         arithmetic, padding, scales and count of steps (docs/migrate-from-deepspeed.md)
-    engine: whether it is for `deepspeed.initialize(optimizer=...)`: no step is made before
+    engine: whether the optimizer is for `deepspeed.initialize(optimizer=...)`: it makes no step before
         `attach(engine)`
-    options: the others of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
+    options: other options of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
 
-    The first access of `onebit`, also by the first step, makes the `onebit.Optimizer`,
-    collectively. By then a wrapper of DeepSpeed's has replaced the model's parameters. The rest is
-    as in `onebit.torch`'s optimizers.
+    The first access of `onebit`, also by the first step, creates the `onebit.Optimizer`, collectively. A
+    wrapper of DeepSpeed's may replace the model's parameters before that. The rest is as in
+    `onebit.torch`'s optimizers.
     """
 
-    _names = {}  # options whose names DeepSpeed has changed: its name, and the library's
+    _names = {}  # options that DeepSpeed has renamed: its name, and the library's
 
     def __init__(self, params, comm=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
                  bias_correction=True, profile="default", engine=False, **options):  # fmt: skip
@@ -47,12 +47,12 @@ class _Optimizer(optim._Optimizer):
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
                     "decoupled_weight_decay": True, "uncompressed": False}  # fmt: skip
         torch.optim.Optimizer.__init__(self, params, defaults)
-        self._first_rates()  # checks the rates
+        self._first_rates()  # raises errors for wrong rates
         self._complete = True
 
     def _count_as_here(self, profile):
-        """Converts freeze_step: DeepSpeed counts a first call that makes no step, and has no
-        automatic freeze."""
+        """Converts freeze_step: DeepSpeed counts a first call that makes no step, and has no automatic
+        freeze."""
         if "freeze_step" not in self._method.fields:
             return
         given = self._options.get("freeze_step")
@@ -64,7 +64,7 @@ class _Optimizer(optim._Optimizer):
             self._options["freeze_step"] = max(given - 1, 1)
 
     def _trained_parameters(self):
-        """Returns (number, parameter) of the trained parameters, by DeepSpeed's numbers."""
+        """Returns (number, parameter) of the trained parameters, with DeepSpeed's numbers."""
         every = [one for group in self.param_groups for one in group["params"]]
         return [(number, one) for number, one in enumerate(every) if one.requires_grad]
 
@@ -96,8 +96,8 @@ class _Optimizer(optim._Optimizer):
         self.param_groups[-1]["uncompressed"] = bool(group.get("non_freeze"))
 
     def attach(self, engine):
-        """Tells DeepSpeed's engine not to average gradients: from now on `engine.step()` exchanges
-        them, compressed. Raises `Error` for ZeRO stages from 1 on, pipelines and experts."""
+        """Tells DeepSpeed's engine not to average gradients: afterwards `engine.step()` exchanges them,
+        compressed. Raises `Error` for ZeRO stages from 1 on, pipelines and experts."""
         stage = int(engine.zero_optimization_stage())
         if stage:
             raise argument_error(f"the engine has ZeRO stage {stage}: 1-bit optimizers are for stage 0")
@@ -112,9 +112,10 @@ class _Optimizer(optim._Optimizer):
             loss = closure() if closure is not None else None
             for _, one in self._trained_parameters():
                 if one.grad is not None and one.grad.count_nonzero():
-                    raise argument_error("a step before attach(engine): DeepSpeed has averaged its gradients")
+                    raise argument_error("step() before attach(engine): DeepSpeed has averaged the gradients; "
+                                         "call attach(engine) first")  # fmt: skip
             return loss
-        self.onebit  # noqa: B018: makes the library's optimizer
+        self.onebit  # noqa: B018: creates the library's optimizer
         return super().step(closure)
 
     @property
@@ -126,16 +127,16 @@ class _Optimizer(optim._Optimizer):
         return self._core is not None and not self._closed
 
     def load_deepspeed(self, directory, model=None, tag=None):
-        """Continues from a checkpoint of engine.save_checkpoint of DeepSpeed up to 0.19.6, with the
-        residuals of `save_residuals` if there are any. Collective.
+        """Continues from a checkpoint that engine.save_checkpoint of DeepSpeed up to 0.19.6 has written.
+        Uses the residuals of `save_residuals`, if the checkpoint has any. Collective.
 
-        model: loads its weights and buffers from it too; an engine's is engine.module. None: it has
-            them already
+        model: the model whose weights and buffers are also loaded from the checkpoint; that of an engine is
+            engine.module. None: the model has these weights already
         tag: None: the latest
 
-        Groups and their parameters must be in the order of the checkpoint. Rates become those of
-        the checkpoint. Raises `Error` if it is of another optimizer or model; warns of what is not
-        carried over.
+        Groups and their parameters must be in the order of the checkpoint. Learning rates become those of
+        the checkpoint. Raises `Error` if the checkpoint is of another optimizer or model. Warns of state
+        that is not converted.
         """
         core = self.onebit
         try:

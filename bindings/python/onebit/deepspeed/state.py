@@ -1,4 +1,4 @@
-"""The state of DeepSpeed's 1-bit optimizers: in its checkpoints, and in a running process."""
+"""Reads the state of DeepSpeed's 1-bit optimizers, from its checkpoints and from a running process."""
 
 import os
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ _ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")
 
 
 class Rank(NamedTuple):
-    """The state that one rank alone has, as float32 arrays.
+    """The state that only one rank has, as float32 arrays.
 
-    worker, server: the residuals of each buffer that DeepSpeed compresses; empty: none yet
+    worker, server: the residuals of each buffer that DeepSpeed compresses; empty: none exist yet
     tail: the padding of 1-bit LAMB's buffer
-    own: between two synchronisations of 0/1 Adam the "parameter", "exp_avg" and
-        "momentum_accumulator" of each tensor
+    own: the "parameter", "exp_avg" and "momentum_accumulator" of each tensor, between two synchronisations
+        of 0/1 Adam
     """
 
     worker: Any
@@ -30,11 +30,11 @@ class State(NamedTuple):
     """The state of all ranks.
 
     kind: one of part.KINDS
-    step: DeepSpeed's count, one more than steps made
+    step: DeepSpeed's count, which is one more than the number of steps
     world: the number of ranks
     tensors: the arrays and scalars of each tensor by DeepSpeed's names, and "parameter"
     flat: whether each tensor is a whole group, as in DeepSpeed's fp16 and bf16 wrappers
-    ranks: a `Rank` for each rank; None: not known
+    ranks: a `Rank` for each rank; None: these states are not known
     """
 
     kind: str
@@ -56,10 +56,10 @@ def _collect_residuals(states, name):
 
 
 def save_residuals(engine, directory, tag=None):
-    """Saves what `engine.save_checkpoint(directory, tag)` of DeepSpeed up to 0.19.6 leaves out into
-    the same folder, on every rank. A run then continues here exactly; without it residuals begin
-    with zeros, as they do when DeepSpeed loads."""
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # inside a wrapper
+    """Saves the state that `engine.save_checkpoint(directory, tag)` of DeepSpeed up to 0.19.6 leaves out.
+    Writes it into the same folder, on every rank. With it a run continues exactly in onebit; without it
+    residuals begin with zeros, as they do when DeepSpeed loads the checkpoint."""
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # the optimizer inside a wrapper
     given = [one for group in optimizer.param_groups for one in group["params"]]
     states = [optimizer.state[one] for one in given if optimizer.state.get(one)]
     worker, server = _collect_residuals(states, "worker_error"), _collect_residuals(states, "server_error")
@@ -103,13 +103,14 @@ def read_folder(directory, tag=None):
 
 
 def _read_ranks(folder, world, step):
-    """Returns the ranks' states that `save_residuals` wrote there; None: it was not called."""
+    """Returns the ranks' states that `save_residuals` wrote to the folder; None: it was not called."""
     ranks = []
     for rank in range(world):
         path = os.path.join(folder, f"onebit-rank-{rank}.pt")
         if not os.path.exists(path):
             if ranks:
-                raise argument_error(f"{path} is not there, and that of rank 0 is")
+                raise argument_error(f"{path} is missing, but the file of rank 0 exists: copy the files of "
+                                     "all ranks")  # fmt: skip
             return None
         saved = _read_file(path)
         if (saved["ranks"], saved["step"]) != (world, step):
@@ -122,8 +123,8 @@ def _read_ranks(folder, world, step):
 
 
 def _split_wrapper_state(saved):
-    """Takes a wrapper's state apart: (the state inside, its parameters in float32, True if these are flat
-    groups); without a wrapper the parameters are None."""
+    """Splits the state of a wrapper: (the state inside, the wrapper's parameters in float32, True if these
+    are flat groups). Without a wrapper the parameters are None."""
     if "optimizer_state_dict" not in saved:
         return saved, None, False
     if "fp32_groups_flat" in saved:
@@ -133,7 +134,8 @@ def _split_wrapper_state(saved):
 
 
 def _make_tensor_state(parameter, saved):
-    """Returns a tensor's state, with zeros for a parameter that never had a gradient: DeepSpeed saves none."""
+    """Returns a tensor's state. A parameter that never had a gradient gets zeros: DeepSpeed saves no state
+    for it."""
     made = {"parameter": array(parameter), **saved}
     for name in _ARRAYS:
         zeros = torch.zeros(1, dtype=torch.float32).expand(parameter.numel())
@@ -146,8 +148,8 @@ def _make_tensor_state(parameter, saved):
 
 
 def read_state(folder, checkpoint, parameters):
-    """Returns the `State` in a checkpoint. parameters: (number, values) of those that are trained,
-    by DeepSpeed's numbers; not used if a wrapper has saved values of its own"""
+    """Returns the `State` in a checkpoint. parameters: (number, values) of the trained parameters, with
+    DeepSpeed's numbers; not used if a wrapper has saved its own values"""
     if not checkpoint.get("optimizer"):
         raise argument_error(f"{folder} has no state of an optimizer")
     saved, masters, flat = _split_wrapper_state(checkpoint["optimizer"])

@@ -1,5 +1,5 @@
-"""onebit for PyTorch: optimizers, which DistributedDataParallel's hook carries, and a hook that
-averages gradients for an optimizer of one's own."""
+"""onebit for PyTorch: optimizers that exchange in DistributedDataParallel's hook, and a hook that
+averages gradients for a program's own optimizer."""
 
 from onebit._native import NAMES
 from onebit.torch.backward import optimizer_hook
@@ -17,7 +17,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    """Loads the callbacks of trainers when they are used."""
+    """Loads the callbacks of trainers at their first use."""
     if name not in CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = CALLBACKS[name]()

@@ -1,13 +1,13 @@
 """The automatic choice of a method: `onebit.torch.auto(model, optimizer)`.
 
-The ranks time small exchanges of each method. A training that begins, and could go on in one bit, has
-the warm-up of one bit, in 8 bits, where that exchanges sooner than dense sums; others begin dense, as
-DistributedDataParallel makes steps, or in 8 bits where that would take long. A few of these steps are
-timed, whose exchanges begin when the gradients are computed: an exchange beside the computation takes
-time of the same cores. If overlapped steps were hardly shorter, as on cores that are all busy, no
-exchange counts as overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the
-slowest rank counts, and all come to the same choice. From then on windows of steps are compared with
-what was expected of them; before another choice computation is timed anew.
+The ranks time small exchanges of each method. At the beginning of a training that could use one bit, the first steps
+are the warm-up of one bit, with 8 bits, if that exchanges faster than dense sums. Other trainings begin dense, with
+DistributedDataParallel's steps, or in 8 bits if dense exchanges would take long. A few of these first steps are
+timed, and their exchanges begin only when the gradients are computed: an exchange beside the computation would use
+time of the same cores. If overlapped steps were hardly shorter, as on cores that are all busy, no exchange counts as
+overlapped. Then `onebit_method_choose` chooses (include/onebit/method.h): the slowest rank counts, and all ranks make
+the same choice. From then on the times of steps are compared with the expected times. Before another choice the
+computation is timed again.
 """
 
 import collections
@@ -35,27 +35,27 @@ from onebit.torch.remainder import SavedHook, is_in_warmup, moments_of, records,
 from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
-# An obstacle keeps a training from local steps, in which ranks differ; the last one seen is reported.
+# An obstacle prevents local steps, in which the ranks' models differ. The latest obstacle is reported.
 _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
-    None, "local_steps=False", "not all parameters are of one optimizer that has a form in one bit",
-    "find_unused_parameters", "a GradScaler, whose skipped steps would be each rank's own", "join()")
-_DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), on all ranks; "
+    None, "local_steps=False", "not all parameters belong to one optimizer with a one-bit form",
+    "find_unused_parameters", "a GradScaler, with which each rank would skip other steps", "join()")
+_DIFFER = ("; the ranks' models differ until all ranks call optimizer.automatic.synchronize(); "
            "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
-# Seconds. If a dense exchange takes longer, first steps are in 8 bits; if one in 8 bits does, local steps may
-# end the warm-up early.
+# Seconds. If a dense exchange takes longer, the first steps are in 8 bits. If an exchange in 8 bits takes longer,
+# local steps may end the warm-up early.
 _SLOW = 0.1
-_FIRST, _MEASURED = 3, 4  # steps before a choice, after the first: as they are, and then not overlapped
-_PATIENCE = 8  # a warm-up whose steps take more times as long as local steps ends with the first choice
+_FIRST, _MEASURED = 3, 4  # steps before a choice, after the first step: as they are, and then not overlapped
+_PATIENCE = 8  # the first choice ends a warm-up whose steps take this many times as long as local steps
 _SETTLING = 3  # steps after a change that are ignored
-_VISIBLE = 0.05  # the least part of a step that overlapping must save by the model, for a comparison
+_VISIBLE = 0.05  # overlapping must save at least this part of a step, by the model, to be compared
 _DEVIATION = 0.3  # relative to the expected time of a step
-_WINDOW = 20  # the most steps that are compared at once; fewer if steps take more than 0.25 s
-_PROBES, _CHECKS = 1 / 200, 1 / 200  # the parts of the time that new measurements, and comparisons, may take
+_WINDOW = 20  # the largest number of steps that are compared at once; fewer if steps take more than 0.25 s
+_PROBES, _CHECKS = 1 / 200, 1 / 200  # parts of the time: at most for new measurements, and for comparisons
 
 
 class Meter:
-    """Measures steps and exchanges by this rank's clock. A test puts a model in its place."""
+    """Measures steps and exchanges by this rank's clock. A test replaces it by a model."""
 
     now = staticmethod(time.perf_counter)
 
@@ -63,9 +63,9 @@ class Meter:
         self._comm, self._group, self._device = comm, group, device
 
     def step(self, method, total, compute, holds):
-        """Returns the seconds of a step, and the part of them without exchanges.
+        """Returns the seconds of a step, and those without its exchanges.
 
-        holds: whether the exchange has begun when the gradients were computed
+        holds: whether the exchange began only when the gradients were computed
         """
         return total, compute
 
@@ -96,7 +96,8 @@ def _format_seconds(value):
 
 
 def _without_hook(dicts):
-    """Returns states without what a hook has saved in them, as a version did that waited for one bit with 8."""
+    """Returns states without the values that a hook has saved in them. An earlier version saved such values while it
+    waited for one bit with 8 bits."""
     found = [{**one, "state": {key: dict(of) for key, of in one["state"].items()}} for one in dicts]
     for one in found:
         take(one["state"])
@@ -104,16 +105,16 @@ def _without_hook(dicts):
 
 
 class Automatic:
-    """Chooses among the methods of a model's exchange, and steps the optimizer with the chosen one.
+    """Chooses a method for the exchange of a model, and steps the optimizer with the chosen method.
 
-    comm: a `Communicator` of the model's ranks, which is closed with this object
-    optimizers: the program's; that at `lead` is stepped here
-    hook: the `HookState` by which gradients are averaged, dense and in 8 bits
-    make: a function of what a state has besides: the library's optimizer, in the place of the lead;
-        None: there is none
-    warmup: its steps in 8 bits at the beginning of a training; 0: it has none
-    words: what to say when it is made
-    bytes_a_day: that a host may send; None: any
+    comm: a `Communicator` of the model's ranks; this object closes it
+    optimizers: the program's optimizers; the one at index `lead` is stepped here
+    hook: the `HookState` that averages gradients, dense and in 8 bits
+    make: a function that creates the library's optimizer, which replaces the lead; it takes what the state also has
+        to save. None: the library has no such optimizer
+    warmup: the steps in 8 bits at the beginning of a training in one bit; 0: no warm-up
+    words: the lines to print when the library's optimizer is created
+    bytes_a_day: the most bytes that a host may send; None: any number
     local_steps: whether local steps may be chosen
     """
 
@@ -154,7 +155,7 @@ class Automatic:
         self._give_methods(optimizers)
 
     def _begin_training(self):
-        """Chooses the method of the first steps, if none was made."""
+        """Chooses the method of the first steps, unless a state has one."""
         dense, eight = self._choice.exchange[:2]
         if self.steps or self.method != DENSE:
             return
@@ -176,7 +177,7 @@ class Automatic:
         step._wrapped_by_lr_sched = step._with_counter = True
         lead = self.lead
         lead.step = types.MethodType(step, lead)
-        lead._opt_called, lead._step_count = True, 1  # schedulers that were made before check these
+        lead._opt_called, lead._step_count = True, 1  # schedulers that exist already check these attributes
         lead.state_dict, lead.load_state_dict = self._state_dict, self._load_state_dict
         lead.consolidate_state_dict, lead.automatic = self._consolidate, self
         for one in optimizers:
@@ -192,7 +193,7 @@ class Automatic:
         return self._every_step if self._obstacle else METHODS
 
     def add(self, bucket):
-        """Returns the future of a bucket of gradients in the backward pass, for any method."""
+        """Returns the future of a bucket of gradients in the backward pass, with each method."""
         joins = self._joins()
         if joins and self._obstacle is _NONE:
             self._obstacle = _JOIN
@@ -204,7 +205,7 @@ class Automatic:
         if not joins:
             return self._own_gradients(bucket.buffer())
         future = self.hook.add(bucket)
-        if bucket.is_last():  # of these, ranks without inputs make no step
+        if bucket.is_last():  # ranks without inputs make no step after this
             self._change(EIGHT)
         return future
 
@@ -214,10 +215,10 @@ class Automatic:
         return future
 
     def _joins(self):
-        """True inside join(), with which a rank may make no step."""
+        """True inside the model's join(), in which a rank may make no step."""
         return getattr(getattr(self._model(), "_join_config", None), "enable", False)
 
-    # --- What a step is --------------------------------------------------------------------------
+    # --- A step ----------------------------------------------------------------------------------
 
     def _step(self, closure):
         if not self._has_begun:
@@ -232,7 +233,7 @@ class Automatic:
             result = self._dense_step(closure)
             if self.local is not None:
                 self.lead.status = self.local.step()
-                self.hook.steps += 1  # its statistics include these steps
+                self.hook.steps += 1  # the hook's statistics include these steps
         else:
             result = self._step_made(closure)
         self._note_step(begin, self.meter.now())
@@ -241,19 +242,20 @@ class Automatic:
         return result
 
     def _leave_to_scaler(self):
-        """Ends local steps because the program has a new scaler: the next step averages gradients."""
+        """Ends local steps because the program uses a new scaler: the next step averages gradients."""
         self._obstacle = _SCALER
         tell_scalers(self.lead)
         self._change(EIGHT)
 
     def _look_for_thawed(self):
-        """Warns once of gradients that DistributedDataParallel has no bucket for."""
+        """Warns once of gradients for which DistributedDataParallel has no bucket."""
         known = self.hook._numbers
         thawed = [name for name, one in self._frozen if one.grad is not None and one not in known]
         if thawed:
             self._frozen = []
             warnings.warn(f"{', '.join(thawed[:4])}: frozen when DistributedDataParallel was made, which "
-                          "averages no gradient of it: each rank steps it by its own. Wrap the model anew",
+                          "therefore does not average the gradients: each rank updates these parameters by its "
+                          "own gradients, and the models diverge. Wrap the model again",
                           OnebitWarning, stacklevel=4)  # fmt: skip
 
     def _step_made(self, closure):
@@ -276,7 +278,7 @@ class Automatic:
         return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
 
     def _switch_method(self, method, convert=True):
-        """convert: whether the lead continues from the state of the previous method"""
+        """Switches to a method. convert: whether the lead continues from the state of the previous method"""
         if self.local is not None:
             self._end_local(convert, method)
         if self.made is not None and method != ONE:
@@ -291,12 +293,13 @@ class Automatic:
         self.hook.warmup_steps = 0 if method in (EIGHT, LOCAL) else math.inf
 
     def _is_early(self):
-        """True if the lead has made fewer steps than the warm-up of one bit has, which it could have."""
+        """True if the lead has made fewer steps than the warm-up of one bit has, so that it could still be in that
+        warm-up."""
         made = [float(one["step"]) for one in self.lead.state.values() if "step" in one]
         return self._warmup > max(made, default=0)
 
     def _warmup_left(self):
-        """Returns the steps of the warm-up of one bit that are to come, which are in 8 bits."""
+        """Returns how many steps of the warm-up of one bit, which are in 8 bits, remain."""
         if self.made is None or not is_in_warmup(self.made):
             return 0
         return max(self.made._warmup_steps - self.made.onebit.info()["steps"], 1)
@@ -307,7 +310,7 @@ class Automatic:
         self.lead.add_param_group = self.made.add_param_group
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
-        if self.made._remainder is not None:  # as when its first pass has the buckets of the first step
+        if self.made._remainder is not None:  # also done when its first pass has the buckets of the first step
             carried = set(self.made._parameters)
             self.made._remainder.state._number([one for one in self.hook._numbers if one not in carried])
         for one in self._words:
@@ -315,7 +318,7 @@ class Automatic:
         self._words = ()
 
     def _return_to_lead(self, convert, method):
-        """Lets the lead make its own steps again."""
+        """Makes the lead run its own steps again."""
         made, self.made = self.made, None
         if convert:
             self.lead.state.update(moments_of(made, self._model().process_group, method != LOCAL))
@@ -325,7 +328,7 @@ class Automatic:
         made.close()
 
     def _begin_local(self):
-        """Begins at parameters that are equal on all ranks, or goes on as was saved."""
+        """Begins local steps, from parameters that are equal on all ranks, or from a saved state."""
         group, (steps, parts) = self._model().process_group, self._saved or (self._choice.local_steps, None)
         if parts is None:
             self._average_thawed(group)
@@ -336,7 +339,7 @@ class Automatic:
 
     @torch.no_grad()
     def _average_thawed(self, group):
-        """Makes layers equal that each rank has stepped by its own gradients. Collective."""
+        """Averages layers that each rank has stepped by its own gradients, so that they become equal. Collective."""
         for one in self._once_frozen:
             if one.requires_grad:
                 mean = one.detach().to(torch.float32, copy=True).contiguous() / group.size()
@@ -344,7 +347,8 @@ class Automatic:
                 one.copy_(mean)
 
     def _end_local(self, convert, method):
-        """convert: the ranks become equal, and the lead's moments for a method of each step"""
+        """Ends local steps. convert: whether the ranks' parameters become equal, and the lead gets moments for a
+        method with an exchange in each step"""
         local, self.local = self.local, None
         if convert:
             local.end() if method != LOCAL else local.synchronize()
@@ -353,15 +357,15 @@ class Automatic:
         local.close()
 
     def synchronize(self):
-        """Makes the parameters equal on all ranks, as before a validation or a checkpoint of one rank.
-        Collective."""
+        """Makes the parameters equal on all ranks, for example before a validation or before one rank saves a
+        checkpoint. Collective."""
         if self.local is not None:
             self.local.synchronize()
 
-    # --- What is measured ------------------------------------------------------------------------
+    # --- Measurements ----------------------------------------------------------------------------
 
     def _begin(self, record):
-        """Continues from a record, with a new window."""
+        """Continues from a saved record, with new times of steps."""
         self.method = record["method"]
         self.steps = self._loaded_steps = record.get("steps", 0)
         self.changes = record.get("changes", 0)
@@ -371,8 +375,8 @@ class Automatic:
         self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
         self._holds = self.hook.holds = False
         self._hides = record.get("hides", True)  # whether overlapped exchanges make steps shorter
-        self._overlapped = collections.deque([], _MEASURED)  # seconds of the latest steps that are not timed
-        self._pending = None  # a choice that waits for its timing: a step's seconds, and whether they deviate
+        self._overlapped = collections.deque([], _MEASURED)  # seconds of the latest steps with an overlapped exchange
+        self._pending = None  # a choice that waits for a timed step: the seconds of a step, and whether they deviate
         self._skip_next_steps(_SETTLING if self.decided else _FIRST)
 
     def _skip_next_steps(self, steps):
@@ -380,11 +384,12 @@ class Automatic:
         self._length = self._length if self.decided else _MEASURED
         if self.decided:
             self._skip += self._warmup_left()
-        if self.local is not None and self.local.seconds is None:  # until an exchange has been measured
+        if self.local is not None and self.local.seconds is None:  # skips steps until an exchange has been measured
             self._skip += self.local.steps
 
     def _hold_next_step(self):
-        """Lets an exchange begin when the gradients are computed, if the next step's computation is timed."""
+        """Makes the next step's exchange begin only when its gradients are computed, if its computation is to be
+        timed."""
         is_timed = (not self.decided or self._pending is not None) and not self._joins()
         self._holds = self.hook.holds = is_timed and not self._skip and self.local is None
         if self.made is not None:
@@ -399,7 +404,7 @@ class Automatic:
         return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
 
     def _note_step(self, begin, end):
-        """Called after a step, with the times of its begin and end."""
+        """Called after each step, with the times when the step began and ended."""
         self.steps += 1
         before, self._end = self._end, end
         if before is None or self._joins():
@@ -424,7 +429,7 @@ class Automatic:
             self._compare()
 
     def _timed_method(self):
-        """Returns the method whose exchange the timed steps have; after a choice the warm-up is not timed."""
+        """Returns the method whose exchange the timed steps use. After a choice the warm-up is not timed."""
         return EIGHT if not self.decided and self._warmup_left() else self.method
 
     def _max_over_ranks(self, values):
@@ -462,7 +467,7 @@ class Automatic:
             self._pending, self._length = (total, deviates), _MEASURED
 
     def _measure(self):
-        """Measures exchanges by each method. Collective."""
+        """Measures an exchange of each method. Collective."""
         began, reasons = self.meter.now(), []
 
         def exchange(_, method, count, seconds):
@@ -481,10 +486,10 @@ class Automatic:
         self._cost = self.meter.now() - began
 
     def _choose(self, held, overlapped):
-        """Returns the best method, and sets each one's expected step time.
+        """Returns the best method, and sets the expected step time of each method.
 
-        held: measured seconds of a step whose exchange has begun when the gradients were computed
-        overlapped: of a step whose exchange has begun before
+        held: measured seconds of a step whose exchange began only when the gradients were computed
+        overlapped: measured seconds of a step whose exchange began earlier
         """
         choice, now = self._choice, METHODS.index(self._timed_method())
         if self._obstacle is _NONE and scalers_of(self.lead):
@@ -495,12 +500,12 @@ class Automatic:
         choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute = self._compute
         for number, one in enumerate(self.methods):
-            # Steps have taken this many seconds more than the model says. On a faster link they take
-            # less, never more, so a method that is slower than expected is recognised.
+            # Measured steps took this many seconds more than the model says. On a faster link they take less, never
+            # more, so a method that is slower than expected is noticed.
             seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
-        if not self.decided and not self._warmup_left():  # of a warm-up, a step says little about other methods
+        if not self.decided and not self._warmup_left():  # a step of a warm-up says little about other methods
             self._call_choose(True, now, held)
             self._extras[self.method] = choice.extra[now], choice.exchange[now]
         if self.local is None:
@@ -512,7 +517,7 @@ class Automatic:
         return METHODS[choice.method]
 
     def _note_hiding(self, now, hidden):
-        """Compares the seconds that overlapping saves in a step with half of what the model says of it."""
+        """Compares the seconds that overlapping saves in a step with half of those that the model expects."""
         self._call_choose(True, 0, 0.0)
         expected = self._choice.expected[now]
         self._call_choose(False, 0, 0.0)
@@ -529,7 +534,7 @@ class Automatic:
         best, left = self._choose(total, overlapped), self._warmup_left()
         lasts = total > _PATIENCE * self._choice.expected[METHODS.index(best)]
         if left > _MEASURED and not (lasts and best == LOCAL):
-            return self._skip_next_steps(left - _MEASURED - 1)  # in the last step all ranks know second moments
+            return self._skip_next_steps(left - _MEASURED - 1)  # the last step has second moments
         self._print_choice()
         self.decided = True
         self._change(best)
@@ -541,7 +546,8 @@ class Automatic:
         except Error as reason:
             if reason.status != Status.ERROR_ARGUMENT:
                 raise
-            # The link has changed, and no method keeps to bytes_a_day: a training goes on with its own.
+            # The link has changed, and no method sends at most bytes_a_day: the training continues with its present
+            # method.
             warnings.warn(f"{reason.message}; the training continues with {self.method}", OnebitWarning, stacklevel=2)
             self._looks, self._since, self.expected, self._pending = self._looks + 1, 0, total, None
             return self._skip_next_steps(0)
@@ -565,7 +571,8 @@ class Automatic:
         self._skip_next_steps(_SETTLING if changed else 0)
 
     def _why_not_local(self, method):
-        """Returns why a training that waits for the link longer than it computes has no local steps, or ''."""
+        """Returns the reason why a training that waits for the link longer than it computes has no local steps; '' if
+        it does not wait that long or may have them."""
         waits = self._choice.expected[METHODS.index(method)] > 2 * self._choice.compute
         return f"; no local steps: {self._obstacle}" if waits and self._obstacle else ""
 
@@ -575,7 +582,7 @@ class Automatic:
         self._print(text + words + (_DIFFER if method == LOCAL != self.method else ""))
 
     def _print_beginning(self):
-        """Called at the first step, since a state may have been loaded before."""
+        """Prints how the training begins. Called at the first step, since a state may be loaded before it."""
         self._has_begun, left = True, self._warmup_left()
         if self.local is not None:
             self._print(f"goes on with local steps ({self.local.steps}), as saved{_DIFFER}")
@@ -591,7 +598,8 @@ class Automatic:
     # --- State -----------------------------------------------------------------------------------
 
     def _agreed_record(self, states):
-        """Returns auto's record in saved states; of states without one, the method that saved them. Collective."""
+        """Returns auto's record in the saved states. If they have none, returns a record of the method that saved
+        them. Collective."""
         record, names, saved = None, set(), {}
         for state in states:
             found = take({key: dict(one) for key, one in state.items()})
@@ -619,9 +627,9 @@ class Automatic:
     def _state_dict(self):
         if self.local is not None and not self.local.is_equal and not self._said:
             self._said = True
-            warnings.warn("with local steps the model is this rank's own: where each rank "
-                          "saves its own, nothing is missing; where one rank saves, all ranks call "
-                          "consolidate_state_dict() before", OnebitWarning, stacklevel=3)  # fmt: skip
+            warnings.warn("with local steps each rank has its own model. If one rank saves for all, "
+                          "call consolidate_state_dict() on all ranks first; if each rank saves its "
+                          "own, nothing is missing", OnebitWarning, stacklevel=3)  # fmt: skip
         return self._dense_state[0]() if self.made is None else self.made.state_dict()
 
     def _load_state_dict(self, state_dict):
@@ -640,7 +648,7 @@ class Automatic:
         consolidate = self._dense_state[2] if self.made is None else self.made.consolidate_state_dict
         consolidate(to)
 
-    # --- Accounts --------------------------------------------------------------------------------
+    # --- Reports ---------------------------------------------------------------------------------
 
     def describe(self):
         text = f"auto: {self.method}{self._why_not_local(self.method)}"
@@ -648,7 +656,7 @@ class Automatic:
         return text if more is None else f"{text}; {more.describe()}"
 
     def report(self):
-        """Returns a `Report` of all methods."""
+        """Returns the `Report` of all methods together."""
         every = [self.hook.report(), *self._reports]
         every += [self.made.report()] if self.made is not None else []
         every += [self.local.report(self.hook.averaged)] if self.local is not None else []
@@ -658,15 +666,15 @@ class Automatic:
         return Report(self.steps, *sums[:4], last.averaged, sums[4], self._loaded_steps)
 
     def close(self):
-        """Closes on all ranks. The method stays, but after local steps the parameters become equal."""
+        """Closes on all ranks. The method stays the same, but after local steps the parameters are made equal."""
         if self.comm is None:
             return
         if self.local is not None:
             if sys.exc_info()[0] is None:
                 self.local.synchronize(LAST)
             else:
-                warnings.warn("closed in the handling of an exception, which other ranks may not have: the "
-                              "models of local steps stay each rank's own", OnebitWarning, stacklevel=2)  # fmt: skip
+                warnings.warn("closed during an exception that other ranks may not have: models were not made "
+                              "equal after local steps, and differ between ranks", OnebitWarning, stacklevel=2)
             self._end_local(False, LOCAL)
         if self.made is not None:
             self.made.close()

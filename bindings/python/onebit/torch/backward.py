@@ -1,6 +1,6 @@
-"""The communication hook for an optimizer: DistributedDataParallel leaves each rank its own
-gradients, and the optimizer exchanges its updates, a bucket as soon as the backward pass has filled
-it, and the rest in its step.
+"""The communication hook for an optimizer. With it DistributedDataParallel leaves each rank its own gradients,
+and the optimizer exchanges its updates: a bucket as soon as the backward pass has filled it, and the rest in
+the optimizer's step.
 
     optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3)
     model = DistributedDataParallel(model)
@@ -19,16 +19,16 @@ from onebit._native import argument_error
 from onebit.torch.hook import bytes_of
 from onebit.torch.ranks import interruptible
 
-# The number of steps that are observed before a step begins in the backward pass. After the first
-# step torch makes new buckets.
+# The number of steps that are observed before a step may begin in the backward pass. After the first step
+# torch creates new buckets.
 _OBSERVED = 2
-# The least number of a gradient's elements that are compared to notice changes that torch does not count.
+# The smallest number of a gradient's elements that are compared, to notice changes that torch does not count.
 _SAMPLES = 8
 
 
 class HookHandle:
-    """The state that the hook is registered with: an optimizer, or another object with the method
-    `add`, which is not copied or pickled with the model; and the model's group."""
+    """The state with which the hook is registered. It refers to an optimizer, or another object with the
+    method `add`, which is not copied or pickled with the model, and has the model's group."""
 
     def __init__(self, optimizer=None, group=None):
         self.optimizer, self.group = optimizer, group
@@ -40,22 +40,22 @@ class HookHandle:
         return {"optimizer": None}
 
 
-_handles = weakref.WeakKeyDictionary()  # by model: a hook cannot be removed from it
+_handles = weakref.WeakKeyDictionary()  # by model: torch can not remove a hook from a model
 
 
 def optimizer_hook(state, bucket):
-    """The hook: `optimizer.attach(model)` registers it, or
+    """Is the hook. `optimizer.attach(model)` registers it, or
     `model.register_comm_hook(optimizer.hook_state(), onebit.torch.optimizer_hook)`."""
     optimizer = getattr(state, "optimizer", None)
     if optimizer is None:
         raise argument_error("the hook's state is not optimizer.hook_state(), or was pickled")
-    if optimizer._closed:  # the model works as without the hook
+    if optimizer._closed:  # the model averages as without the hook
         return default_hooks.allreduce_hook(state.group, bucket)
     return optimizer.add(bucket)
 
 
 def register(model, optimizer):
-    """Makes the model's hook use this optimizer instead of a previous one, which is closed."""
+    """Makes the model's hook use this optimizer. The previous optimizer must be closed."""
     if model not in _handles:
         handle = HookHandle(optimizer, model.process_group)
         model.register_comm_hook(handle, optimizer_hook)
@@ -64,8 +64,8 @@ def register(model, optimizer):
 
 
 def wrapped_of(model):
-    """Returns the only DistributedDataParallel that a model is or contains, such as torch.compile's
-    or Fabric's."""
+    """Returns the only DistributedDataParallel that a model is or contains, also inside a model of
+    torch.compile or Fabric."""
     model = getattr(model, "_orig_mod", model)
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     found = [one for one in modules if isinstance(one, DistributedDataParallel)]
@@ -86,7 +86,7 @@ def check_wrapped(model):
 
 
 def sparse_modules(model):
-    """Returns, by name, the modules whose weight has sparse gradients."""
+    """Returns the modules whose weight has sparse gradients, by their names."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -96,8 +96,8 @@ def sparse_modules(model):
 
 
 def check_model(model, parameters, ranks, remainder):
-    """Raises `Error` unless the hook can work for this model and this optimizer's parameters, which
-    are all that the model has if there is no remainder.
+    """Raises `Error` unless the hook can work for this model and this optimizer's parameters. Without a
+    remainder these must be all parameters of the model.
 
     ranks: this rank's number, and the number of ranks of the optimizer
     """
@@ -124,7 +124,8 @@ def check_model(model, parameters, ranks, remainder):
 
 
 def scalers_of(optimizer):
-    """Returns the scalers with which the program makes the current step: their step() is among the callers."""
+    """Returns the scalers with which the program makes the current step: those whose step() is among the
+    callers."""
     kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
     frame, found = sys._getframe(1), []
     while frame is not None:
@@ -137,8 +138,8 @@ def scalers_of(optimizer):
 
 
 def tell_scalers(optimizer):
-    """Tells GradScalers of a step that all ranks have skipped, so that every rank's scale is
-    lowered: gradients that are averaged in the backward pass need the same scale on all ranks."""
+    """Tells GradScalers that all ranks have skipped a step, so that the scale is lowered on every rank.
+    Gradients that are averaged in the backward pass need the same scale on all ranks."""
     for scaler in scalers_of(optimizer):
         for found in scaler._found_inf_per_device(optimizer).values():
             found.fill_(1.0)
@@ -151,30 +152,30 @@ def is_in_join(model):
 class Backward:
     """Watches backward passes for an optimizer, and begins exchanges in them.
 
-    An exchange begins in the pass only if earlier gradients were final when their pass ended. It is
-    in the step for a program that clips or scales gradients between backward and step, or makes
-    several passes a step. The ranks need not agree: no bit of a result depends on it. If gradients
-    have changed after the step has begun, the step begins again.
+    An exchange begins in the backward pass only if earlier gradients were final when their pass ended. It
+    begins in the step if the program clips or scales gradients between backward and step, or makes several
+    passes a step. The ranks need not agree on this, since no bit of a result depends on it. If gradients
+    change after the step has begun, the step begins again.
     """
 
     def __init__(self, optimizer, model=None, overlap=True):
-        # These references are weak, so that the program's objects are freed without the garbage
+        # These references are weak, so that the program's objects are freed without the help of the garbage
         # collector.
         self._optimizer_of = weakref.ref(optimizer)
         self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
         self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
-        self._views = {}  # by number: the view of a bucket from which the library reads the gradient
+        self._views = {}  # by number: the view of a bucket in which the library reads the gradient
         self._old = []  # views that only the open step still reads
         self.open = False  # a step of the library has begun
-        self.holds = False  # no step begins in the pass, whose time is then that of computation
-        self._clean = 0  # steps in a row whose gradients were final
+        self.holds = False  # no step begins in the pass, so that the pass's time is that of the computation
+        self._clean = 0  # the number of latest steps in a row whose gradients were final
         self._passes = 0  # backward passes since the latest step
         self._rates = None  # the rates at the beginning of the pass
-        self._marks = None  # the gradients' marks at its end
-        self._places = None  # the gradients' places at its end, and marks by which writes are noticed
+        self._marks = None  # values that identify the gradients at the end of the pass
+        self._places = None  # addresses of the gradients at its end, and values that show writes
         self._warned_of_no_sync = self._warned_of_writes = False
-        self.gradients = self.overlapped = 0  # bytes of all buckets; steps that began before step()
+        self.gradients = self.overlapped = 0  # bytes of all buckets; number of steps that began before step()
 
     @property
     def _optimizer(self):
@@ -187,17 +188,17 @@ class Backward:
     # --- In the backward pass --------------------------------------------------------------------
 
     def add(self, bucket):
-        """Called when a bucket is full. Returns the future of the gradients that are averaged;
-        None: there are none."""
+        """Called when a bucket is full. Returns the future of those gradients that are averaged; None: there
+        are none."""
         self.gradients += bytes_of(bucket.buffer())
-        follows = self.is_joining() and not _is_in_a_pass()  # a rank without inputs: buckets are zeros
+        follows = self.is_joining() and not _is_in_a_pass()  # this rank has no inputs: its buckets are zeros
         if bucket.index() == 0 and not follows:
             self._begin()
         remainder, averaged = self._optimizer._remainder, None
         if remainder is not None:
             averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
         if follows:
-            if bucket.is_last():  # the step follows it
+            if bucket.is_last():  # the step follows the last bucket
                 self._optimizer.follow()
             return averaged
         for number, parameter, view in self._carried(bucket, remainder is None):
@@ -206,26 +207,27 @@ class Backward:
             self._add(number, view)
         if self.open and self._optimizer._stage is not None:
             self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
-        if bucket.is_last():  # `_end` runs after DistributedDataParallel's work at the end of the pass
+        if bucket.is_last():  # `_end` must run after DistributedDataParallel's own work at the end of the pass
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(lambda: queue(self._end))
         return averaged
 
     def is_joining(self):
-        """True if ranks may be without inputs: the model is in its join()."""
+        """True in the model's join(), in which ranks may have no inputs."""
         model = self._model()
         if not is_in_join(model):
             return False
         if not model._divide_by_initial_world_size:
-            raise argument_error("the model is in its join() without divide_by_initial_world_size: a "
-                                 "hook cannot know of how many ranks to take a mean")  # fmt: skip
+            raise argument_error("the model is in join() with divide_by_initial_world_size=False, so a hook "
+                                 "cannot know the number of ranks of the mean: pass True")
         if model.find_unused_parameters or self._optimizer._shards.number:
-            raise argument_error("the model is in its join() with find_unused_parameters, or ranks of a host "
-                                 "share the work: compress with kind onebit.torch.HookState")  # fmt: skip
+            raise argument_error("join() is not supported with find_unused_parameters, or if the ranks of a "
+                                 "host have shards (inside): call onebit.torch.compress with "
+                                 "kind=onebit.torch.HookState")  # fmt: skip
         return True
 
     def _carried(self, bucket, all_are):
-        """Yields (number, parameter, gradient) of those that the optimizer has."""
+        """Yields (number, parameter, gradient) of those parameters of a bucket that the optimizer has."""
         parameters, strided = bucket.parameters(), bucket.buffer().layout == torch.strided
         gradients = bucket.gradients() if strided else parameters
         for parameter, view in zip(parameters, gradients):
@@ -242,7 +244,8 @@ class Backward:
             yield number, parameter, view
 
     def _begin(self):
-        """Begins a backward pass, and ends a step of an earlier pass that no step of the optimizer has followed."""
+        """Begins a backward pass. Ends an open step of an earlier pass if the optimizer made no step after
+        that pass."""
         self._passes += 1
         self._marks = self._places = None
         if self._passes > 1:
@@ -252,7 +255,7 @@ class Backward:
         self._rates = self._optimizer._wanted_rates()
         if self.holds or self._clean < _OBSERVED or len(self._views) < len(self._numbers):
             return
-        if self._optimizer._is_coupled():  # a weight decay was set since
+        if self._optimizer._is_coupled():  # a weight decay was set since then
             return
         self._optimizer._set_rates(self._rates)
         self._optimizer._set_passes(1)
@@ -266,7 +269,7 @@ class Backward:
         known = self._views.get(number)
         if self.open:
             if known.data_ptr() != view.data_ptr():
-                known.copy_(view)  # the buckets have changed since: the next step notices it
+                known.copy_(view)  # the buckets have changed since then, which the next step notices
                 self._old.append(known)
             self._optimizer._ready(number, known)
         if self.overlap and (known is None or known.data_ptr() != view.data_ptr()):
@@ -282,10 +285,10 @@ class Backward:
         return [None if one is None else (one.data_ptr(), one._version) for one in gradients]
 
     def _mark(self):
-        """Returns a value that differs if a gradient is another tensor or was written to; through
-        `.data`, if one of a few sampled elements was."""
+        """Returns a value that changes if a gradient is replaced by another tensor or is written to. A write
+        through `.data` changes it if one of a few sampled elements changes."""
         gradients = [one.grad for one in self._optimizer._parameters]
-        samples = {}  # by device: copying one small sample takes as long as copying all
+        samples = {}  # by device: copying all samples takes as long as copying one
         for one in gradients:
             if one is not None:
                 samples.setdefault((one.device, one.dtype), []).append(_sample_elements(one))
@@ -298,10 +301,10 @@ class Backward:
     # --- In the step -----------------------------------------------------------------------------
 
     def finish_passes(self, rates, scaled, unscaled):
-        """Called at the beginning of a step. Returns the number of backward passes since the latest
-        step, and whether the library's step has begun with the same rates and gradients.
+        """Called at the beginning of a step. Returns the number of backward passes since the latest step. Also
+        returns whether the library's step has already begun, with the same rates and gradients.
 
-        scaled: a GradScaler has looked at the gradients; unscaled: and has divided them
+        scaled: a GradScaler has checked the gradients; unscaled: it has also divided them
         """
         self._check_sync()
         self._check_writes(unscaled)
@@ -326,8 +329,8 @@ class Backward:
             return
         self._warned_of_no_sync = True
         self._optimizer._warn(
-            "a step inside the model's no_sync(): gradients are still being accumulated. With "
-            "Accelerate prepare the optimizer, whose step then leaves that out"
+            "step() was called inside the model's no_sync(), while gradients are accumulated. With Accelerate "
+            "pass the optimizer to prepare(): its step() then does nothing during accumulation"
         )
 
     def _check_writes(self, unscaled):
@@ -340,13 +343,13 @@ class Backward:
         )
         if self._warned_of_writes:
             self._optimizer._warn(
-                "gradients were written to between backward and step. They are this rank's own, not "
-                "the mean of all ranks', and so was the norm if that was torch's clip_grad_norm_: "
-                "optimizer.clip_grad_norm_(max_norm) clips by the norm of the mean"
+                "gradients were written to between backward and step. At that time they are this rank's own, "
+                "not the mean of all ranks'. If torch's clip_grad_norm_ wrote to them, it took the norm of "
+                "this rank's gradients: call optimizer.clip_grad_norm_(max_norm) instead"
             )
 
     def end_clipping(self):
-        """Called when the optimizer has clipped the gradients itself, on all ranks."""
+        """Called when the optimizer itself has clipped the gradients, on all ranks."""
         self.discard()
         self._places = None
 
@@ -359,8 +362,8 @@ class Backward:
         self.overlap, self._clean, self._passes = overlap, 0, 0
 
     def discard(self):
-        """Called when gradients are not final after a backward pass: ends an open step as failed on all
-        ranks, and begins no more steps in backward passes."""
+        """Called when gradients are not final after a backward pass. Ends an open step as failed on all ranks,
+        and begins no more steps in backward passes."""
         self.overlap = False
         if self.open:
             self.open = False
@@ -371,7 +374,7 @@ class Backward:
 
 
 def _sample_elements(gradient):
-    """Returns some elements, as a view of the memory from the gradient's first element on."""
+    """Returns some elements of a gradient, as a view of its memory from the first element on."""
     if not gradient.is_contiguous():
         gradient = gradient.as_strided((gradient.numel(),), (1,))
     flat = gradient.view(-1)
@@ -387,6 +390,6 @@ def _is_in_a_pass():
 
 
 def fail_step(optimizer):
-    """Makes the step fail on all ranks: it changes nothing, and no rank waits."""
+    """Makes the step fail on all ranks. The step changes nothing, and no rank waits."""
     function = _native.library().onebit_optimizer_step
     interruptible(optimizer._comm, lambda: function(optimizer.handle, float("nan")))

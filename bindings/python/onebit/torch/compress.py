@@ -1,4 +1,4 @@
-"""One call for a program that has DistributedDataParallel and optimizers of torch's.
+"""A single call for a program that has DistributedDataParallel and torch optimizers.
 
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -32,10 +32,12 @@ from onebit.torch.transport import create_for, suits_nccl, timeout_of
 
 
 class _How(NamedTuple):
-    """kind: the class that replaces torch's
-    given: keys of torch's groups that are its options, the same in all groups
-    keys: other keys of these groups: the one value that it accepts; None: any, since the key has no
-        effect
+    """The way in which the library's optimizer replaces a torch optimizer.
+
+    kind: the class that replaces torch's
+    given: keys of torch's groups that are options of `kind`; they need the same value in all groups
+    keys: other keys of these groups, with the only value that `kind` accepts; None: any value, since the key has
+        no effect
     """
 
     kind: type
@@ -43,7 +45,7 @@ class _How(NamedTuple):
     keys: dict
 
 
-# Other optimizers stay as they are, and their gradients are averaged in 8 bits.
+# The gradients of all other optimizers are averaged in 8 bits, and the optimizers do not change.
 _HOWS = {
     torch.optim.AdamW: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
     torch.optim.Adam: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
@@ -51,18 +53,19 @@ _HOWS = {
 }
 _BITS = 8
 _FROZEN = "is frozen"
-_ASKED = "kind is HookState"  # of which there is no warning
+_ASKED = "kind is HookState"  # a reason that gives no warning
 
 
 def _refuse_step(self, *_, **__):
-    raise argument_error("onebit.torch.compress has taken this optimizer: step the one that it returned")
+    raise argument_error("this optimizer was replaced by onebit.torch.compress: call step() of the one that it "
+                         "returned")
 
 
-# torch's schedulers check these attributes: with them, schedulers that were made before do not warn.
+# torch's schedulers check these attributes. With them, schedulers that exist already give no warning.
 _refuse_step._wrapped_by_lr_sched = _refuse_step._with_counter = True
 
 
-# Classes of trainers that wrap an optimizer as their attribute `optimizer`, by module.
+# Classes of trainers that wrap an optimizer and have it as their attribute `optimizer`, by module.
 _PREPARED = {
     "accelerate.optimizer": "AcceleratedOptimizer", "lightning.fabric.wrappers": "_FabricOptimizer",
     "lightning_fabric.wrappers": "_FabricOptimizer",
@@ -74,18 +77,19 @@ def _is_prepared(optimizer):
     return any(isinstance(optimizer, getattr(one, name, ())) for one, name in modules)
 
 
-# --- The optimizer that is replaced --------------------------------------------------------------
+# --- The optimizer to replace --------------------------------------------------------------------
 
 
 def _why_not_group(how, group, first):
-    """Returns why the library's optimizer cannot have the parameters of a group; None: it can."""
+    """Returns the reason why the library's optimizer cannot have the parameters of a group; None: it can."""
     for name in *how.given, "decoupled_weight_decay":
         if group.get(name) != first.get(name):
             return f"{name} is {group[name]}, and {first[name]} in the first group"
     for name in how.given:
         values = group[name] if name == "betas" else (group[name],)
-        if not all(0 < one < (1 if name != "eps" else 2) for one in values):
-            return f"{name} is {group[name]}"
+        limit = 1 if name != "eps" else 2
+        if not all(0 < one < limit for one in values):
+            return f"{name} is {group[name]}: onebit's optimizers need values above 0 and below {limit}"
     for name, value in how.keys.items():
         if value is not None and group.get(name, value) != value:
             return f"{name} is {group[name]}: {optim._WHY_NOT[name]}"
@@ -101,7 +105,7 @@ def _why_not_parameter(one, names, sparse):
         return "has sparse gradients"
     if one.dtype not in DTYPES:
         return f"is of {one.dtype}"
-    one = getattr(one, "to_local", lambda: one)()  # a DTensor has to_local
+    one = getattr(one, "to_local", lambda: one)()  # only a DTensor has to_local
     return None if flat(one.detach()) is not None else "has gaps in its memory"
 
 
@@ -110,7 +114,8 @@ def _module_of(model):
 
 
 def _reasons(model, optimizer):
-    """Returns for each parameter of an optimizer why the library's cannot have it; None: it can."""
+    """Returns, for each parameter of an optimizer, the reason why the library's optimizer cannot have it; None: it
+    can."""
     how, reasons = _HOWS.get(type(optimizer)), {}
     ignored, module = set(getattr(model, "parameters_to_ignore", ())), _module_of(model)
     names = {id(one) for name, one in module.named_parameters() if name not in ignored}
@@ -134,25 +139,25 @@ def _reasons(model, optimizer):
 
 
 class _Choice:
-    """The choice of the program's optimizer that the library's replaces.
+    """Chooses which of the program's optimizers the library's optimizer replaces.
 
-    optimizers: torch's
+    optimizers: the torch optimizers of the program
     kind: as in `compress`
-    carried: the number of the optimizer; None: none is replaced
-    reasons: by parameter, why it is not exchanged in one bit
-    dense: why nothing is compressed, or None
+    carried: the index of the optimizer to replace; None: none is replaced
+    reasons: by parameter, the reason why it is not exchanged in one bit
+    dense: the reason why nothing is compressed, or None
     """
 
     def __init__(self, model, optimizers, kind):
         self.dense = None
         if getattr(model, "mixed_precision", None) is not None:
-            self.dense = ("the model's own mixed_precision averages gradients with a hook of its own: "
-                          "with torch.autocast they are compressed")  # fmt: skip
+            self.dense = ("the model's own mixed_precision sets a communication hook: use torch.autocast "
+                          "instead")
         elif not isinstance(model, FSDPModule):
             check_wrapped(model)
         if any(isinstance(one, StatefulOptimizer) for one in optimizers):
-            raise argument_error("an optimizer is one of onebit.torch's already: attach it to the model, or where "
-                                 "its trainer has ended, make another trainer")
+            raise argument_error("an optimizer is from onebit.torch already: attach it to the model. If its "
+                                 "trainer has ended, make another trainer")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -165,8 +170,8 @@ class _Choice:
                     self.reasons[one] = reason or why
         if self.carried is None and kind not in (None, HookState) and not self.dense:
             reason = next(iter(self.reasons.values()), "does not exist")
-            raise argument_error(f"{kind.__name__} cannot go on in the place of "
-                                 f"{type(optimizers[0]).__name__}, whose first parameter {reason}")
+            raise argument_error(f"{kind.__name__} cannot replace {type(optimizers[0]).__name__}, whose first "
+                                 f"parameter {reason}")
         self.names = {one: name for name, one in _module_of(model).named_parameters()}
         for one in self.names:
             if one.requires_grad and not any(one in of for of in every):
@@ -178,7 +183,7 @@ class _Choice:
                                  f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
 
     def averaged(self):
-        """Returns, by name, why parameters that are not frozen are not exchanged in one bit."""
+        """Returns, by name, the reasons why parameters that are not frozen are not exchanged in one bit."""
         return {
             self.names.get(one, f"unnamed {number}"): reason
             for number, (one, reason) in enumerate(self.reasons.items())
@@ -186,7 +191,7 @@ class _Choice:
         }
 
     def words(self):
-        """Returns the lines that are printed about the choice."""
+        """Returns the lines to print about the choice."""
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
         bits = f"averaged in {_BITS} bits an element, "
@@ -194,13 +199,13 @@ class _Choice:
         return [bits + one for one in summaries(unasked)]
 
     def digest(self):
-        """Returns a text that is the same on all ranks if they choose alike."""
+        """Returns a text that is the same on all ranks if they have made the same choice."""
         return json.dumps([self.carried, bool(self.dense), sorted(self.names.get(one, "") for one in self.reasons)])
 
 
 def _choose(comm, model, optimizers, kind):
     choice = agreed(comm, lambda: _Choice(model, optimizers, kind))
-    if len(set(gather(comm, choice.digest().encode()))) > 1:  # compared on all ranks
+    if len(set(gather(comm, choice.digest().encode()))) > 1:  # all ranks compare
         raise argument_error("the ranks' optimizers differ in type or in parameters")
     return choice
 
@@ -225,7 +230,7 @@ def _hook_state(model, timeout, **options):
 
 
 def _layout_of(model, optimizer, inside, kind, timeout, options):
-    """Returns the layout of the parameters: whole on each rank, or the shards of FSDP or HSDP."""
+    """Returns the layout of the parameters: each rank has all of them, or the shards of FSDP or HSDP."""
     if isinstance(model, FSDPModule):
         return shards_of(list(model.parameters()))
     reason = None
@@ -241,7 +246,7 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
 
 
 def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
-    """Makes the library's optimizer with the state of torch's. extra: as in `SavedHook`"""
+    """Creates the library's optimizer with the state of torch's optimizer. extra: as in `SavedHook`"""
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
         every = [one for one in model.parameters() if one.requires_grad]
@@ -258,7 +263,7 @@ def _make_optimizer(comm, model, optimizer, kind, timeout, layout, options, reas
     for one in made._parameters:
         optimizer.state.pop(one, None)
     hooks = {name: one for name, one in vars(optimizer).items() if name.endswith("_hooks")}
-    vars(made).update(hooks)  # the program's hooks of steps and of states
+    vars(made).update(hooks)  # the program's hooks of steps and states
     return made
 
 
@@ -275,12 +280,12 @@ def _replace_optimizer(comm, model, optimizer, kind, overlap, timeout, layout, o
     made._owned = True
     optimizer.param_groups = made.param_groups
     optimizer.step = types.MethodType(_refuse_step, optimizer)
-    optimizer._opt_called, optimizer._step_count = True, 1  # for torch 2 and for torch 1
+    optimizer._opt_called, optimizer._step_count = True, 1  # attributes of torch 2 and of torch 1
     return made
 
 
 def _share_report(optimizers, carried, averaged):
-    """Gives all optimizers of the model the report of the replaced one, which covers the model."""
+    """Gives all optimizers of the model the report of the replaced one, which is about the whole model."""
     carried.averaged = averaged
     for one in optimizers:
         if one is not carried:
@@ -289,8 +294,8 @@ def _share_report(optimizers, carried, averaged):
 
 
 def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, averaged):
-    """Keeps the optimizers as they are, and registers a hook that averages gradients in few bits,
-    unless nothing is compressed."""
+    """Keeps the optimizers, and registers a hook that averages gradients in few bits, unless nothing is
+    compressed."""
     state = agreed(comm, lambda: _hook_state(model, timeout, **options))
     if not dense:
         register(model, state)
@@ -306,7 +311,7 @@ def _register_averaging_hook(comm, model, optimizers, timeout, options, dense, a
 
 
 def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
-    """Begins the automatic choice among the methods that this optimizer can have."""
+    """Begins the automatic choice among the methods that this optimizer supports."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
         kind = kind or _HOWS[type(optimizers[lead])].kind
@@ -332,7 +337,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
 
 
 def auto(model, optimizer, **options):
-    """`compress(model, optimizer, method="auto", ...)`"""
+    """Calls `compress(model, optimizer, method="auto", ...)`."""
     return compress(model, optimizer, method="auto", **options)
 
 
@@ -340,33 +345,32 @@ def compress(
     model, optimizer, kind=None, *, method=None, bytes_a_day=None, local_steps=True, overlap=True,
     timeout=None, inside="auto", **options
 ):  # fmt: skip
-    """Returns the optimizer that replaces torch's, attached to a DistributedDataParallel, or to a model of
-    fully_shard on a mesh of replicas and shards (HSDP). docs/python-optimizers.md describes which
-    parameters use one bit, and which 8. Collective: raises `Error` on all ranks for what it cannot
-    compress.
+    """Returns the optimizer that replaces torch's. It is attached to a DistributedDataParallel, or to a model of
+    fully_shard on a mesh of replicas and shards (HSDP). docs/python-optimizers.md describes which parameters use
+    one bit, and which use 8 bits. Collective: raises `Error` on all ranks if it cannot compress the model.
 
-    The result has the groups and the state of `optimizer`, which makes no step any more. A
-    scheduler may be made of either. An optimizer that has no form in one bit is returned, and makes
+    The result has the groups and the state of `optimizer`, which makes no more steps. Either of them can have a
+    scheduler. If the library has no optimizer of this kind with one bit, `optimizer` itself is returned, and makes
     its own steps.
 
-    optimizer: or a list of several, such as Muon and AdamW: a list is returned, in which the one
-        that uses one bit is replaced. One that Accelerate or Fabric has prepared keeps its wrapper,
-        and gets the attributes `onebit`, `comm`, `describe` and `consolidate_state_dict`. All have
+    optimizer: one, or a list of several, such as Muon and AdamW: then a list is returned, in which the one that
+        uses one bit is replaced. An optimizer that Accelerate or Fabric has prepared keeps its wrapper, and gets
+        the attributes `onebit`, `comm`, `describe` and `consolidate_state_dict`. All returned optimizers have
         `clip_grad_norm_`, `report` and `close`
-    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`. `HookState`: every
-        optimizer stays as it is
-    method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps are
-        chosen by measured times. The optimizers stay and have `automatic`, whose `method` is the
-        present choice; kind and options are those of one bit. None: as `kind` says
-    bytes_a_day: with method "auto", the most that a host may send; None: any
-    local_steps: with method "auto", whether local steps may be chosen, with which the ranks' models
-        differ until `automatic.synchronize()` or `close()`, on all ranks
+    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`. `HookState`: no optimizer is
+        replaced
+    method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps are chosen by measured
+        times. The optimizers are not replaced and get the attribute `automatic`, whose `method` is the present
+        choice; kind and options are used for one bit. None: as `kind` says
+    bytes_a_day: with method "auto", the most bytes that a host may send; None: any number
+    local_steps: with method "auto", whether local steps may be chosen. With these the ranks' models differ until
+        all ranks call `automatic.synchronize()` or `close()`
     overlap: as in `attach`
     timeout: seconds that a rank waits for others
-    inside: "auto": if parameters are on a device, and several hosts have the same number of ranks,
-        torch's collectives reduce gradients inside a host, and each rank exchanges its shard with
-        the other hosts; a process group of this rank's host: the same on any device; None: never
-    options: of that class; if all optimizers stay as they are, of `HookState`
+    inside: "auto": if parameters are on a device, and several hosts have the same number of ranks, torch's
+        collectives reduce gradients inside a host, and each rank exchanges its shard with the other hosts; a
+        process group of this rank's host: the same on any device; None: never
+    options: those of the class; if no optimizer is replaced, those of `HookState`
     """
     several = isinstance(optimizer, (list, tuple))
     given = list(optimizer) if several else [optimizer]
@@ -380,9 +384,10 @@ def compress(
         if method not in (None, "auto"):
             raise argument_error(f"method is {method!r}, not 'auto'")
         if bytes_a_day is not None and not (method and bytes_a_day > 0):
-            raise argument_error(f"bytes_a_day is {bytes_a_day}: above 0, and with method 'auto'")
+            raise argument_error(f"bytes_a_day is {bytes_a_day}: it must be above 0, and needs method 'auto'")
         if method and (isinstance(wrapped, FSDPModule) or inside not in ("auto", None)):
-            raise argument_error("method 'auto' is for DistributedDataParallel without inside: leave it out")
+            raise argument_error("method 'auto' needs a DistributedDataParallel, and no inside: leave out method "
+                                 "or inside")
         choice = _choose(comm, wrapped, inner, kind)
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
@@ -393,7 +398,7 @@ def compress(
             _register_averaging_hook(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
             carried = inner[choice.carried]
-            kind = kind or _HOWS[type(carried)].kind  # docs/optimizers.md
+            kind = kind or _HOWS[type(carried)].kind  # docs/optimizers.md gives the reasons
             layout = _layout_of(wrapped, carried, inside, kind, timeout, options)
             if layout.number and group is not layout.mesh.get_group(0):
                 comm.close()
@@ -419,12 +424,12 @@ def compress(
 
 
 def _keep_wrapper(given, made):
-    """Returns the optimizer; one that a trainer has prepared keeps its wrapper."""
+    """Returns the optimizer. If a trainer has prepared the given one, its wrapper is kept."""
     if not _is_prepared(given):
         return made
-    if not hasattr(given, "scaler"):  # it is Fabric's
+    if not hasattr(given, "scaler"):  # it is a wrapper of Fabric
         given._optimizer = made
-    elif given.optimizer is not made or hasattr(made, "automatic"):  # the step is another object's
+    elif given.optimizer is not made or hasattr(made, "automatic"):  # another object makes the step
         given.__init__(made, device_placement=False, scaler=given.scaler)
     names = ("onebit", "comm", "automatic", "close", "report", "describe", "clip_grad_norm_",
              "consolidate_state_dict")  # fmt: skip
@@ -439,7 +444,7 @@ def _keep_wrapper(given, made):
 
 
 def _clip_for(accelerator, optimizer):
-    """Makes an Accelerator's clip_grad_norm_ use the optimizer's for its parameters."""
+    """Makes an Accelerator's clip_grad_norm_ call the optimizer's function for its parameters."""
     before = accelerator.clip_grad_norm_
 
     def clip_grad_norm_(parameters, max_norm, norm_type=2):

@@ -1,4 +1,4 @@
-"""DiLoCo: local steps of any optimizer, and an exchange of the changes after every so many steps.
+"""DiLoCo: local steps of any optimizer, and an exchange of the changes after a fixed number of steps.
 
     inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
     with onebit.torch.DiLoCo(model, inner, sync_every=30):
@@ -18,7 +18,7 @@ from onebit.torch.ranks import gather, interruptible
 
 
 def _rule_of(outer):
-    """Returns the options of `onebit.Outer` that do what torch.optim.SGD does with the mean change."""
+    """Returns the options of `onebit.Outer` that apply the mean change as torch.optim.SGD would."""
     if outer is None:
         return {}
     if type(outer) is not torch.optim.SGD or len(outer.param_groups) != 1:
@@ -33,20 +33,20 @@ def _rule_of(outer):
 
 
 class DiLoCo:
-    """The outer step of a model, as a context in which each step of `inner` counts. Collective.
+    """The outer step of a model. It is a context, in which each step of `inner` counts. Collective.
 
-    model: its parameters are equal on all ranks, of one type, on any device of torch; those that are
-        not trained do not change
-    inner: each rank's torch.optim.Optimizer
-    sync_every: steps from one exchange to the next
-    bits: of an element; None: the rule's default (docs/outer.md), 1 without momentum
-    outer: a torch.optim.SGD, whose rate, momentum and nesterov are used; None: the mean
-    comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
-        this object; timeout: seconds that a rank then waits for others
-    options: of `onebit.Outer` (fragments, delay, weighted, stage, ...)
+    model: its parameters must be equal on all ranks and of one type, on any torch device; untrained
+        parameters do not change
+    inner: the torch.optim.Optimizer of each rank
+    sync_every: the number of steps from one exchange to the next
+    bits: bits an element; None: the rule's default (docs/outer.md), which is 1 without momentum
+    outer: a torch.optim.SGD, whose rate, momentum and nesterov are used; None: the plain mean
+    comm: a `Communicator`; None: one of process_group (None: all processes) is created, and closed with this
+        object; timeout: seconds that a rank then waits for others
+    options: options of `onebit.Outer` (fragments, delay, weighted, stage, ...)
 
     outer: the `onebit.Outer`
-    status: of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's change was not
+    status: the status of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's change was not
         finite
     """
 
@@ -85,23 +85,23 @@ class DiLoCo:
 
     @torch.no_grad()
     def synchronize(self):
-        """Makes the parameters equal on all ranks, before a validation and at the end of a
-        training. Collective."""
+        """Makes the parameters equal on all ranks. Call it before a validation and at the end of a training.
+        Collective."""
         return interruptible(self.comm, self.outer.synchronize)
 
     def state_dict(self):
-        """Returns this rank's state, with its parameters, without the inner optimizer's. Each rank
-        saves its own."""
+        """Returns this rank's state, with its parameters, but without the state of the inner optimizer. Each
+        rank saves its own state."""
         part = self.outer.save()
         return {"part": torch.frombuffer(bytearray(part), dtype=torch.uint8)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Loads this rank's own state, saved by the same number of ranks. Collective."""
+        """Loads this rank's own state. It must have been saved by the same number of ranks. Collective."""
         self.outer.load(gather(self.comm, state_dict["part"].numpy().tobytes()))
 
     def close(self):
-        """Frees the outer step, and the communicator if this object has made it. On all ranks."""
+        """Frees the outer step, and the communicator if this object has created it. Call it on all ranks."""
         self.outer.close()
         if self._owned:
             self.comm.close()

@@ -3,7 +3,7 @@
     fully_shard(layer) ...; fully_shard(model)
     compression = onebit.torch.fsdp.compress(model, reduce_bits=8, gather_bits=8)
 
-docs/python-trainers.md#fsdp2 describes what travels.
+docs/python-trainers.md#fsdp2 describes which values are sent.
 """
 
 import itertools
@@ -19,30 +19,30 @@ from onebit.torch.hook import DTYPES, as_tensor
 try:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-except (ImportError, ValueError):  # before torch 2.8; 1.13 cannot be imported there by Python 3.11
+except (ImportError, ValueError):  # before torch 2.8; Python 3.11 cannot import this with torch 1.13
     FSDPModule, AllGather, ReduceScatter = None, object, object
 
 _BITS = (1, 2, 4, 8)
 
 
 class Compression:
-    """The collectives that `compress` has put into a model. Its counters are:
+    """The collectives that `compress` has put into a model. It has these counters:
 
-    exchanges: reduce-scatters and all-gathers that were compressed
-    skipped: those that torch made instead, since some rank's input was not finite; on a device
-        those whose result is not-a-number, as far as the host knows by now
-    dense: those that torch made because of their type, or as the first of a `change`
-    dropped: residuals and copies that were dropped because the size of a group of parameters has
-        changed, as when other parameters have gradients
+    exchanges: compressed reduce-scatters and all-gathers
+    skipped: exchanges that torch made instead, since some rank's input was not finite; on a device those
+        whose result is not-a-number, as far as the host knows at this time
+    dense: exchanges that torch made because of their type, or because they were the first of a `change`
+    dropped: residuals and copies that were dropped because a group of parameters has changed its size, for
+        example when other parameters have gradients
     """
 
     def __init__(self, modules, error_feedback, timeout, transport, options):
         self.exchanges = self.dense = self.dropped = self._skipped = 0
-        self._on_device = set()  # plans on a device
+        self._on_device = set()  # the plans that are on a device
         self._modules, self._error_feedback = modules, error_feedback
         self._comms, self._free = {}, {}
         self._timeout, self._transport, self._options = timeout, transport, options
-        self.parts = {}  # by the module's name: (gradients' part, parameters' part); None: torch exchanges
+        self.parts = {}  # by the module's name: (gradients' part, parameters' part), each None if torch exchanges
 
     @property
     def skipped(self):
@@ -54,7 +54,7 @@ class Compression:
         return sum(comm.bytes_sent for comm in self._comms.values())
 
     def _comm(self, group, device):
-        """Returns the group's communicator, which all its ranks make in its first exchange."""
+        """Returns the group's communicator. All ranks of the group create it in their first exchange."""
         key = group, device.type
         if key not in self._comms:
             if device.type == "cuda":
@@ -65,7 +65,7 @@ class Compression:
         return self._comms[key]
 
     def plan(self, group, device, count, operation, **options):
-        """Makes a plan for a group of parameters. Collective."""
+        """Creates a plan for a group of parameters. Collective."""
         if device.type == "cuda":
             options["device"] = "cuda"
         options = {"operation": operation, **self._options, **options}
@@ -81,7 +81,7 @@ class Compression:
         plan.close()
 
     def take(self, key, make):
-        """Returns a plan without a residual that no exchange uses now. All ranks take and give back
+        """Returns a plan without a residual that no exchange uses at this time. All ranks take and return
         plans in the same order."""
         free = self._free.setdefault(key, [])
         return free.pop() if free else make()
@@ -90,7 +90,7 @@ class Compression:
         self._free[key].append(plan)
 
     def state_dict(self):
-        """Returns this rank's residuals by the module's name, without the copies for `change`: a
+        """Returns this rank's residuals by the module's name. The copies for `change` are not included: a
         resumed run begins with an exact gather."""
         return {
             name: reduce.residual()
@@ -99,8 +99,8 @@ class Compression:
         }
 
     def load_state_dict(self, state_dict):
-        """Loads residuals in the first exchange of each group of parameters. If a group has another
-        size than before, its residual is dropped and counted. Also calls `reset`."""
+        """Loads residuals in the first exchange of each group of parameters. If the size of a group has
+        changed, its residual is dropped and counted. Also calls `reset`."""
         if not self._error_feedback:
             self.dropped += len(state_dict)
         for name, residual in state_dict.items() if self._error_feedback else ():
@@ -108,15 +108,14 @@ class Compression:
         self.reset()
 
     def reset(self):
-        """Drops the copies for `change`: each next gather is exact. Call it on all ranks when
-        something other than a step has changed parameters, such as loading a checkpoint."""
+        """Drops the copies for `change`, so that the next gather of each module is exact. Call it on all
+        ranks after something other than a step has changed parameters, such as loading a checkpoint."""
         for _, gather in self.parts.values():
             if gather is not None:
                 gather.copy = None
 
     def close(self):
-        """Gives exchanges back to torch, and plans and communicators to the library. On all
-        ranks."""
+        """Makes torch exchange again, and frees plans and communicators. Call it on all ranks."""
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 
         for name, (reduce, gather) in self.parts.items():
@@ -135,8 +134,9 @@ class Compression:
 
 
 class _Exchange:
-    """The base of both collectives. With error feedback each group of parameters has a plan, made
-    anew when its size changes; without it, groups of one size take turns with a plan."""
+    """The base of both collectives. With error feedback each group of parameters has its own plan, which
+    is created again when the group's size changes. Without error feedback, groups of one size share a
+    plan."""
 
     operation = None
 
@@ -155,7 +155,8 @@ class _Exchange:
         self._key = self.plan = None
 
     def _prepare(self, group, tensor, count, dtype):
-        """Makes the plan of this call; returns True if it is another one than before. All ranks have the same sizes."""
+        """Prepares the plan of this call. Returns True if it is not the same plan as before. All ranks
+        have the same sizes."""
         key = group, tensor.device, count, dtype
         options = {"dtype": DTYPES[dtype], **self._options}
 
@@ -174,13 +175,13 @@ class _Exchange:
         return changed
 
     def _start(self, send, receive, factor=1.0):
-        """Begins an exchange. Returns a function that waits for it and returns its status. On a device the
-        exchange and the scaling are on the current stream then."""
+        """Begins an exchange. Returns a function that waits for the exchange and returns its status. On a
+        device this function does not wait: the exchange and the scaling are then on the current stream."""
         self._compression.exchanges += 1
         plan = self.plan
         if plan.on_device:
             status = getattr(plan, self.operation)(send, receive)
-            # The host does not know yet whether some rank's input was not finite: the result shows it.
+            # The host does not know yet if some rank's input was not finite; the result will show it.
             plan.scale_result(receive, factor)
         else:
             request = getattr(plan, f"i{self.operation}")(send, receive)
@@ -194,7 +195,7 @@ class _Exchange:
         return finish
 
     def _end(self, end, async_op):
-        """Ends an exchange, or returns its work object; on a device torch waits for the stream itself."""
+        """Ends an exchange, or returns its work object. On a device torch itself waits for the stream."""
         if async_op and not self.plan.on_device:
             return _Work(end)
         end()
@@ -207,7 +208,7 @@ def _wait_for(work):
 
 
 def _factor(op, size):
-    """Returns the factor by which the mean becomes the operation's result."""
+    """Returns the factor that converts the mean to the result of the operation."""
     kind = getattr(op, "op", op)
     if kind == dist.ReduceOp.AVG:
         return 1.0
@@ -219,7 +220,8 @@ def _factor(op, size):
 
 
 class CompressedReduceScatter(_Exchange, ReduceScatter):
-    """For `FSDPModule.set_custom_reduce_scatter`: each module has one, with the module's residual."""
+    """An argument of `FSDPModule.set_custom_reduce_scatter`. Each module has one, with the module's
+    residual."""
 
     operation = "reduce_scatter"
     loaded = None
@@ -260,17 +262,17 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
 
 
 class CompressedAllGather(_Exchange, AllGather):
-    """For `FSDPModule.set_custom_all_gather`: each module has one.
+    """An argument of `FSDPModule.set_custom_all_gather`. Each module has one.
 
     change: as in `compress`
-    copy: the parameters as all ranks have them, to which they add the next change
+    copy: the parameters that all ranks have; the next change is added to them
     """
 
     operation = "allgather"
 
     def __init__(self, compression, bits, change):
-        # No residual is needed: the next change has what this one leaves out, and values are
-        # rounded anew.
+        # No residual is needed: the next change includes the error of this one, and values are rounded
+        # again.
         super().__init__(compression, bits, no_error_feedback=1)
         self._change = change
         self.copy = None
@@ -295,7 +297,7 @@ class CompressedAllGather(_Exchange, AllGather):
         elif self.copy is None:
             self._compression.dense += 1
             _wait_for(dense())
-            self.copy = output_tensor.float().nan_to_num(0, 0, 0)  # so that each difference is finite
+            self.copy = output_tensor.float().nan_to_num(0, 0, 0)  # makes each difference finite
             return None
         else:
             mine = self.copy.view(group.size(), -1)[group.rank()]
@@ -309,7 +311,7 @@ class CompressedAllGather(_Exchange, AllGather):
                 self.copy = None  # begins again when all values are finite
             elif keep:
                 output_tensor.copy_(keep[1].add_(self.copy))
-                if self.plan.on_device:  # the copy is unchanged if the call was skipped
+                if self.plan.on_device:  # the copy does not change if the call was skipped
                     torch.where(keep[1].isnan(), self.copy, keep[1], out=keep[1])
                 self.copy = keep[1]
 
@@ -317,7 +319,7 @@ class CompressedAllGather(_Exchange, AllGather):
 
 
 class _Work(dist.Work):
-    """An exchange in flight, in the form of torch's work objects."""
+    """An exchange in flight, with the interface of torch's work objects."""
 
     def __init__(self, end):
         super().__init__()
@@ -345,20 +347,19 @@ def compress(
     transport="automatic",
     **options,
 ):
-    """Puts compressed exchanges into all FSDP modules of a model, before its first step. Returns
-    the `Compression`. All ranks give the same arguments.
+    """Puts compressed exchanges into all FSDP modules of a model, before its first step. Returns the
+    `Compression`. All ranks must give the same arguments.
 
-    reduce_bits: of gradients, 1, 2, 4 or 8 an element; None: torch exchanges them
-    gather_bits: the same of parameters
-    change: whether the change of the parameters travels instead of their values, which takes 4
-        bytes a parameter on every rank; None: with fewer bits than 8
-    error_feedback: of gradients. Without it there is no residual, and groups of one size share
-        their plan
+    reduce_bits: bits an element of gradients, 1, 2, 4 or 8; None: torch exchanges gradients
+    gather_bits: the same for parameters
+    change: whether the changes of parameters are sent instead of their values, which takes 4 bytes a
+        parameter on every rank; None: true with fewer bits than 8
+    error_feedback: for gradients; without it there is no residual, and groups of one size share a plan
     timeout, transport: as in `Communicator.torch`
-    options: as in `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
+    options: options of `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
 
-    torch exchanges other types than float32, bfloat16 and float16, such as groups of mixed types.
-    Gradients of groups that also replicate (HSDP) are compressed inside the shards' group only.
+    torch exchanges types other than float32, bfloat16 and float16, such as groups of mixed types.
+    Gradients of groups that also have replicas (HSDP) are compressed only inside the shards' group.
     """
     if FSDPModule is None:
         raise Error(Status.ERROR_UNSUPPORTED, "this torch has no set_custom_reduce_scatter")

@@ -4,7 +4,7 @@
     model = DistributedDataParallel(model)
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
 
-docs/python-trainers.md#the-hook describes it.
+docs/python-trainers.md#the-hook describes the hook.
 """
 
 import gc
@@ -25,54 +25,54 @@ from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_staging_forced
 from onebit.torch.width import Normaliser, choose
 
-# The number of elements in a message. Buckets overlap, so messages of a bucket need not. With the
-# plan's own choice, 46 messages a segment instead of 3, an exchange takes 23 ms of a processor over
-# sockets instead of 15, and 117 over gloo through Python instead of 38 (6 M elements, 4 ranks).
+# The number of elements in a message. Buckets overlap, so the messages of one bucket need not overlap. The
+# plan's own choice would be 46 messages a segment instead of 3. An exchange would then take 23 ms of a
+# processor over sockets instead of 15, and 117 over gloo through Python instead of 38 (6 M elements, 4 ranks).
 CHUNK = 2**19
 
 DTYPES = {getattr(torch, one.name.lower()): one for one in Dtype}
 
 
 class _Job:
-    """The average of a bucket in one backward pass."""
+    """The average of one bucket in one backward pass."""
 
     def __init__(self, tensor, index, numbers, warmup, gradients=None):
         self.tensor, self.index = tensor, index
         self.numbers = numbers  # numbers of the parameters, in the order of their elements
         self.strided = tensor.layout == torch.strided
         self.dense = warmup or not self.strided or tensor.dtype not in DTYPES
-        self.gradients = gradients  # views of the tensor, one a parameter; None: not needed
+        self.gradients = gradients  # views of the tensor, one for each parameter; None: not needed
         self.on_device = tensor.device.type != "cpu"
         self.host = tensor  # the elements to exchange: a copy if the tensor is on a device
         self.future = future_of(tensor)
         self.done = threading.Event()
-        self.copied = lambda: None  # waits until the copy is complete
+        self.copied = lambda: None  # a function that waits until the copy is complete
         self.work = self.summed = self.reason = None
         self.skipped = False
 
 
 def future_of(tensor):
-    """Returns a future for this tensor. A wait for it also waits for the tensor's device."""
+    """Returns a future for this tensor. Waiting for the future also waits for the tensor's device."""
     return torch.futures.Future(devices=[tensor.device] if tensor.device.type != "cpu" else [])
 
 
 def wait_for_device(device):
-    """Waits for what was put on the current stream of a CUDA device."""
+    """Waits for the work on the current stream of a CUDA device."""
     if device.type == "cuda" and torch.cuda.is_available():
         torch.cuda.current_stream(device).synchronize()
 
 
 def instances_of(kind):
-    """Returns all objects of a class, and of classes that derive from it."""
+    """Returns all objects of a class and of the classes derived from it."""
     kinds = [kind]
     for one in kinds:
         kinds += one.__subclasses__()
-    # Each object refers to its class. gc.get_objects would also return tensors that C++ may free.
+    # Each object refers to its class. gc.get_objects would also return tensors that C++ may free meanwhile.
     return [one for of in kinds for one in gc.get_referrers(of) if type(one) is of]
 
 
 def models_of(parameters):
-    """Returns each DistributedDataParallel that has these parameters."""
+    """Returns each DistributedDataParallel that contains these parameters."""
     wanted = {id(one) for one in parameters}
     return [
         one
@@ -83,7 +83,7 @@ def models_of(parameters):
 
 
 def _models_with(state, parameters):
-    """Returns the models whose hook has this state, since a bucket does not name its model."""
+    """Returns the models whose hook has this state: a bucket does not say to which model it belongs."""
     models = models_of(parameters)
     own = [one for one in models if any(of is state for _, of in getattr(one, "_comm_hooks", ()))]
     return own or models
@@ -100,33 +100,31 @@ def _group_of(models):
 
 
 class HookState:
-    """The hook's state between steps: a plan for each bucket, with its residual.
+    """The hook's state between steps. It has a plan for each bucket, with the bucket's residual.
 
-    process_group: of the same processes as the model's; None: the model's
-    warmup_steps: steps that are dense at the beginning, exactly as without a hook unless gradients
-        are normalised. At least 1, since DistributedDataParallel lays its buckets out anew after
-        the first step
-    optimizer: the torch.optim.Optimizer that uses the gradients, of which only the kind is read;
-        None: not known
-    bits: bits an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. Where the norm of the
-        gradients is clipped take 2 or more. docs/scales.md has what each costs in loss
-    normalise: whether a rank divides its gradients by the root of their own second moments before
-        they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
-        change by it, but for the weight of epsilon, and of clipping and coupled weight decay, which
-        see gradients of magnitude 1. None: with 1 and 2 bits, where such an optimizer is known
-    timeout: seconds that a rank waits for a message before that is an error; None: the timeout of
-        the process group
-    plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, chunk_size, ...)
+    process_group: must have the same processes as the model's group; None: the model's group
+    warmup_steps: the number of dense steps at the beginning, which equal those without a hook unless gradients
+        are normalised. At least 1, since DistributedDataParallel creates new buckets after the first step
+    optimizer: the torch.optim.Optimizer that uses the gradients; only its kind is read; None: not known
+    bits: bits an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. If the program clips the norm
+        of the gradients, use 2 or more. docs/scales.md says how much each costs in loss
+    normalise: whether a rank divides its gradients by the root of their own second moments before they are
+        averaged, also in the warm-up. This is for Adam, AdamW and similar optimizers, whose steps do not
+        depend on such a factor; only epsilon, clipping and coupled weight decay get another weight, since they
+        see gradients of magnitude 1. None: true with 1 and 2 bits, if such an optimizer is known
+    timeout: seconds that a rank waits for a message before it raises an error; None: the timeout of the
+        process group
+    plan_options: options of `onebit.Plan` (scale, block_size, schedule, threads, chunk_size, ...)
 
-    A state_dict is loaded into a HookState with the same arguments, for a model that was made and
-    wrapped in the same way. A state of fewer than two steps is as none. The attributes are:
+    A state_dict must be loaded into a HookState with the same arguments, for a model that was made and wrapped
+    in the same way. A state of fewer than two steps is ignored. The attributes are:
 
-    bits, normalise: as they were asked for, or chosen
-    steps: made with this hook, the warm-up included
+    bits, normalise: the requested or the chosen values
+    steps: the steps that were made with this hook, including the warm-up
     compressed: buckets whose messages were compressed
-    dense: buckets that were averaged by torch
-    skipped: of the dense ones, those where some rank's gradient was not finite
-    dropped: residuals that were dropped because a bucket was laid out anew
+    dense: buckets that torch has averaged
+    skipped: those of the dense buckets for which some rank's gradient was not finite
+    dropped: residuals that were dropped because torch had created new buckets
     bytes_sent: the bytes of compressed messages that this rank has sent
     comm: the communicator; None before the first backward pass
     """
@@ -154,15 +152,16 @@ class HookState:
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
         self.averaged = {}
-        # Seconds of waiting for gradients at the end of the latest pass; whether exchanges begin only there.
+        # Seconds of waiting for gradients at the end of the latest pass; true if exchanges begin only at that
+        # time.
         self.waited, self.holds = 0.0, False
-        self._gradients = self._sent_dense = 0  # bytes of all buckets; of the buckets that torch averages
-        self._numbers = {}  # numbers of parameters, in the order of the first step; keeps these alive
+        self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
+        self._numbers = {}  # number of each parameter, by the first step's order; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: (its layout, its plan)
         self._stage = Stage()  # copies of buckets that are on a device
         self._pass = []  # the jobs of a backward pass
-        self._at_once = False  # whether the pass's last bucket waits for all jobs
+        self._at_once = False  # whether the last bucket of the pass waits for all jobs
 
     def _open(self, group):
         comm = Communicator.torch(group, self._timeout)
@@ -192,9 +191,9 @@ class HookState:
         return Report(self.steps, 0, own, sent, dense, self.averaged, loaded_steps=self._loaded_steps)
 
     def add(self, bucket):
-        """Returns the future of a bucket's average, which is complete when the backward pass ends."""
+        """Returns the future of the average of a bucket. It completes when the backward pass ends."""
         if self._closed:
-            raise argument_error("the hook's state is closed")
+            raise argument_error("this HookState is closed: a backward pass needs a new one")
         parameters = bucket.parameters()
         if bucket.index() == 0:
             self._begin_pass(parameters)
@@ -217,8 +216,8 @@ class HookState:
         return job.future
 
     def _number(self, parameters):
-        """Returns the numbers of a bucket's parameters. A state names parameters by these, so that also a hook
-        that averages later steps has all buckets of the first one numbered."""
+        """Returns the numbers of a bucket's parameters. A state names parameters by these numbers. So a hook
+        that averages only later steps must number all buckets of the first step too."""
         return [self._numbers.setdefault(one, len(self._numbers)) for one in parameters]
 
     def end_pass(self):
@@ -231,16 +230,16 @@ class HookState:
         if self.comm is not None and all(one in self._numbers for one in parameters):
             return
         models = [self._model()] if self._model else _models_with(self, parameters)
-        # The first pass of a static graph fills all buckets once its end has come.
+        # The first pass of a static graph fills all its buckets at the end of the pass.
         self._at_once = any(one.static_graph for one in models)
         group = _group_of(models) if self._given_group is None else self._given_group
         if self.comm is None:
             self._open(group)
         elif group is not self._group:
-            raise argument_error("the hook's state is of another process group, which needs one of its own")
+            raise argument_error("this HookState is used with another process group: make one HookState for each group")
 
     def close(self):
-        """Ends the thread, and closes plans and communicator. On all ranks."""
+        """Ends the thread, and closes plans and the communicator. Call it on all ranks."""
         self._sent, self._closed = self.bytes_sent, True
         if self.comm is None:
             return
@@ -253,8 +252,8 @@ class HookState:
     # --- A backward pass -------------------------------------------------------------------------
 
     def _start(self, job, saved=None):
-        """Gives compressed exchanges to the thread, and dense ones to torch at once: in a thread they
-        could come between other collectives of the group."""
+        """Passes compressed exchanges to the thread, and dense ones to torch at once: in a thread they could
+        come between other collectives of the group."""
         if job.dense:
             self._normalise(job)
             self._start_dense(job)
@@ -267,7 +266,7 @@ class HookState:
         self._calls.put(lambda: self._exchange(job, saved))
 
     def _start_dense(self, job):
-        """Averages as DistributedDataParallel does. Not every gloo knows bfloat16."""
+        """Averages in the way of DistributedDataParallel. Some versions of gloo do not support bfloat16."""
         self.dense += 1
         self._sent_dense += bytes_of(job.tensor)
         job.tensor.div_(self._group.size())
@@ -280,7 +279,7 @@ class HookState:
             self._normaliser.divide(job.numbers, job.gradients)
 
     def _exchange(self, job, saved):
-        """Exchanges a bucket, on the thread. saved: the bucket of a state that was loaded, or None."""
+        """Exchanges a bucket. Runs on the thread. saved: the bucket of a loaded state, or None."""
         try:
             self._normalise(job)
             job.copied()
@@ -295,7 +294,7 @@ class HookState:
 
     def _when_the_pass_ends(self):
         """Calls a function at the end of the backward pass, before DistributedDataParallel waits for its
-        futures; at once if there is no pass, on a rank in the model's join() that follows the others."""
+        futures. Without a pass calls it at once: on a rank in the model's join() that has no inputs."""
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         try:
             if not self._at_once:
@@ -312,7 +311,7 @@ class HookState:
         try:
             for job in self._start_rest(jobs):
                 self._wait(job)
-        except BaseException as caught:  # noqa: BLE001: once the model has ended its pass
+        except BaseException as caught:  # noqa: BLE001: raised once the model has ended its pass
             reason = caught
 
             def fail():
@@ -325,7 +324,7 @@ class HookState:
             job.future.set_result(job.tensor)
 
     def _start_rest(self, jobs):
-        """Starts the jobs that have not been, and returns all that are to be waited for."""
+        """Starts the jobs that have not been started, and returns all jobs that the pass waits for."""
         if self._loaded is not None:
             return self._resume(jobs)
         for job in jobs if self.holds else ():
@@ -333,7 +332,8 @@ class HookState:
         return jobs
 
     def _wait_for_device(self, jobs):
-        """Waits for the device's queue if exchanges are held, so that the pass's time includes that work."""
+        """Waits for the device's queue if exchanges are held, so that the time of the pass includes its
+        work."""
         if self.holds and jobs:
             wait_for_device(jobs[0].tensor.device)
 
@@ -346,7 +346,7 @@ class HookState:
             self._start_dense(job)
         if job.work is None:
             self.compressed += 1
-            if job.host is not job.tensor:  # the next copy to the host follows this one
+            if job.host is not job.tensor:  # the next copy to the host runs after this one
                 job.tensor.copy_(job.host, non_blocking=True)
             return
         job.work.wait()
@@ -354,8 +354,8 @@ class HookState:
             job.tensor.copy_(job.summed)
 
     def _resume(self, jobs):
-        """Averages gradients in the first step after loading, in the buckets of the saved state,
-        since DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
+        """Averages gradients in the first step after loading. Uses the buckets of the saved state, since
+        DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
         loaded, self._loaded = self._loaded, None
         pieces, sizes = {}, {}
         for job in jobs:
@@ -385,7 +385,7 @@ class HookState:
     # --- State -----------------------------------------------------------------------------------
 
     def state_dict(self):
-        """Returns tensors and numbers of this rank, between steps. Local."""
+        """Returns this rank's state as tensors and numbers. Must be called between steps. Local."""
         if self._loaded is not None:
             return self._loaded
         buckets = {}
@@ -406,14 +406,14 @@ class HookState:
         }  # fmt: skip
 
     def load_state_dict(self, state_dict):
-        """Continues from this rank's own state with the next step; None: from the beginning. Collective: raises
-        `Error` on all ranks if some state is of another rank or kind."""
+        """Continues from this rank's own state with the next step. None: starts from the beginning.
+        Collective: raises `Error` on all ranks if some rank's state is of another rank or kind."""
         if self.comm is not None:
             self._check(self.comm, state_dict)
         self._take(state_dict)
 
     def drop(self):
-        """Drops the residuals, between steps, on all ranks."""
+        """Drops the residuals. Must be called between steps, on all ranks."""
         for _, plan in self._plans.values():
             plan.close()
         self._plans.clear()
@@ -432,7 +432,9 @@ class HookState:
         own = {"rank": comm.rank, "ranks": comm.size, "bits": self.bits}
         for name, value in {**own, "normalise": self.normalise}.items():
             if state_dict is not None and state_dict[name] not in (value, None):
-                reason = argument_error(f"{name} of the state is {state_dict[name]}, and here {value}")
+                reason = argument_error(
+                    f"{name} of the loaded state is {state_dict[name]}, that of this HookState {value}"
+                )
         agree(comm, reason)
 
     def __getstate__(self):
@@ -451,7 +453,8 @@ class HookState:
         self._take(state)
 
     def _plan(self, job):
-        """Returns the bucket's plan. The layout changes on all ranks in the same step."""
+        """Returns the bucket's plan. When torch creates new buckets, it does so on all ranks in the same
+        step."""
         wanted = (job.tensor.numel(), job.tensor.dtype, *job.numbers)
         layout, plan = self._plans.get(job.index, (None, None))
         if layout == wanted:
@@ -470,15 +473,15 @@ class HookState:
 
 
 def bytes_of(tensor):
-    """Returns the bytes of a tensor's elements, with those of their indices where it is sparse."""
+    """Returns the bytes of a tensor's elements. For a sparse tensor includes those of the indices."""
     if tensor.layout == torch.strided:
         return tensor.numel() * tensor.element_size()
     return bytes_of(tensor._values()) + bytes_of(tensor._indices())
 
 
 def _residual_of(plan, saved):
-    """Returns the saved residuals for the plan. A state of another number of ranks has the worker's
-    for the whole bucket, and no server's."""
+    """Returns the saved residuals for the plan. A state from another number of ranks has a worker residual for
+    the whole bucket, and no server residual."""
     worker, info = saved["worker"], plan.info()
     if saved["server"] is None:
         first = info["worker_residual_start"]
@@ -487,11 +490,11 @@ def _residual_of(plan, saved):
 
 
 def as_tensor(values):
-    """Returns an array of float32 as a tensor on the same memory."""
+    """Returns an array of float32 as a tensor that shares its memory."""
     return torch.frombuffer(values, dtype=torch.float32) if len(values) else torch.empty(0, **FLOATS)
 
 
 def allreduce_hook(state, bucket):
-    """The hook: give it to `register_comm_hook` with a `HookState`. `backward` raises the errors of
-    an exchange, on every rank."""
+    """Is the hook: pass it to `register_comm_hook` with a `HookState`. `backward` raises the errors of an
+    exchange, on every rank."""
     return state.add(bucket)

@@ -1,4 +1,4 @@
-"""Local steps of torch's own optimizer with an outer step: a method of `automatic`."""
+"""Local steps: torch's own optimizer on each rank, with an outer step. One of the methods of `automatic`."""
 
 import hashlib
 import time
@@ -13,16 +13,15 @@ from onebit.torch.remainder import mean_shares
 from onebit.torch.report import Report, ring
 from onebit.torch.state import flat
 
-# The number of exchanges at the end of local steps: each sends a part of the residual that one bit
-# leaves.
+# The number of exchanges at the end of local steps. Each one sends a part of the residual that one bit leaves.
 LAST = 4
 
 
 def saved_parts(comm, parts):
-    """Returns the outer step's parts of all ranks that saved, in the order of ranks; None: some
-    rank has not loaded enough of them. Collective.
+    """Returns the outer step's parts of all ranks that saved, in the order of their ranks. None: some rank has
+    not loaded enough of them. Collective.
 
-    parts: what this rank has loaded, by rank
+    parts: the parts that this rank has loaded, by rank
     """
     every = {rank: one["outer"].cpu().numpy().tobytes() for rank, one in parts.items() if "outer" in one}
     ranks = {one["ranks"] for one in parts.values()}
@@ -35,10 +34,10 @@ def saved_parts(comm, parts):
 
 
 class LocalSteps:
-    """Steps of `optimizer` on each rank, with an outer step after every `steps`.
+    """Steps of `optimizer` on each rank alone, with an outer step after every `steps` of them.
 
-    group: the process group of the ranks of `comm`
-    parts: a state, from `saved_parts`; None: the parameters are equal on all ranks
+    group: the process group with the ranks of `comm`
+    parts: a state from `saved_parts`; None: the parameters are equal on all ranks
     """
 
     def __init__(self, comm, optimizer, group, steps, parts=None):
@@ -46,13 +45,13 @@ class LocalSteps:
         self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
         arrays = [flat(one.detach()) for one in self._parameters]
         for one in arrays if parts else ():
-            one.zero_()  # zeros are equal on all ranks; the parameters are in the parts
+            one.zero_()  # zeros are equal on all ranks; the parts contain the parameters
         self.outer = Outer(comm, arrays, local_steps=steps)
         if parts:
             self.outer.load(parts)
         self._first = self._count = self.outer.info()["steps"]
-        self.is_equal = parts is None  # whether parameters are equal on all ranks; after a step only the consensus is
-        self.spent, self.seconds = 0.0, None  # seconds of exchanging in the latest step; of the latest exchange
+        self.is_equal = parts is None  # parameters are equal on all ranks; later only the consensus is
+        self.spent, self.seconds = 0.0, None  # seconds of exchanges in the latest step; of the latest exchange
 
     def step(self):
         """Counts a step that the optimizer has made."""
@@ -67,14 +66,14 @@ class LocalSteps:
         return status
 
     def _are_alike(self):
-        """True if all ranks have the same parameters, as after a program has loaded some. Collective."""
+        """True if all ranks have the same parameters, for example after a program has loaded some. Collective."""
         found = hashlib.blake2b(digest_size=16)
         for one in self._parameters:
             found.update(flat(one.detach()).cpu().view(torch.uint8).numpy())
         return len(set(gather(self._comm, found.digest()))) == 1
 
     def synchronize(self, times=1):
-        """Makes the parameters equal on all ranks, unless they are. Collective."""
+        """Makes the parameters equal on all ranks, unless they are equal already. Collective."""
         for _ in range(0 if self._are_alike() else times):
             status = interruptible(self._comm, self.outer.synchronize)
             if status == Status.SKIPPED:  # a rank has gone back to the consensus
@@ -83,8 +82,8 @@ class LocalSteps:
         self.is_equal = True
 
     def end(self):
-        """Makes parameters and moments equal on all ranks, for a method that exchanges in each
-        step. Collective."""
+        """Makes parameters and moments equal on all ranks, for a method with an exchange in each step.
+        Collective."""
         self.synchronize(LAST)
         self._average_moments(True)
 
@@ -93,10 +92,9 @@ class LocalSteps:
 
     @torch.no_grad()
     def _average_moments(self, of_means=False):
-        """Gives all ranks the mean of their moments, where they are finite.
+        """Replaces the moments of all ranks by their mean, over the ranks where they are finite.
 
-        of_means: whether the next gradients are means over the ranks, whose second moments are
-            smaller
+        of_means: whether the next gradients are means over the ranks; their second moments are smaller
         """
         states = [(one, self._optimizer.state.get(one, {})) for one in self._parameters]
         names = {name for _, state in states for name, value in state.items()

@@ -1,12 +1,11 @@
-"""The optimizers in the shape of torch.optim.Optimizer.
+"""The optimizers with the interface of torch.optim.Optimizer.
 
     optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3)
     model = DistributedDataParallel(model)
     optimizer.attach(model)
 
-Each rank calls `backward` on its own loss, and `step` exchanges. With `attach`
-DistributedDataParallel does not average the gradients too, and the backward pass exchanges what it
-can.
+Each rank calls `backward` on its own loss, and `step` exchanges. After `attach`, DistributedDataParallel does
+not also average the gradients, and as much of the exchange as possible is made in the backward pass.
 """
 
 import json
@@ -37,15 +36,15 @@ from onebit.torch.state import flat, in_order_of
 from onebit.torch.stateful import StatefulOptimizer
 from onebit.torch.transport import create_for
 
-# The defaults of options with torch's names, for optimizers whose options have the C names.
+# The defaults of options with torch's names. The optimizers' options have C's names.
 _TORCH_NAMES = {
     "betas": (("beta1", "beta2"), (0.9, 0.999)),
     "eps": (("epsilon",), 1e-8),
     "momentum": (("momentum",), 0.9),
 }
 _DEFAULTS = {"Lion": {"betas": (0.9, 0.99)}, "AdamW": {"weight_decay": 1e-2}}
-# Keys of torch's groups, and the value that each must have; another value is refused. None: any
-# value, since it has no effect here.
+# Keys of torch's groups, and the value that each must have; other values are rejected. None: any value, since
+# the key has no effect here.
 _ADAM_KEYS = {
     "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
     "differentiable": False, "fused": None,
@@ -63,7 +62,7 @@ _WHY_NOT = {
     "dampening": "the library's momentum has none",
 }
 
-# The number of elements of a bucket that is sent during the backward pass: as large as
+# The number of elements of a bucket that is sent during the backward pass. It corresponds to
 # DistributedDataParallel's 25 MiB of gradients, within a factor of two.
 _BUCKET_SIZE = 2**22
 # The relative difference below which two factors count as equal.
@@ -71,8 +70,8 @@ _TOLERANCE = 1e-6
 
 
 class _Rates(NamedTuple):
-    """The rates of a step: its learning rate; for each group its factor (None: unchanged, where the
-    rate is 0) and weight decay; and beta1, or the momentum, which all groups share."""
+    """The rates of a step: its learning rate; for each group its factor (None: unchanged, because the rate is
+    0) and its weight decay; and beta1, or the momentum, which all groups share."""
 
     rate: float
     factors: Any
@@ -81,35 +80,35 @@ class _Rates(NamedTuple):
 
 
 class _Optimizer(StatefulOptimizer):
-    """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, also by group. Before
-    any step lr and weight_decay may change, and in all groups together momentum and the first of
-    betas. The second of betas and eps are fixed, and the same in all groups.
-    docs/python-optimizers.md#what-a-program-may-do has the rest.
+    """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, also by group. Before each step
+    lr and weight_decay may change. Momentum and the first of betas may change too, in all groups together.
+    The second of betas and eps are fixed, and are the same in all groups.
+    docs/python-optimizers.md#what-a-program-may-do has the other rules.
 
     weight_decay: decoupled, as in AdamW; with decoupled_weight_decay=False it is added to the
         gradient, as in torch's Adam and SGD
-    max_norm: clips by the root of the mean over the ranks of their squared norms. `clip_grad_norm_`
-        clips by the norm of the mean gradient, as under DistributedDataParallel
-    uncompressed: a group's gradients are averaged in full precision
-    tables: for EfficientAdam, parameters that are tables of outputs, such as [model.lm_head.weight]
+    max_norm: clips by the root of the mean square of the ranks' norms. `clip_grad_norm_` instead clips by the
+        norm of the mean gradient, as under DistributedDataParallel
+    uncompressed: true: a group's gradients are averaged in full precision
+    tables: only for EfficientAdam: parameters that are tables of outputs, such as [model.lm_head.weight]
         (docs/optimizers.md)
-    comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
-        the optimizer, over NCCL if parameters are on CUDA devices, the group's own collectives are
-        NCCL's, and the library has kernels; timeout: seconds that a rank then waits for others
+    comm: a `Communicator`; None: one of process_group (None: all processes) is created, and closed with the
+        optimizer. It is over NCCL if parameters are on CUDA devices, the group's own collectives are NCCL's,
+        and the library has kernels; timeout: seconds that a rank then waits for others
     stage: for parameters on a device: "host" works on copies in memory of the host, on any device
         of torch; "device" uses the library's CUDA kernels; "auto": the kernels if the library has
         them
-    options: those of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
+    options: options of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
 
-    status: of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's gradient was not
-        finite and nothing was changed
+    status: the status of the latest step, `Status.OK`, or `Status.SKIPPED` if some rank's gradient was not
+        finite and nothing has changed
     onebit: the `onebit.Optimizer`, for statistics and checkpoints in files
     comm: the communicator
     """
 
     _kind = None
     _method = None
-    # A GradScaler then calls step whatever the gradients are, so that no rank waits in vain for another.
+    # Makes a GradScaler always call step, for any gradients, so that no rank waits in vain for another.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -133,7 +132,7 @@ class _Optimizer(StatefulOptimizer):
         remainder=None,
         **options,
     ):
-        self._remainder = remainder  # set by onebit.torch.compress
+        self._remainder = remainder  # onebit.torch.compress sets this
         self.onebit = self.comm = self.status = self._backward = self._norm = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
@@ -159,8 +158,8 @@ class _Optimizer(StatefulOptimizer):
 
     @classmethod
     def _torch_defaults(cls, given, options):
-        """Returns betas, eps or momentum, weight decay, and torch's other keys, and removes those from the
-        options."""
+        """Returns betas, eps or momentum, weight decay, and torch's other keys. Removes the first ones from
+        the options."""
         fields = set(cls._method.fields)
         found, of_kind = {}, _DEFAULTS.get(cls.__name__, {})
         for name, (c_names, default) in _TORCH_NAMES.items():
@@ -183,7 +182,7 @@ class _Optimizer(StatefulOptimizer):
         return found
 
     def _first_rates(self):
-        """Returns the groups' first rates, and records their other values, which cannot change."""
+        """Returns the groups' initial rates, and records their other values, which must not change."""
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -198,14 +197,14 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
-        self._writes = None  # finds writes to parameters of 16 bits, of which the library has master values
+        self._writes = None  # finds writes to 16-bit parameters, for which the library has master values
         self._shards = layout or shards_of(every)
         self._check_shards(options)
         tables = {id(one) for one in tables}
         if not tables <= {id(one) for one in every if one.requires_grad}:
             raise argument_error("tables has something that is not a trained parameter of the groups")
-        # Lists by the library's tensors: the parameter, the number of its group, its factor and its
-        # weight decay. Parameters that are not trained have no tensor.
+        # Lists in the order of the library's tensors: the parameter, the number of its group, its factor and
+        # its weight decay. Parameters that are not trained have no tensor.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
         for number, group in enumerate(self.param_groups):
             factor, decay = rates.factors[number], rates.decays[number]
@@ -237,7 +236,7 @@ class _Optimizer(StatefulOptimizer):
         warms_up = "warmup_steps" in self._method.fields
         self._warmup_steps = steps if warms_up and steps != onebit.WARMUP_NONE else 0
         self._no_warmup = warms_up and not self._warmup_steps
-        # For one step: the gradients, and copies of those whose strides differ from the parameter's.
+        # Valid for one step: the gradients, and copies of those whose strides differ from the parameter's.
         self._found, self._copies = [], []
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
@@ -250,9 +249,11 @@ class _Optimizer(StatefulOptimizer):
         if not self._shards.number:
             return
         if options.get("clip_norm") is not None:
-            raise argument_error("max_norm would see the norm of a shard: take optimizer.clip_grad_norm_")
+            raise argument_error("max_norm is not supported with shards, whose norm is not the model's: call "
+                                 "optimizer.clip_grad_norm_")
         if self._method.kind == "Lamb" or options.get("trust_ratio"):
-            raise argument_error("norms of parameters would be those of shards: take another class")
+            raise argument_error("Lamb and trust_ratio are not supported with shards, whose norms are not "
+                                 "those of the parameters: use another optimizer")
 
     def _found_places(self):
         return [self._shards.local(one).data_ptr() for one in self._parameters]
@@ -315,7 +316,7 @@ class _Optimizer(StatefulOptimizer):
         return float(beta1)
 
     def _wanted_rates(self):
-        """Returns the rates that the groups have for the next step."""
+        """Returns the rates that the groups give for the next step."""
         rates, beta1 = [], None
         for number, group in enumerate(self.param_groups):
             if self._remainder is not None and all(one in self._remainder for one in group["params"]):
@@ -341,14 +342,14 @@ class _Optimizer(StatefulOptimizer):
         )
 
     def _set_rates(self, rates):
-        """Sets the factors, weight decays and the momentum that have changed."""
+        """Sets those factors and weight decays, and the momentum, that have changed."""
         if rates.beta1 != self._beta1:
             self.onebit.set_beta1(rates.beta1)
             self._beta1 = rates.beta1
         for tensor, (one, number) in enumerate(zip(self._parameters, self._group_of)):
             known, known_decay = self._known[tensor]
             factor, decay = rates.factors[number], rates.decays[number]
-            if not one.requires_grad:  # it is not trained any more, and stays as it is
+            if not one.requires_grad:  # no longer trained: does not change
                 factor = decay = 0.0
             if factor is not None and abs(factor - known) > _TOLERANCE * known:
                 self.onebit.set_learning_rate_factor(tensor, factor)
@@ -360,11 +361,11 @@ class _Optimizer(StatefulOptimizer):
     # --- DistributedDataParallel -----------------------------------------------------------------
 
     def attach(self, model, overlap=True):
-        """Registers the hook that leaves gradients to this optimizer with a DistributedDataParallel
-        of these parameters, compiled or not. Collective; raises `Error` on all ranks if some rank's
-        model cannot have it. Returns the model.
+        """Registers a hook with a DistributedDataParallel of these parameters, compiled or not. The hook
+        leaves the gradients to this optimizer. Collective: raises `Error` on all ranks if some rank's model
+        does not support it. Returns the model.
 
-        overlap: whether backward passes may exchange, if gradients are final at their end
+        overlap: whether backward passes may exchange, if gradients are final when a pass ends
         """
         wrapped = wrapped_of(model)
         agreed(self.comm, lambda: self._check_model(wrapped))
@@ -378,7 +379,7 @@ class _Optimizer(StatefulOptimizer):
         check_model(model, self._parameters, self._shards.ranks(self.comm), self._remainder)
 
     def add(self, bucket):
-        """Returns, in the backward pass, the future of a bucket of gradients."""
+        """Returns the future of a bucket of gradients, in the backward pass."""
         averaged = self._backward.add(bucket)
         if averaged is not None:
             return averaged
@@ -387,21 +388,21 @@ class _Optimizer(StatefulOptimizer):
         return done
 
     def hook_state(self, overlap=True, model=None):
-        """Returns the state for a program's own call of `register_comm_hook` instead of `attach`,
-        whose checks are then made by the first backward pass, or not at all."""
+        """Returns a state with which a program itself calls `register_comm_hook`, instead of `attach`. The
+        checks of `attach` are then made in the first backward pass, or not at all."""
         overlap = overlap and self._shards.overlaps and self.comm.size > 1
         reason = self._why_no_overlap() if overlap else None
         if reason:
-            self._warn(f"backward passes exchange nothing, the steps do: {reason}")
+            self._warn(f"gradients are exchanged in step(), not during the backward pass: {reason}")
         self._backward = Backward(self, model, overlap and not reason)
         return HookHandle(self, getattr(model, "process_group", None))
 
     def _why_no_overlap(self):
         if self._clips:
-            return "max_norm needs all gradients before the first bit can leave"
+            return "max_norm needs all gradients before the first one can be sent"
         if self._is_coupled():
-            return ("weight_decay is added to the gradients, as in torch's Adam and SGD, when all are "
-                    "there: AdamW's is not")
+            return ("weight_decay is first added to all gradients, as in torch's Adam and SGD (AdamW's "
+                    "weight decay is not)")
         if self._stage is None and any(one.device.type != "cpu" for one in self._parameters):
             return "parameters are on a device"
         return None
@@ -412,9 +413,9 @@ class _Optimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """Clips all the model's gradients by the norm of their mean over the ranks, and returns
-        that norm, which `MeanNorm` finds; math.inf changes nothing. Call it before `step`, after a GradScaler's `unscale_`.
-        Collective."""
+        """Clips all the model's gradients by the norm of their mean over the ranks, and returns that norm,
+        which `MeanNorm` finds. math.inf changes nothing. Call it before `step`, and after a GradScaler's
+        `unscale_`. Collective."""
         if norm_type != 2:
             raise argument_error(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model
@@ -425,7 +426,7 @@ class _Optimizer(StatefulOptimizer):
         squares = float(sum((one.float().norm() ** 2).cpu() for one in others))
         self._agree_on_action(("clip", squares))
         norm = self._find_norm(squares)
-        if float(max_norm) == math.inf:  # as trainers ask for the norm: the gradients stay
+        if float(max_norm) == math.inf:  # a trainer only wants the norm: gradients do not change
             return norm
         factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
         for one in every.values():
@@ -436,7 +437,8 @@ class _Optimizer(StatefulOptimizer):
         return norm
 
     def _find_norm(self, squares):
-        """squares: of gradients that are averaged already"""
+        """Returns the norm of the mean gradient. squares: the squared norm of the gradients that are averaged
+        already"""
         if self._norm is None:
             self._norm = MeanNorm(self.comm, self._shards)
         return self._norm.find([_gradient_or_zeros(one) for one in self._parameters], squares)
@@ -444,8 +446,8 @@ class _Optimizer(StatefulOptimizer):
     # --- Steps -----------------------------------------------------------------------------------
 
     def _set_gradient(self, number, gradient, final=True):
-        """Sets the gradient that the library reads. If the library reads a copy, and the gradient
-        is final, the copy begins."""
+        """Sets the gradient that the library reads. If the library reads a copy and the gradient is final,
+        begins to copy it."""
         if gradient is not None and gradient.layout != torch.strided:
             raise argument_error(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._shards.local(self._parameters[number])
@@ -461,11 +463,11 @@ class _Optimizer(StatefulOptimizer):
         if address is None or address != self._addresses[number]:
             self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
-            # The gradient need not be kept alive after the step: the next step sets all gradients again.
+            # The gradient need not stay alive after the step: the next step sets all gradients again.
             self.onebit._gradients[number] = None
 
     def _ready(self, number, gradient):
-        """Called in the backward pass when that gradient is final."""
+        """Called in the backward pass when the gradient of this number is final."""
         if self._stage is None:
             self.onebit.ready(number)
         else:
@@ -473,7 +475,7 @@ class _Optimizer(StatefulOptimizer):
 
     def _prepare(self, rates):
         """Prepares the gradients, rates and pointers that the library reads in a step."""
-        scale = getattr(self, "grad_scale", None)  # set by a GradScaler that has not divided by it
+        scale = getattr(self, "grad_scale", None)  # set by a GradScaler that has not divided the gradients
         if scale is not None:
             every = [one for group in self.param_groups for one in group["params"]]
             gradients = [one.grad for one in every if one.grad is not None]
@@ -491,7 +493,7 @@ class _Optimizer(StatefulOptimizer):
             self._set_gradient(number, one)
 
     def _check_places(self):
-        """Checks that the parameters have not moved, since the library writes to their memory."""
+        """Checks that the parameters are still at the same addresses: the library writes to their memory."""
         for number, (now, place) in enumerate(zip(self._found_places(), self._places)):
             if now != place:
                 raise argument_error(
@@ -500,16 +502,16 @@ class _Optimizer(StatefulOptimizer):
                 )
         if any(one.grad is not None for one in self._frozen):
             raise argument_error(
-                "a parameter has a gradient that had requires_grad=False when the optimizer was "
-                "made: make it after that has changed, or before the parameter is frozen"
+                "a parameter that had requires_grad=False when the optimizer was made has a gradient: make "
+                "the optimizer after you change requires_grad, or before you freeze the parameter"
             )
 
-    # --- In the model's join(): ranks with inputs send the others their next action
+    # --- In the model's join(): ranks with inputs send their next action to the others
 
     def _agree_on_action(self, action):
-        """Returns the action of the ranks with inputs.
+        """Returns the action of the ranks that have inputs.
 
-        action: this rank's (name, argument); None: it has no inputs
+        action: this rank's (name, argument); None: this rank has no inputs
         """
         if action is not None and not (self._backward and self._backward.is_joining()):
             return action
@@ -518,7 +520,7 @@ class _Optimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def follow(self):
-        """Makes the step of a rank that has no inputs, with the others and with zeros."""
+        """Makes the step of a rank without inputs, together with the others and with gradients of zero."""
         self.zero_grad(set_to_none=True)
         call, told = self._agree_on_action(None)
         while call != "step":
@@ -566,7 +568,7 @@ class _Optimizer(StatefulOptimizer):
         except BaseException:
             fail_step(self.onebit)
             raise
-        if self.onebit._on_device:  # the step is put on this thread's stream, without waiting
+        if self.onebit._on_device:  # the step is put on this thread's stream, and the host does not wait
             status = self.onebit.step(rates.rate)
         else:
             try:
@@ -577,13 +579,13 @@ class _Optimizer(StatefulOptimizer):
         return status
 
     def _refresh(self):
-        """Passes the program's writes to parameters on to the library, before a step."""
+        """Passes the program's writes to parameters on to the library. Called before a step."""
         writes = self._writes or self._stage
         if writes is not None and writes.refresh() and self._parameters[0].element_size() < 4:
             self.onebit.take_parameters()
 
     def _copy_parameters_back(self):
-        """Copies the parameters that the library has written to the program's."""
+        """Copies the parameters that the library has written to the program's parameters."""
         if self._stage is not None:
             self._stage.copy_back()
         spread = self._shards.spread(self._parameters)
@@ -593,8 +595,8 @@ class _Optimizer(StatefulOptimizer):
             self._stage.writes.mark()
 
     def _set_passes(self, passes):
-        """Sets the number of the step's backward passes, by which the ranks find one that has left
-        out a step. 0 counts as 1, since a rank may have no inputs."""
+        """Sets the number of the step's backward passes. By this number the ranks notice if one of them has
+        left out a step. 0 counts as 1, since a rank may have no inputs."""
         if max(passes, 1) - 1 != self._tag:
             self._tag = max(passes, 1) - 1
             self.onebit.set_tag(self._tag)
@@ -604,10 +606,9 @@ class _Optimizer(StatefulOptimizer):
             return error
         return Error(
             error.status,
-            f"{error.message} (this rank's step is of {passes} backward pass"
-            f"{'' if passes == 1 else 'es'}. Ranks must have the same rates, weight decays, betas and "
-            "frozen parameters, and make and leave out the same steps, also where a norm of their own "
-            "gradients decides)",
+            f"{error.message} (this rank made {passes} backward pass{'' if passes == 1 else 'es'} before "
+            "this step. All ranks must have the same rates, weight decays, betas and frozen parameters, and "
+            "must make or skip the same steps, even if a rank decides by the norm of its own gradients)",
         )
 
     @torch.no_grad()
@@ -633,13 +634,13 @@ class _Optimizer(StatefulOptimizer):
         if self.status != Status.SKIPPED:
             return
         self._skipped += 1
-        if self._skipped & (self._skipped - 1) == 0:  # at powers of two
+        if self._skipped & (self._skipped - 1) == 0:  # warns at powers of two
             self._warn(f"skipped, on all ranks: a gradient of some rank is not finite (so far "
                        f"{self._skipped} steps)")
 
     def describe(self):
-        """Returns the statistics in a line of text, and which ranks exchange what, in which memory;
-        after `close` those of the end."""
+        """Returns the statistics as one line of text, and which ranks exchange which values, in which memory.
+        After `close` returns the final ones."""
         if self._closed:
             return self._described
         where = "the host's memory, in copies" if self._stage is not None else "place"
@@ -651,7 +652,7 @@ class _Optimizer(StatefulOptimizer):
         return sent if self._remainder is None else sent + self._remainder.state.report().bytes_sent
 
     def report(self):
-        """Returns a `Report` of the steps so far, also after `close`. Local."""
+        """Returns a `Report` of the steps so far. Works also after `close`. Local."""
         if self._closed:
             return self._reported
         steps, passes = self.onebit.info()["steps"], self._backward
@@ -666,12 +667,12 @@ class _Optimizer(StatefulOptimizer):
                       self._loaded_steps)  # fmt: skip
 
     def close(self):
-        """Frees the state, and the communicator if the optimizer has made it. On all ranks."""
+        """Frees the state, and the communicator if the optimizer has created it. Call it on all ranks."""
         if not self._closed:
             self._reported = self.report()
             try:
                 self._described = self.describe()
-            except Error as reason:  # a step was begun, and not ended
+            except Error as reason:  # a step was begun and not ended
                 self._described = f"no statistics: {reason.message}"
         self._closed = True
         self._forget_state()
@@ -689,7 +690,8 @@ class _Optimizer(StatefulOptimizer):
         return self.onebit is not None and not self._closed
 
     def _begin_loading(self, beta1):
-        # Rates are set before the state is loaded: between 0/1 Adam's synchronisations they would be delayed.
+        # Rates are set before the state is loaded: between 0/1 Adam's synchronisations they would have an
+        # effect only later.
         rates = self._wanted_rates()
         self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
 
@@ -710,7 +712,8 @@ class _Optimizer(StatefulOptimizer):
 
 
 def _gradient_or_zeros(parameter):
-    """Returns a parameter's gradient, of FSDP's this rank's shard; or zeros, which take no memory."""
+    """Returns a parameter's gradient; with FSDP that of this rank's shard. Without a gradient returns zeros,
+    which take no memory."""
     parameter, gradient = (
         getattr(one, "to_local", lambda one=one: one)() for one in (parameter, parameter.grad))
     return parameter.new_zeros(1).expand(parameter.numel()) if gradient is None else gradient

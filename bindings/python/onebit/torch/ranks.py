@@ -1,5 +1,5 @@
-"""Messages between ranks besides gradients: errors, bytes, and the norm of the mean gradient; and
-calls of the library that wait for other ranks, and can be interrupted."""
+"""Messages between ranks other than gradients: errors, bytes, and the norm of the mean gradient. Also
+calls of the library that wait for other ranks and can be interrupted."""
 
 import os
 import queue
@@ -10,23 +10,25 @@ import torch
 from onebit._native import Error, Status
 from onebit.plan import Plan
 
-# Three bytes travel as one float32, which represents every integer up to 2^24. With messages of this
+# Three bytes are sent as one float32, which represents every integer up to 2^24. With messages of this
 # many floats each rank sends 4 MiB.
 _PIECE = 2**20
-# The type and device of tensors that are made here, since a program may have set other defaults.
+# The type and device of tensors that this file creates: a program may have set other defaults.
 FLOATS = {"dtype": torch.float32, "device": "cpu"}
 _BYTES = {"dtype": torch.uint8, "device": "cpu"}
 
 
 def _place(comm):
-    """Returns options of a plan whose messages comm can move: over NCCL they are in memory of a device."""
+    """Returns plan options for messages in memory that comm can send: over NCCL this is memory of a
+    device."""
     return {"device": "cuda"} if comm.transport == "nccl" else {}
 
 
 def agree(comm, reason):
-    """Raises reason, unless it is None; if another rank has one, `Error` (ERROR_PEER). Collective."""
+    """Raises `reason`, unless it is None. If only another rank has a reason, raises `Error`
+    (ERROR_PEER). Collective."""
     try:
-        # The library refuses a plan of 3 bits, and all ranks get the error.
+        # The library rejects a plan of 3 bits, and all ranks get this error.
         Plan(comm, 1, bits=1 if reason is None else 3, **_place(comm)).close()
     except Error:
         if reason is None:
@@ -36,8 +38,9 @@ def agree(comm, reason):
 
 
 def agreed(comm, call, shards=None):
-    """Returns the result of call(). If it raises on a rank, that rank raises the same, and all
-    others `Error` (ERROR_PEER). Collective; with `shards` over all of them."""
+    """Returns the result of call(). If call raises on a rank, that rank raises the same exception, and
+    all other ranks raise `Error` (ERROR_PEER). Collective; with `shards` over all ranks of all
+    shards."""
     result = reason = None
     try:
         result = call()
@@ -48,7 +51,7 @@ def agreed(comm, call, shards=None):
 
 
 def _gather(comm, values):
-    """Returns the float32s of all ranks, of which each has the same number."""
+    """Returns the float32 values of all ranks. Each rank must have the same number of them."""
     place = _place(comm)
     everyone = torch.empty(comm.size * values.numel(), **{**FLOATS, **place})
     with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
@@ -59,7 +62,7 @@ def _gather(comm, values):
 
 
 def gather(comm, part):
-    """Returns the parts of all ranks, each some bytes, in the order of ranks. Collective."""
+    """Returns the parts of all ranks, in the order of ranks. A part is some bytes. Collective."""
     if comm.size == 1:
         return [part]
     length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], **FLOATS)
@@ -79,26 +82,27 @@ def gather(comm, part):
 
 
 def missing_residuals(rank, others=""):
-    """Returns the warning for a state that has one rank's residuals."""
-    return (f"this state has the residuals of rank {rank} alone. Where each rank saves its own{others}, "
-            "nothing is missing; where one rank saves, those of the other ranks are, unless all ranks "
-            "call consolidate_state_dict() before")
+    """Returns the text of the warning for a state that has the residuals of only one rank."""
+    return (f"this state has the residuals of rank {rank} only. If each rank saves its own state{others}, "
+            "nothing is missing. If one rank saves for all, call consolidate_state_dict() on all ranks "
+            "first: otherwise the residuals of the other ranks are lost")
 
 
 # --- The norm of a mean that no rank has ----------------------------------------------------------
 
-# The number of values of a sketch is a prime, so that a column of a matrix is spread over all of
+# The number of values of a sketch. It is a prime, so that a column of a matrix is spread over all of
 # them. The standard deviation of the norm is 1/sqrt(2 * 4099).
 _NUMBERS = 4099
-# The number of rows of a block, which has random signs. The next block has the same or the opposite
-# signs, and is added to other values, so that equal blocks do not add up.
+# The number of rows of a block of random signs. The next block has the same or the opposite signs, and
+# is added to other values of the sketch, so that equal blocks do not add up.
 _ROWS = 64
 
 
 class MeanNorm:
-    """Estimates the norm from sketches. A rank's sketch is sums of its elements with random signs,
-    which are the same on all ranks. It is linear: the mean of the ranks' sketches is the sketch of
-    their mean, and the expected square of a sketch's norm is that of the elements'."""
+    """Estimates the norm of the mean gradient from sketches. A rank's sketch consists of sums of its
+    elements with random signs, which are the same on all ranks. A sketch is linear: the mean of the
+    ranks' sketches is the sketch of their mean, and the expected square of its norm is that of the
+    elements' norm."""
 
     def __init__(self, comm, shards):
         self._comm, self._shards, self._plan = comm, shards, None
@@ -128,11 +132,12 @@ class MeanNorm:
         return summed if bin(number).count("1") % 2 else -summed
 
     def find(self, own, squares):
-        """Returns the norm, the same on all ranks: exact up to 4,099 elements, else within 1.1 %
-        (one standard deviation); not-a-number if some gradient is not finite. Collective.
+        """Returns the norm, which is the same on all ranks. It is exact up to 4,099 elements; with more
+        the standard deviation of its error is 1.1 %. Returns not-a-number if some gradient is not
+        finite. Collective.
 
-        own: gradients of which each rank has its own
-        squares: the squared norm of those that are equal on all ranks
+        own: gradients that differ between ranks
+        squares: the squared norm of the gradients that are equal on all ranks
         """
         squares = torch.tensor([float(squares)], **FLOATS)
         if self._comm.size == 1:
@@ -164,19 +169,19 @@ class MeanNorm:
 # --- Waiting --------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_workers = {}  # the queue of this process
+_workers = {}  # the queue of this process, by process number
 
 
 def run_calls(calls):
-    """Makes the calls of a queue, until there is a None. It keeps no reference to a call that is
-    over, so that an object whose calls these are can be freed."""
+    """Makes the calls of a queue, until it gets None. Keeps no reference to a call that has ended, so
+    that the object to which the call belongs can be freed."""
     while (call := calls.get()) is not None:
         call()
         call = None
 
 
 def _calls():
-    """Returns the queue of this process's thread; a forked process makes a thread of its own."""
+    """Returns the queue of this process's thread. A forked process creates its own thread."""
     with _lock:
         if os.getpid() not in _workers:
             _workers.clear()
@@ -190,8 +195,8 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
 def wait_for(comm, done):
-    """Waits for another thread's call on the communicator. An interrupt aborts the communicator,
-    which ends the call on all ranks."""
+    """Waits for another thread's call on the communicator. An interrupt aborts the communicator, which
+    ends the call on all ranks."""
     try:
         while not done.wait(0.2):  # another thread may have received the signal
             pass
@@ -203,8 +208,8 @@ def wait_for(comm, done):
 
 
 def interruptible(comm, call):
-    """Makes call() in another thread, since Ctrl-C could not end a call of the library in the main
-    thread. Returns or raises what it does."""
+    """Makes call() in another thread: Ctrl-C could not end a call of the library in the main thread.
+    Returns or raises what call() does."""
     if threading.current_thread() is not threading.main_thread() or comm.size == 1:
         return call()
     outcome, done = [], threading.Event()

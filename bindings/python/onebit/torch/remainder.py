@@ -1,6 +1,6 @@
-"""Torch's own optimizer beside the library's, and after it: it steps the parameters that the
-library's optimizer does not have, whose gradients the hook averages; the hook's state is saved in
-an optimizer's; and torch's optimizer continues from the library's state.
+"""Uses torch's own optimizer beside the library's optimizer, and after it. Beside: torch's optimizer steps the
+parameters that the library's optimizer does not have; the hook averages their gradients; and the hook's state
+is saved in the state of an optimizer. After: torch's optimizer continues from the library's state.
 """
 
 import io
@@ -15,18 +15,18 @@ from onebit import Stage
 from onebit._native import OnebitWarning
 from onebit.torch.ranks import FLOATS, gather, missing_residuals
 
-# The momentum's name in the state of torch's Adam and AdamW, and of SGD.
+# The name of the momentum in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
 
 
 class Part:
-    """Some parameters of a bucket, with a bucket's methods."""
+    """Some of the parameters of a bucket, with the methods of a bucket."""
 
     def __init__(self, bucket, index, carried):
         self._index, self._views = index, None
         self._parameters, self._buffer = bucket.parameters(), bucket.buffer()
         chosen = [not carried(one) for one in self._parameters]
-        if all(chosen):  # for example with sparse gradients, whose bucket has one parameter
+        if all(chosen):  # e.g. sparse gradients, whose bucket has one parameter
             self._views = None if self._buffer.layout != torch.strided else bucket.gradients()
             return
         self._from = [view for view, mine in zip(bucket.gradients(), chosen) if mine]
@@ -60,8 +60,8 @@ class Remainder:
     """The parameters of a model that the library's optimizer does not step.
 
     state: the `HookState` that averages their gradients
-    optimizer: torch's, which steps them; None: the program does
-    parameters: those of them that `optimizer` has
+    optimizer: the torch optimizer that steps them; None: the program steps them
+    parameters: those of them that belong to `optimizer`
     elements, extra: as in `SavedHook`
     """
 
@@ -71,7 +71,7 @@ class Remainder:
         self._model = weakref.ref(model)
         self.saved = SavedHook(state, model, elements, extra)
         self._averaged = set()  # parameters whose gradients came in buckets
-        self._passes = self._parts = 0  # the number of backward passes; of parts of the latest pass
+        self._passes = self._parts = 0  # the number of backward passes; the number of parts in the latest pass
 
     def __contains__(self, parameter):
         return id(parameter) in self._known
@@ -81,8 +81,8 @@ class Remainder:
         self._known.update(id(one) for one in parameters)
 
     def add(self, bucket, carried):
-        """Returns, in the backward pass, the future of a bucket's gradients that the library's
-        optimizer does not have; None: there are none."""
+        """Returns, in the backward pass, the future of those gradients of a bucket that the library's optimizer
+        does not have. None: there are none."""
         if bucket.index() == 0:
             self._passes, self._parts = self._passes + 1, 0
         part, future = Part(bucket, self._parts, carried), None
@@ -95,7 +95,8 @@ class Remainder:
         return future
 
     def finish_gradients(self):
-        """Called before a step: averages gradients without a bucket. Returns whether all are finite, on all ranks."""
+        """Averages gradients without a bucket. Called before a step. Returns whether all gradients are finite,
+        on all ranks."""
         self._average_others()
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         values = [one if one.layout == torch.strided else one._values() for one in gradients]
@@ -103,8 +104,8 @@ class Remainder:
         return not finite or bool(torch.stack(finite).all())
 
     def _average_others(self):
-        """Averages the model's gradients that DistributedDataParallel has no bucket for: their parameters
-        were frozen when it was made, or have been added since."""
+        """Averages the model's gradients for which DistributedDataParallel has no bucket: their parameters were
+        frozen when it was created, or were added later."""
         others = [one for one in self.parameters if one.requires_grad and one not in self._averaged]
         model = self._model()
         own = {id(one) for one in model.module.parameters()} if others and self._passes else ()
@@ -129,7 +130,7 @@ class Remainder:
             {**one, "params": [own for own in one["params"] if own in self]} for one in groups
         ]
         try:
-            type(self.optimizer).step.__wrapped__(self.optimizer)  # without the hooks of a step
+            type(self.optimizer).step.__wrapped__(self.optimizer)  # calls step without its hooks
         finally:
             self.optimizer.param_groups = groups
 
@@ -159,12 +160,12 @@ class Remainder:
 
 # --- The hook's saved state -----------------------------------------------------------------------
 #
-# It is a tensor of bytes, `hook_RANK`, in the state of the optimizer's first parameter, which all
-# trainers save and load, also into torch's own optimizer before `compress`. Each byte is an
-# element, so that it does not change where torch converts a state to the type of its parameter.
+# The state is a tensor of bytes named `hook_RANK`, in the state of the optimizer's first parameter. All
+# trainers save and load it there, also into torch's own optimizer before `compress`. Each byte is an element,
+# so that its value does not change if torch converts a state to the type of its parameter.
 
 NAME = "hook_"
-# The bytes of the record, which are fixed so that a state can be loaded in place
+# The bytes of the record. Their number is fixed, so that a state can be loaded in place
 # (torch.distributed.checkpoint).
 _BYTES, _BYTES_OF_PARAMETER = 2**16, 2**12
 _SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # torch 1.13 accepts no numbers there
@@ -184,8 +185,8 @@ def _unpack_record(tensor):
 
 
 def take(states):
-    """Returns, by name, the values that hooks have saved in the states of parameters, and removes them there. A
-    state that is then empty is removed too."""
+    """Returns, by name, the values that hooks have saved in the states of parameters, and removes them from
+    these states. Also removes a state that is then empty."""
     found = {}
     for key, state in list(states.items()):
         names = [one for one in state if isinstance(one, str) and one.startswith(NAME)]
@@ -196,13 +197,13 @@ def take(states):
 
 
 def records(found):
-    """Returns the records in the values that `take` has found, by rank."""
+    """Returns, by rank, the records in the values that `take` has returned."""
     return {int(name[len(NAME) :]): _unpack_record(one) for name, one in found.items()}
 
 
 def _average_parts(parts, rank, ranks):
-    """Returns parts for another number of ranks: residuals become the mean of the known ranks' residuals, and
-    server residuals go to their places."""
+    """Returns parts for another number of ranks. Each residual becomes the mean of the known ranks' residuals,
+    and server residuals are put in their places."""
     made = {**next(iter(parts.values())), "rank": rank, "ranks": ranks}
     made["buckets"] = {
         index: {**bucket, **_average_residual([one["buckets"].get(index, {}) for one in parts.values()],
@@ -219,7 +220,7 @@ def _average_parts(parts, rank, ranks):
 
 def _average_residual(buckets, count):
     workers = [one["worker"] for one in buckets if len(one.get("worker", ())) == count]
-    if len(workers) < len(buckets):  # in a hierarchical schedule each rank has a part, or no rank has one
+    if len(workers) < len(buckets):  # with a hierarchical schedule each rank has a part, or no rank has one
         return {"worker": torch.zeros(count, **FLOATS), "server": None} if "bits" in buckets[0] else {}
     mean = torch.stack(workers).mean(0)
     for one in buckets:
@@ -232,9 +233,9 @@ class SavedHook:
     """Saves and loads a `HookState` in the state of an optimizer.
 
     model: the DistributedDataParallel
-    elements: the most elements that the hook averages
-    extra: returns a dictionary that is saved with it; None: there is none
-    comm: the ranks, used while the hook has none; None: there is nothing to save then
+    elements: the largest number of elements that the hook averages
+    extra: a function that returns a dictionary to save with the state; None: there is none
+    comm: the ranks to use while the hook has no communicator; None: there is nothing to save then
     """
 
     def __init__(self, state, model, elements, extra=None, comm=None):
@@ -250,7 +251,7 @@ class SavedHook:
         return self._everyone is not None and self._everyone[0] == self.state.steps
 
     def entries(self):
-        """Returns this rank's values by name, or those of all ranks if there are any."""
+        """Returns this rank's values by name, or those of all ranks if they are known."""
         if not self._is_used:
             return {}
         return self._everyone[1] if self._is_whole() else {f"{NAME}{self._rank}": self._own()}
@@ -260,7 +261,7 @@ class SavedHook:
         return _pack_record({**record, "rank": self._rank, "ranks": self._ranks}, self._size)
 
     def consolidate(self, to=0):
-        """Collective."""
+        """Makes the next saved state that of all ranks. Collective."""
         comm = self.state.comm or self._comm
         if comm is None or not self._is_used:  # there was no backward pass
             return
@@ -277,7 +278,7 @@ class SavedHook:
         warnings.warn(missing_residuals(self._rank), OnebitWarning, stacklevel=3)
 
     def load(self, found):
-        """Loads what `take` has found, or residuals of zeros. Collective after the first step."""
+        """Loads the values that `take` has returned, or zeros as residuals. Collective after the first step."""
         parts, made = records(found), None
         own = parts.get(self._rank)
         if own is not None and own["ranks"] == self._ranks:
@@ -288,7 +289,7 @@ class SavedHook:
 
 
 def save_with(optimizer, saved):
-    """Makes an optimizer of torch's save and load the hook's state with its own."""
+    """Makes a torch optimizer save and load the hook's state with its own state."""
     own_state, own_load = optimizer.state_dict, optimizer.load_state_dict
     own_consolidate = getattr(optimizer, "consolidate_state_dict", lambda to: None)
 
@@ -321,11 +322,11 @@ def save_with(optimizer, saved):
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
 
 
-_SUM_SIZE = 2**22  # elements that are summed at once, since each sum waits for the network's delay
+_SUM_SIZE = 2**22  # elements that are summed at once: each sum waits for the network's delay
 
 
 def _sums(tensors, group):
-    """Yields the sum over the ranks of each of some tensors, in float32. Collective."""
+    """Yields, for each of some tensors, the sum over the ranks in float32. Collective."""
     batch, count = [], 0
     for number, one in enumerate(tensors):
         batch.append(one.to(torch.float32).reshape(-1))
@@ -340,9 +341,9 @@ def _sums(tensors, group):
 
 
 def mean_shares(parameters, group, hosts):
-    """Returns for each parameter the ratio of the mean gradient's square to that of the gradient
-    whose moments a rank has, its own or its host's: 1 / hosts if gradients are independent.
-    Collective."""
+    """Returns for each parameter the ratio of two squares: that of the mean gradient, and that of the gradient
+    whose moments a rank has, which is its own or its host's. The ratio is 1 / hosts if gradients are
+    independent. Collective."""
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     ranks, device = group.size(), gradients[0].device
     own = torch.stack([one.float().square().sum().to(device) for one in gradients])
@@ -360,15 +361,15 @@ def _share(own, mean, ranks, hosts):
 
 
 def _variances(made, states, parameters, of_means, group):
-    """Returns for each parameter the second moments of the mean gradient, or the mean of those of
-    the ranks' own gradients; and the second moments by whose root the momentum was divided.
-    Collective."""
-    shared = is_in_warmup(made) or not made._divides  # all ranks know those of the mean
+    """Returns for each parameter the second moments of the mean gradient, or the mean over the ranks of the
+    second moments of their own gradients. Also returns the second moments by whose root the momentum was
+    divided. Collective."""
+    shared = is_in_warmup(made) or not made._divides  # all ranks know the moments of the mean
     if shared:
         found = [states[one]["variance"].to(one.device).reshape(-1) for one in parameters]
         hosts = made.comm.size
     else:
-        name = f"own_variance_{made.comm.rank}"  # where a host exchanges as one, a rank has those of a part
+        name = f"own_variance_{made.comm.rank}"  # if a host exchanges as one, a rank has only a part
         own = [states[one].get(name, torch.zeros(one.numel())).to(one.device) for one in parameters]
         known = list(_sums([(one > 0).float() for one in own], group))
         found = [one / count.clamp(min=1.0) for one, count in zip(_sums(own, group), known)]
@@ -385,7 +386,8 @@ def is_in_warmup(made):
 
 
 def _adam_moments(made, parameter, group, state, variance, divisor):
-    """divisor: the second moments by whose root the momentum was divided; None: it was not divided"""
+    """Returns torch's state of a parameter. divisor: the second moments by whose root the momentum was divided;
+    None: it was not divided"""
     steps, defaults = float(state["step"]), made.defaults
     momentum = state["momentum"].to(parameter.device)
     if divisor is not None:
@@ -398,17 +400,16 @@ def _adam_moments(made, parameter, group, state, variance, divisor):
 
 
 def device_of_step(group, parameter):
-    """Returns where torch's optimizer has the number of its steps."""
+    """Returns the device on which torch's optimizer stores the number of its steps."""
     return parameter.device if group.get("fused") or group.get("capturable") else "cpu"
 
 
 @torch.no_grad()
 def moments_of(made, group, of_means=True):
-    """Returns torch's state by parameter, without residuals; before the first step it is empty.
-    Collective.
+    """Returns torch's state by parameter, without residuals. Before the first step it is empty. Collective.
 
-    of_means: whether second moments are those of mean gradients, or of each rank's own gradients.
-        The latest gradients give the ratio of the two
+    of_means: whether second moments are those of mean gradients or of each rank's own gradients. The ratio of
+        the two is computed from the latest gradients
     """
     states, found, divided = made.state, {}, []
     for parameter, number in zip(made._parameters, made._group_of):
@@ -417,7 +418,7 @@ def moments_of(made, group, of_means=True):
             continue
         if "momentum" in made.defaults:
             found[parameter] = {"momentum_buffer": state["momentum"].to(parameter)}
-        elif made._uncompressed[number]:  # exchanged in full precision, as dense Adam's is
+        elif made._uncompressed[number]:  # exchanged in full precision, as with dense Adam
             variance = state["variance"].to(parameter.device)
             found[parameter] = _adam_moments(made, parameter, of, state, variance, None)
         else:

@@ -1,8 +1,9 @@
-"""The ranks of a torch.distributed process group find each other by the group's store, which every
-backend has.
+"""Connects the ranks of a torch.distributed process group. The ranks find each other by the group's store,
+which every backend has.
 
-Each attempt has keys of its own, so values of sub-groups and of several communicators do not mix. In each round
-every rank gives a value, and rank 0 sends all values to all ranks, so that all make the same decision.
+Each attempt has its own keys, so that values of sub-groups and of several communicators are not mixed up. In
+each round every rank gives a value, and rank 0 sends all values to all ranks. So all ranks make the same
+decision.
 """
 
 import collections
@@ -22,9 +23,10 @@ import torch.distributed as dist
 
 from onebit._native import Error, Status
 
-# The time limit of a connection: between two hosts that are up only a firewall makes it slower.
+# The time limit of a connection. Between two hosts that are up, only a firewall makes it slower.
 CONNECT_SECONDS = 10.0
-# The other ranks wait this much longer for rank 0 than it waits for them, so that it can name the missing one.
+# The other ranks wait this much longer for rank 0 than rank 0 waits for them, so that rank 0 can name the
+# missing rank.
 GRACE_SECONDS = 10.0
 NOTICE_SECONDS = 10.0
 _SIOCGIFADDR = 0x8915
@@ -33,7 +35,7 @@ _attempts = collections.Counter()  # the number of attempts, by the group's name
 
 
 def _store_of_group(group):
-    """Returns (store, name) of a process group, for which torch has no public call."""
+    """Returns (store, name) of a process group. torch has no public call for these."""
     c10d = dist.distributed_c10d
     world = getattr(c10d, "_world", None)  # from 2.0 on
     groups, names = (world.pg_map, world.pg_names) if world else (c10d._pg_map, c10d._pg_names)
@@ -42,7 +44,7 @@ def _store_of_group(group):
 
 
 class Rendezvous:
-    """Exchanges values between the ranks of a group that make a communicator. Collective.
+    """Exchanges values between the ranks of a group that create a communicator. Collective.
 
     timeout: seconds to wait for a rank that has not come yet
     """
@@ -55,7 +57,7 @@ class Rendezvous:
         self.timeout, self._rounds = timeout, 0
 
     def store_of(self, name):
-        """Returns a store of the same ranks with other keys, for another purpose."""
+        """Returns a store for the same ranks with other keys, for another purpose."""
         return dist.PrefixStore(name, self._store)
 
     def _set(self, key, value):
@@ -66,7 +68,7 @@ class Rendezvous:
         return self._store.add(f"{key}/set", 0) > 0
 
     def _name_missing(self):
-        """Prints the missing rank once a round, as the library does."""
+        """Prints which rank is missing, once in each round, as the library does."""
         self._notice_at = math.inf
         missing = [rank for rank in range(self.size) if not self._is_set(f"{self._rounds}/{rank}")]
         if missing:
@@ -77,8 +79,8 @@ class Rendezvous:
             )  # fmt: skip
 
     def _get(self, key, until):
-        """Returns a value, or None when the time is over. It polls, since an interrupt cannot end a
-        store's wait, and polls a counter, since not every torch's stores have `check`."""
+        """Returns a value, or None when the time is over. It polls, since an interrupt cannot end a store's
+        wait. It polls a counter, since the stores of some torch versions have no `check`."""
         pause = 0.001
         while not self._is_set(key):
             if time.monotonic() > until:
@@ -90,8 +92,8 @@ class Rendezvous:
         return json.loads(self._store.get(key))
 
     def share(self, value):
-        """Returns the values of all ranks, in the order of ranks. Raises `Error` on all ranks if
-        one does not come."""
+        """Returns the values of all ranks, in the order of ranks. Raises `Error` on all ranks if a value is
+        missing."""
         self._rounds += 1
         now = time.monotonic()
         until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
@@ -127,12 +129,13 @@ class Rendezvous:
 
 
 def _is_link_local(address):
-    """True for a link-local IPv6 address, which other hosts cannot use as it is: it names an interface of this one."""
+    """True for a link-local IPv6 address. It contains the name of an interface of this host, so other hosts
+    cannot use it as it is."""
     return ":" in address and ipaddress.ip_address(address.split("%")[0]).is_link_local
 
 
 def _ipv6_addresses(name):
-    """Returns an interface's IPv6 addresses, as Linux lists them."""
+    """Returns the IPv6 addresses of an interface that Linux lists."""
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         rows = [line.split() for line in file]
         return [str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if row[-1] == name]
@@ -140,7 +143,8 @@ def _ipv6_addresses(name):
 
 
 def _interface_address(name):
-    """Returns an interface's IPv4 address; if it has none, an IPv6 one that other hosts can reach."""
+    """Returns the IPv4 address of an interface. If it has none, returns an IPv6 address that other hosts can
+    reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         asked = struct.pack("256s", name.encode()[:15])
         try:
@@ -163,7 +167,7 @@ def _is_own_address(address):
 
 
 def _hostname_address():
-    """Returns the address of this host's name, unless only this host itself can use it."""
+    """Returns the address of this host's name, unless only this host itself can use that address."""
     with contextlib.suppress(OSError):
         for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
             own = address.startswith("127.") or address == "::1" or _is_link_local(address)
@@ -173,7 +177,7 @@ def _hostname_address():
 
 
 def _address_towards(host):
-    """Returns the address from which this host would send to another. Nothing is sent."""
+    """Returns the address from which this host would send to another host. Sends nothing."""
     with contextlib.suppress(OSError):
         family, _, _, _, (address, *_rest) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as one:
@@ -184,9 +188,9 @@ def _address_towards(host):
 
 
 def own_address():
-    """Returns the address at which others reach this rank, as gloo finds it: that of the first
-    interface in ONEBIT_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, else that of the host's name; if only
-    the host itself can use it, the one that reaches MASTER_ADDR, else 127.0.0.1."""
+    """Returns the address at which other ranks reach this one. As with gloo, it is that of the first interface
+    in ONEBIT_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, or else that of the host's name. If only the host itself can
+    use that, it is the address from which MASTER_ADDR is reached, or else 127.0.0.1."""
     names = os.environ.get("ONEBIT_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     if names:
         return _interface_address(names.split(",")[0])
@@ -208,7 +212,7 @@ def _open_listener(address):
 
 
 def _connect_to_rank(at):
-    """Connects to another rank; returns this rank's own address in that connection."""
+    """Connects to another rank. Returns this rank's own address in that connection."""
     try:
         with socket.create_connection(at, CONNECT_SECONDS) as one:
             return one.getsockname()[0]
@@ -217,8 +221,8 @@ def _connect_to_rank(at):
 
 
 def _reserve_port(address):
-    """Returns a port that the system gives to no other program for a minute, but on which a socket
-    may listen: it is in TIME_WAIT, since this side was the first to close a connection."""
+    """Returns a port that the system gives to no other program for a minute, but at which a socket may listen.
+    The port is in TIME_WAIT, since this side closed a connection first."""
     with _open_listener(address) as listener:
         at = listener.getsockname()[:2]
         with socket.create_connection(at) as one:
@@ -231,8 +235,8 @@ def _reserve_port(address):
 
 
 def _find_address(rendezvous, listeners):
-    """Connects each two ranks, since the library would try to connect until the timeout. Returns
-    the address where rank 0 will listen, and the secret."""
+    """Connects each pair of ranks, which shows failures early: the library would try to connect until the
+    timeout. Returns the address at which rank 0 will listen, and the secret."""
 
     def listen(address):
         listeners.append(_open_listener(address))
@@ -252,7 +256,8 @@ def _find_address(rendezvous, listeners):
 
 
 def create_sockets(kind, rendezvous, timeout, streams):
-    """Returns a communicator of class `kind`. Raises ConnectionError on all ranks if they cannot connect."""
+    """Returns a communicator of class `kind`. Raises ConnectionError on all ranks if two of them cannot
+    connect."""
     listeners = []
     try:
         address, secret = _find_address(rendezvous, listeners)

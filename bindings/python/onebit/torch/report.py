@@ -1,4 +1,4 @@
-"""The report of bytes and time saved: `print(optimizer.report())`."""
+"""The report of saved bytes and time: `print(optimizer.report())`."""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 class Report(NamedTuple):
     """The steps of a training, and the bytes that this rank has sent.
 
-    steps: the steps that were made, with those of a loaded state; all else is of this process
-    skipped: further steps, with gradients that were not finite
+    steps: the number of steps, including those of a loaded state; all other fields are of this process
+    skipped: the number of other steps, whose gradients were not finite
     overlapped: steps whose exchange began in the backward pass
-    bytes_sent: without those of checkpoints; what torch averages is counted for a ring
-    dense_bytes: the bytes of a ring for the same gradients in their own type
-    averaged: by name, why a parameter is not exchanged in one bit
-    checkpoint_bytes: what this rank has sent so that another one saves its state
-    loaded_steps: those of the steps that a loaded state had
+    bytes_sent: all bytes but those of checkpoints; for gradients that torch averages, the bytes of a
+        ring
+    dense_bytes: the bytes of a ring that averages the same gradients in their own type
+    averaged: by name of a parameter, the reason why it is not exchanged in one bit
+    checkpoint_bytes: the bytes that this rank has sent so that another rank saves its state
+    loaded_steps: those of the steps that a loaded state has made
     """
 
     steps: int
@@ -46,7 +47,7 @@ def ring(count, ranks):
 
 
 def summaries(reasons):
-    """Yields a text for each reason, with at most four of its names. reasons: by name"""
+    """Yields a text for each reason, with at most four of its names. reasons: by name, the reason"""
     by_reason = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)

@@ -1,5 +1,5 @@
-"""Runs a program without changing it, and registers the hook for each DistributedDataParallel that
-it makes (docs/python-trainers.md#a-program-that-is-not-to-be-changed).
+"""Runs a program without changing it, and registers the hook with each DistributedDataParallel that
+the program creates (docs/python-trainers.md#a-program-that-is-not-to-be-changed).
 
     torchrun --nproc-per-node 4 -m onebit.torch.run train.py --lr 0.1
 """
@@ -26,7 +26,7 @@ class Totals:
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", 0))
-        self.ends = []  # functions that add a state, unless that is done already
+        self.ends = []  # functions that add the counts of a state, unless they are added already
         self._counts = collections.Counter()
 
     def add(self, state):
@@ -39,11 +39,11 @@ class Totals:
             end()
         found = self._counts
         if not found["states"]:
-            return "no DistributedDataParallel on the processor is without a hook of its own"
+            return "nothing was compressed: no model is a DistributedDataParallel on the CPU, or each has a hook"
         return (
             f"{found['compressed']} buckets of gradients compressed ({found['bytes_sent']} "
-            f"bytes from rank 0), {found['dense']} by torch, {found['skipped']} of them since some "
-            "rank's were not finite"
+            f"bytes from rank 0), {found['dense']} averaged by torch, {found['skipped']} of them because a "
+            "gradient of some rank was not finite"
         )
 
     def report(self):
@@ -52,7 +52,7 @@ class Totals:
 
 
 class Given:
-    """The hook that a model is given, and its state, which the program may replace."""
+    """The hook that a model gets, and its state, which the program may replace."""
 
     def __init__(self, totals, options):
         self.hook, self.state = allreduce_hook, HookState(**options)
@@ -73,9 +73,9 @@ def given_hook(given, bucket):
 
 
 def give_hooks(totals, **options):
-    """Applies the hook to each DistributedDataParallel that is created from now on."""
+    """Registers the hook with each DistributedDataParallel that is created from now on."""
     if int(torch.__version__.split(".")[0]) < 2:
-        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not say which hooks it has")
+        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not tell which hooks a model has")
     make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(make)
@@ -99,7 +99,7 @@ def give_hooks(totals, **options):
 
 
 def main():
-    from onebit.torch import run  # the module that a copied model finds, which is not __main__
+    from onebit.torch import run  # a copied model finds this module, not __main__
 
     parser = argparse.ArgumentParser(prog="onebit.torch.run", description="runs a program")
     parser.add_argument("--bits", type=int, default=8, choices=[1, 2, 4, 8])

@@ -1,6 +1,5 @@
-"""Converts between torch's parameters and the shards of them that ranks work on. The library
-connects only the ranks that have the same shard, so a step that it skips on these must be skipped
-on all other ranks too.
+"""Converts between torch's parameters and the shards of them that ranks work on. The library connects only the
+ranks that have the same shard. So if it skips a step on these ranks, all other ranks must skip the step too.
 """
 
 import math
@@ -18,16 +17,16 @@ try:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Replicate, Shard
-except (ImportError, ValueError):  # before torch 2.6; 1.13 cannot be imported there by Python 3.11
+except (ImportError, ValueError):  # before torch 2.6; Python 3.11 cannot import this with torch 1.13
     FSDPModule = DTensor = ()
 
 
-# The number of elements that are reduced, or gathered, at once.
+# The number of elements that are reduced, or gathered, at a time.
 _BUCKET_SIZE = 2**22
 
 
 class Whole:
-    """Each rank has all of each parameter."""
+    """The layout in which each rank has all of each parameter."""
 
     number = 0  # this rank's shard, from 1 on
     overlaps = True  # whether backward passes may exchange
@@ -36,15 +35,16 @@ class Whole:
         self._reason = reason
 
     def ranks(self, comm):
-        """Returns this rank's number among the ranks that train, and their number."""
+        """Returns this rank's number among the ranks that train, and the number of these ranks."""
         return comm.rank, comm.size
 
     def local(self, tensor):
-        """Returns the elements that this rank works on; None for None."""
+        """Returns those elements of a tensor that this rank works on; None for None."""
         return tensor
 
     def distribute_like(self, parameter, values):
-        """Returns this rank's values, one for each of its elements, as a tensor like the parameter."""
+        """Returns this rank's values, which are one for each of its elements, as a tensor that is distributed
+        like the parameter."""
         return values
 
     def row(self, values):
@@ -52,10 +52,10 @@ class Whole:
         return values
 
     def complete(self, state):
-        """Puts the other shards' elements into a state of this one's. Collective over the shards."""
+        """Adds the other shards' elements to a state of this shard. Collective over the shards."""
 
     def gradients(self, parameters):
-        """Returns the gradients of this rank's elements, final. Collective over the shards."""
+        """Returns the final gradients of this rank's elements. Collective over the shards."""
         return [self.local(one.grad) for one in parameters]
 
     def spread(self, parameters):
@@ -63,16 +63,16 @@ class Whole:
         return False
 
     def agree(self, reason):
-        """Returns this rank's error, or one that says that another shard has one; None: all are
-        well. Collective over the shards."""
+        """Returns this rank's error, or an error that says that another shard has one. None: no shard has an
+        error. Collective over the shards."""
         return reason
 
     def mean(self, values):
-        """Returns the mean inside the host of numbers that each rank has. Collective over the shards."""
+        """Returns the mean over the host's ranks of numbers that each rank has. Collective over the shards."""
         return values
 
     def sum(self, values):
-        """Returns the sum over all shards of each rank's numbers. Collective over the shards."""
+        """Returns the sum over all shards of the ranks' numbers. Collective over the shards."""
         return values
 
     def describe(self):
@@ -81,8 +81,8 @@ class Whole:
 
 
 class _Shards(Whole):
-    """The base of two kinds of shards. The first dimension of the mesh has the ranks of the same
-    shard, the second the shards."""
+    """The base of both kinds of shards. Along the first dimension of the mesh are the ranks with the same
+    shard, along the second the shards."""
 
     overlaps = False
 
@@ -102,11 +102,13 @@ class _Shards(Whole):
 
     def agree(self, reason):
         failed = self._any(reason is not None)
-        return argument_error("another shard cannot: its rank says why") if failed and not reason else reason
+        if failed and not reason:
+            return argument_error("a rank with another shard failed: read its error message")
+        return reason
 
     def _skip_together(self, gradients, parameters):
-        """Sets a gradient of this shard to NaN where one of another shard is not finite, so that all
-        shards skip the step. Sums of the elements are looked at."""
+        """If a gradient of another shard is not finite, sets one of this shard to NaN, so that all shards skip
+        the step. The check uses sums of the elements."""
         sums = [one.sum(dtype=torch.float32) for one in gradients if one is not None]
         if not self._any(sums and not math.isfinite(torch.stack(sums).sum().item())):
             return
@@ -128,7 +130,7 @@ class _Shards(Whole):
 
 
 class Sharded(_Shards):
-    """DTensors of FSDP2 on a mesh of two dimensions (HSDP), of replicas and of shards."""
+    """DTensors of FSDP2 on a mesh of two dimensions (HSDP): replicas and shards."""
 
     def local(self, tensor):
         if not isinstance(tensor, DTensor):
@@ -155,8 +157,8 @@ class Sharded(_Shards):
 
 
 class Inside(_Shards):
-    """Parameters that all ranks have, of which those of a host work on a shard each: torch's group
-    inside the host reduces gradients before, and gathers parameters afterwards."""
+    """Parameters that all ranks have. Each rank of a host works on a shard of them: before that torch's group
+    inside the host reduces the gradients, and afterwards it gathers the parameters."""
 
     def ranks(self, comm):
         return dist.get_rank(), dist.get_world_size()
@@ -179,7 +181,7 @@ class Inside(_Shards):
 
     def complete(self, state):
         for parameter, values in state.items():
-            names = [None] * self.mesh.size(1)  # a rank has few names for a parameter of which it has no element
+            names = [None] * self.mesh.size(1)  # without elements a rank has few names for a parameter
             dist.all_gather_object(names, list(values), group=self._group)
             for name in dict.fromkeys(sum(names, [])):
                 value = values.get(name)
@@ -188,7 +190,7 @@ class Inside(_Shards):
                 values[name] = value.full_tensor() if isinstance(value, DTensor) else value
 
     def _buckets(self, parameters):
-        """Yields buckets of parameters of one type, as (their numbers, the elements of a shard of each)."""
+        """Yields buckets of parameters with the same type, as (their numbers, the size of a shard of each)."""
         some, count, size = [], 0, self.mesh.size(1)
         for number, one in enumerate(parameters):
             if some and (count >= _BUCKET_SIZE or one.dtype != parameters[some[0]].dtype):
@@ -240,7 +242,7 @@ class Inside(_Shards):
 
 
 def _fill_rows(rows, elements):
-    """Copies elements into rows, one row after the other; the rest of the last row stays."""
+    """Copies elements into rows, one row after the other. The rest of the last row does not change."""
     count = rows.shape[1]
     full = len(elements) // count if count else 0
     rows[:full] = elements[: full * count].view(full, count)
@@ -249,13 +251,15 @@ def _fill_rows(rows, elements):
 
 
 def shards_of(parameters):
-    """Returns the layout of the parameters. Raises `Error` for those that cannot be used."""
+    """Returns the layout of the parameters. Raises `Error` if they cannot be used."""
     kinds = {isinstance(one, DTensor) for one in parameters}
     if kinds <= {False}:
         return Whole()
     meshes = {one.device_mesh if isinstance(one, DTensor) else None for one in parameters}
     if len(meshes) > 1:
-        raise argument_error(f"the parameters have {len(meshes)} meshes, or some have none: all want the same")
+        raise argument_error(
+            f"the parameters have {len(meshes)} device meshes (None counts as one): all must have the same mesh"
+        )
     mesh = meshes.pop()
     if mesh.ndim != 2:
         raise argument_error(
@@ -269,12 +273,12 @@ def shards_of(parameters):
 
 
 def inside_of(group, inside, device_type, reason, timeout):
-    """Returns the shards of a model that all ranks have. Collective.
+    """Returns the shards of a model whose parameters all ranks have. Collective.
 
-    group: the model's; None: all processes
-    inside: "auto": the ranks of a host have one each, if several hosts have the same number of
-        ranks; a process group of this rank's host; None: there are no shards
-    reason: why "auto" makes none
+    group: the model's group; None: all processes
+    inside: "auto": each rank of a host gets a shard, if several hosts have the same number of ranks; a process
+        group of this rank's host; None: there are no shards
+    reason: the reason why "auto" makes no shards
     """
     if inside is None or (inside == "auto" and reason):
         return Whole(reason) if reason else Whole()
@@ -296,12 +300,12 @@ def inside_of(group, inside, device_type, reason, timeout):
 
 
 def _reason_for_none(rows, said, size, auto):
-    """Returns why there can be no shards; None: there can. rows: the ranks of each host"""
+    """Returns the reason why shards are impossible; None: they are possible. rows: the ranks of each host"""
     sizes = sorted({len(one) for one in rows.values()})
     if size != dist.get_world_size():
         return "the model's group is not of all processes"
     if not auto and any(rank not in one for rank, one in enumerate(said)):
-        return "a group is not of its rank"
+        return "a rank is not a member of the group that it passed as inside"
     if len(sizes) > 1:
         return f"hosts have different numbers of ranks, {sizes[0]} to {sizes[-1]}"
     if len(rows) == 1:
@@ -315,7 +319,8 @@ class _Done(dist.Work):
 
 
 class _Alone(dist.ProcessGroup):
-    """A group of this rank alone. It is not made by torch.distributed, whose groups all ranks must create."""
+    """A group of this rank alone. torch.distributed cannot create it, since all ranks must create its
+    groups."""
 
     def __init__(self):
         super().__init__(0, 1)
@@ -325,13 +330,13 @@ class _Alone(dist.ProcessGroup):
 
 
 def stop_all_reduce(model):
-    """Lets FSDP reduce gradients inside the shards' groups only, not between replicas."""
+    """Makes FSDP reduce gradients only inside the shards' groups, not between replicas."""
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
         state = module._get_fsdp_state()
         for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
             if group is not None:
-                # set_requires_all_reduce(False) would keep what it leaves out to itself, for the next
-                # backward pass.
+                # set_requires_all_reduce(False) would not do: it keeps the gradients that it does not reduce
+                # for the next backward pass.
                 group.mesh_info.replicate_process_group = _Alone()

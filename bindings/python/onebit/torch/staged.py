@@ -1,10 +1,10 @@
-"""Parameters on any device of torch, with the library's work on the processor
+"""Supports parameters on any device of torch, while the library works on the processor
 (docs/python-optimizers.md#on-a-gpu-through-the-host).
 
-The library reads and writes copies in memory of the host, which is pinned if the device has
-streams. Gradients are copied during the backward pass, one bucket after the one that is exchanged.
-After the step the parameters are copied back, and the program's later work on its stream waits for
-that. Only what torch has for all devices is used.
+The library reads and writes copies in memory of the host, which is pinned if the device has streams. During the
+backward pass the gradients of one bucket are copied while the bucket before it is exchanged. After the step the
+parameters are copied back, and the program's later work on its stream waits for these copies. Only torch
+functions that exist for all devices are used.
 """
 
 import collections
@@ -17,7 +17,7 @@ from onebit import _native
 from onebit._native import OnebitWarning, argument_error
 
 _CHOICES = "auto", "host", "device"
-_INTEGERS = {2: torch.int16, 4: torch.int32}  # the integer type by an element's bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # integer type, by the bytes of an element
 
 
 def has_kernels():
@@ -25,17 +25,17 @@ def has_kernels():
 
 
 def is_staged(stage, parameters):
-    """True if an optimizer of these parameters works on copies of them in memory of the host.
+    """True if an optimizer of these parameters works on copies in memory of the host.
 
-    stage: "host"; "device": the library's kernels are used; "auto": kernels for CUDA devices if the
-        library has them, else copies. ONEBIT_STAGE=always in the environment stages tensors of the
-        processor too.
+    stage: "host"; "device": the library's kernels are used; "auto": kernels for CUDA devices if the library has
+        them, else copies. With ONEBIT_STAGE=always in the environment, tensors in the processor's memory are
+        copied too.
     """
     if stage not in _CHOICES:
         raise argument_error(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
     kinds = {one.device.type for one in parameters} - {"cpu"}
     if "meta" in kinds:
-        return False  # there is nothing to copy; the library refuses it
+        return False  # there is nothing to copy; the library rejects such tensors
     may_use = kinds == {"cuda"} and has_kernels()
     if stage == "device" and kinds and not may_use:
         raise argument_error(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
@@ -49,8 +49,8 @@ def is_staging_forced():
 
 
 def _stream_of(device):
-    """Returns a stream for copies, or None where copies are made at once: from the processor's memory, on a
-    device that is no accelerator of torch's, and with torch before 2.7."""
+    """Returns a stream for copies. None: copies are made at once, which is so for the processor's memory, for a
+    device that is not an accelerator of torch, and with torch before 2.7."""
     accelerator = getattr(torch, "accelerator", None)
     if (
         accelerator is None
@@ -63,20 +63,20 @@ def _stream_of(device):
 
 
 class Writes:
-    """Finds the program's writes to parameters between two steps. A write through `.data` changes
-    no version: sums of the bits find it, in some of the steps, and from then on parameters count as
-    written to in every step.
+    """Finds the program's writes to parameters between two steps. A write through `.data` changes no version
+    number. In some steps sums of the bits find such a write; from then on parameters count as written to in
+    every step.
 
-    sums: whether they are made, which waits for a device
+    sums: whether sums are computed, which waits for a device
     """
 
     def __init__(self, sums=True):
         self._has_sums = sums
-        self._elements = []  # the flat tensors
-        self._counted = []  # the program's tensors, to which the elements belong
-        self._versions = []  # the tensors' versions when they were marked
+        self._elements = []  # the flat tensors that are checked
+        self._counted = []  # the program's tensors that contain these elements
+        self._versions = []  # the tensors' versions at the time of `mark`
         self._steps = 0
-        self._sums = []  # sums of the elements' bits after the latest step that is checked
+        self._sums = []  # sums of the elements' bits after the latest step with a check
         self._is_untold = False
 
     def add(self, elements, parameter):
@@ -85,15 +85,15 @@ class Writes:
         self._versions.append(parameter._version)
 
     def refresh(self):
-        """Looks for writes since the latest step; returns True if there was one."""
+        """Looks for writes since the latest step. Returns True if there was one."""
         changed = self._versions != self._found_versions()
         if not changed and not self._is_untold and self._is_looked_at():
             self._is_untold = self._sums != self._found_sums()
             if self._is_untold:
                 warnings.warn(
-                    f"parameters were written to through .data after step {self._steps}: what was "
-                    "written so after earlier steps is lost; from now on it is not, at the price "
-                    "of a copy of all parameters a step. Write to them under torch.no_grad()",
+                    f"parameters were written to through .data after step {self._steps}. Such writes after "
+                    "earlier steps are lost. Later ones are kept, but each step now copies all parameters "
+                    "to find them. Write to parameters under torch.no_grad() instead",
                     OnebitWarning,
                     stacklevel=2,
                 )
@@ -110,7 +110,7 @@ class Writes:
             self._sums = self._found_sums()
 
     def _is_looked_at(self):
-        """True in steps 1, 2, 4, 8, ..., and in every 64th."""
+        """True in steps 1, 2, 4, 8, ..., and in every 64th step."""
         return self._has_sums and self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
 
     def _found_versions(self):
@@ -123,15 +123,15 @@ class Writes:
 
 
 class Stage:
-    """The copies of an optimizer's parameters and gradients in memory of the host."""
+    """The copies of an optimizer's parameters and gradients in the host's memory."""
 
     def __init__(self):
         self._parameters = []  # (the elements on the device, their copy)
         self.writes = Writes()  # finds writes to the parameters
-        self._gradients = {}  # by number
+        self._gradients = {}  # by number of the parameter
         self._streams = {}  # the stream for copies, by device; None: copies block
         self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
-        self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
+        self._buckets = collections.deque()  # (events after its copies, numbers) of each bucket, oldest first
 
     def _stream(self, device):
         if device not in self._streams:
@@ -146,14 +146,14 @@ class Stage:
         return torch.empty(elements.shape, dtype=elements.dtype, device="cpu", pin_memory=pinned)
 
     def add(self, elements, parameter):
-        """Makes and returns the copy of a parameter's elements, which are flat."""
+        """Creates and returns the copy of a parameter's elements, which must be flat."""
         copy = self._host(elements).copy_(elements)
         self._parameters.append((elements, copy))
         self.writes.add(elements, parameter)
         return copy
 
     def gradient(self, number, elements):
-        """Returns the memory of the copy of a gradient."""
+        """Returns the memory for the copy of a gradient."""
         known = self._gradients.get(number)
         if known is None or (known.dtype, known.shape) != (elements.dtype, elements.shape):
             known = self._gradients[number] = self._host(elements)
@@ -173,15 +173,15 @@ class Stage:
         self._copied.append(number)
 
     def begin(self, number, elements):
-        """Begins to copy. Returns the copy, and a function that waits until it is complete."""
+        """Begins to copy a gradient. Returns the copy, and a function that waits until it is complete."""
         copy = self.gradient(number, elements)
         self._copy(copy, elements, elements.device)
         stream = self._stream(elements.device)
         return copy, stream.record_event().synchronize if stream else lambda: None
 
     def end_bucket(self, tell):
-        """Calls `tell` with the number of each gradient whose copy is complete, those of the bucket
-        that ends now excepted: its copies go on."""
+        """Calls `tell` with the number of each gradient whose copy is complete. Gradients of the bucket that
+        ends now are not included: their copies are still running."""
         events = [stream.record_event() for _, stream in self._running()]
         self._buckets.append((events, self._copied))
         self._copied = []
@@ -200,21 +200,21 @@ class Stage:
             stream.synchronize()
 
     def refresh(self):
-        """Copies the parameters if the program has written to them since the latest step. Returns
-        True if so."""
+        """Copies the parameters if the program has written to them since the latest step. Returns True if it
+        has."""
         found = self.writes.refresh()
         if found:
             self.take()
         return found
 
     def take(self):
-        """Copies the parameters as they are now."""
+        """Copies the present values of the parameters."""
         for elements, copy in self._parameters:
             copy.copy_(elements)
         self.writes.mark()
 
     def copy_back(self):
-        """Begins to copy the parameters back; the program's streams wait for it."""
+        """Begins to copy the parameters back. The program's streams wait for the end of the copies."""
         for elements, copy in self._parameters:
             self._copy(elements, copy, elements.device)
         for device, stream in self._running():

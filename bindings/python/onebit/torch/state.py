@@ -1,10 +1,10 @@
-"""Makes torch's `optimizer.state[parameter]` from the library's state, and back.
+"""Converts between torch's `optimizer.state[parameter]` and the library's state.
 
-A rank's part of a checkpoint (docs/checkpoints.md) has all of the library's state. Its sections of
-elements become tensors of the parameter's shape, named as in `_NAMES`. State that each rank has for
-itself has the rank behind its name, so that all ranks can save into one checkpoint
-(torch.distributed.checkpoint). The rest of a part is `head_RANK` of the first parameter, a tensor
-of uint8, whose elements do not change where torch converts a state to the type of its parameter.
+A rank's part of a checkpoint (docs/checkpoints.md) has all of the library's state. Its sections of elements
+become tensors of the parameter's shape, named as in `_NAMES`. If each rank has its own state, the name ends
+with the rank, so that all ranks can save into one checkpoint (torch.distributed.checkpoint). The rest of a part
+is the tensor `head_RANK` of the first parameter. It has type uint8, so that its elements do not change if torch
+converts a state to the type of its parameter.
 """
 
 import functools
@@ -21,7 +21,7 @@ from onebit._native import OnebitWarning, argument_error
 from onebit.torch import remainder
 from onebit.torch.ranks import FLOATS, agreed, gather
 
-# The names of a part's sections.
+# The names of a part's sections in torch's state.
 _NAMES = {
     part.PARAMETERS: "parameter",
     part.MOMENTUM: "momentum",
@@ -34,29 +34,30 @@ _NAMES = {
     part.MOMENTS: "own_variance",
 }
 _RESIDUALS = part.WORKER, part.SERVER
-# The sections that are made of the state of torch's optimizers.
+# The sections that are computed from the state of torch's own optimizers.
 _OF_TORCH = {
     "exp_avg": part.MOMENTUM,
     "momentum_buffer": part.MOMENTUM,
     "exp_avg_sq": part.VARIANCE,
 }
-# By kind, the sections that exist only before or after the freeze, or for some elements. They are
-# saved as zeros otherwise, since loading in place needs the same names always; residuals too.
+# By kind, the sections that exist only before or after the freeze, or only for some elements. When they do not
+# exist, they are saved as zeros, and so are residuals: loading in place always needs the same names.
 _LATER = {
     "lamb": (part.FRESH,), "zero_one_adam": (part.ANCHOR, part.PARAMETERS), "lion": (part.MOMENTUM,),
     "efficient_adam": (part.VARIANCE,), "efficient_lamb": (part.VARIANCE,),
 }
 _HEAD = "head_"
-# The bytes of a head in any stage of an optimizer: tensors of a fixed size can be loaded in place.
+# The bytes of a head, in each stage of an optimizer. The size is fixed so that the tensor can be loaded in
+# place.
 _HEAD_BYTES, _HEAD_BYTES_OF_TENSOR = 2**14, 512
-_SECTION = 4096  # elements of a section, few since its checksum is computed in Python
-_COMPRESSED = 2  # stage: momentum is the latest message
+_SECTION = 4096  # elements of a section: few, since Python computes its checksum
+_COMPRESSED = 2  # stage: the momentum is the latest message
 
 
 class Head(NamedTuple):
-    """A part without its elements: its header, beta1 of the latest step, its sections as (what,
-    space, first, count, values), with None instead of elements, and the number of its shard, 0
-    without shards."""
+    """A part without its elements. It has the header, beta1 of the latest step, the sections as (what, space,
+    first, count, values), with None in place of elements, and the number of the shard, which is 0 without
+    shards."""
 
     header: bytearray
     beta1: float
@@ -81,15 +82,15 @@ def flat(tensor):
 
 
 def in_order_of(tensor, parameter):
-    """Returns the tensor, or a copy with the strides of the parameter; None for None."""
+    """Returns the tensor, or a copy of it with the strides of the parameter. Returns None for None."""
     if tensor is None or strides_of(tensor) == strides_of(parameter):
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
 def _is_own(what, header):
-    """True if each rank has a section of its own: residuals and own moments; shards, such as Lion's
-    momentum; and 0/1 Adam's state that differs between synchronisations."""
+    """True if each rank has its own such section: residuals and a rank's own moments; shards, such as Lion's
+    momentum; and that state of 0/1 Adam which differs between synchronisations."""
     kind = part.kind_of(header)
     return (
         what in (*_RESIDUALS, part.MOMENTS)
@@ -100,8 +101,8 @@ def _is_own(what, header):
 
 
 def _is_kept(what, header, parameters):
-    """True if a section is in the state: parameters in float32 that are equal on all ranks are the model's, not
-    the state's."""
+    """True if a section is in the state. Parameters in float32 that are equal on all ranks belong to the model,
+    not to the state."""
     wide = not parameters or parameters[0].dtype == torch.float32
     return what != part.PARAMETERS or part.kind_of(header) == "zero_one_adam" or not wide
 
@@ -115,7 +116,7 @@ def _spans_overlap(spans):
 
 
 def _find_spans(opened):
-    """Returns by kind the first and end of each section of elements in all parts."""
+    """Returns, by kind, the first element and the end of each section of elements in all parts."""
     spans = {}
     for one in opened:
         for what, space, first, values in one.sections:
@@ -154,7 +155,7 @@ def _decode_head(tensor):
 
 
 def of_parts(parameters, parts, beta1, shards):
-    """Returns the state of parameters from a whole part of this rank's, or from the parts of all ranks."""
+    """Returns the state of parameters from this rank's whole part, or from the parts of all ranks."""
     opened = [part.read_part(one) for one in parts]
     spans, arrays = _find_spans(opened), {}
     state = {one: {} for one in parameters}
@@ -191,7 +192,7 @@ def of_parts(parameters, parts, beta1, shards):
 
 
 def _section_name(what, header, alone):
-    """alone: the rank is part of it."""
+    """Returns the name of a section. alone: whether the rank is part of the name"""
     return f"{_NAMES[what]}_{part.rank_of(header)}" if alone else _NAMES[what]
 
 
@@ -201,7 +202,8 @@ def _later_sections(header):
 
 
 def _slice_elements(pieces, first, count):
-    """Returns the elements that pieces (first, values) have, with zeros between; None: there are none."""
+    """Returns the elements that pieces (first, values) contain, with zeros between the pieces. None: there are
+    no elements."""
     made = None
     for begin, values in pieces:
         low, high = max(first, begin), min(first + count, begin + len(values))
@@ -215,7 +217,7 @@ def _slice_elements(pieces, first, count):
 
 
 class _Loaded:
-    """A state that is to be loaded, on this rank."""
+    """A state that is being loaded, on this rank."""
 
     def __init__(self, optimizer, state):
         local = optimizer._shards.local
@@ -234,10 +236,12 @@ class _Loaded:
         for head in self.heads.values():
             elements = part.elements_of(head.header)
             if elements != self.firsts[-1]:
-                raise argument_error(f"the state is of {elements} elements, and here are {self.firsts[-1]}")
+                raise argument_error(
+                    f"the state has {elements} elements, the optimizer's parameters have {self.firsts[-1]}"
+                )
             if head.shard != optimizer._shards.number:
                 raise argument_error(
-                    f"the state is of shard {head.shard} alone, and this rank has shard "
+                    f"the state has shard {head.shard} only, and this rank has shard "
                     f"{optimizer._shards.number}: save with torch.distributed.checkpoint, each rank its "
                     "own, or after consolidate_state_dict() on all ranks"
                 )
@@ -252,8 +256,8 @@ class _Loaded:
                 is_bytes = name.startswith((_HEAD, remainder.NAME))
                 if self.heads and rounded and not is_bytes and name != "step":
                     warnings.warn(
-                        f"{name} of parameter {number} was rounded to {value.dtype}: load the "
-                        "state after onebit.torch.compress, and it is exact",
+                        f"{name} of parameter {number} was rounded to {value.dtype} when it was loaded: to keep "
+                        "exact values, call onebit.torch.compress before load_state_dict",
                         OnebitWarning,
                         stacklevel=8,
                     )
@@ -261,7 +265,7 @@ class _Loaded:
 
     @functools.cached_property
     def template(self):
-        """The part that this rank would save now."""
+        """Returns the part that this rank would save now."""
         return part.read_part(self.optimizer.onebit.save_whole())
 
     @property
@@ -269,7 +273,7 @@ class _Loaded:
         return part.ranks_of(next(iter(self.heads.values())).header)
 
     def summary(self):
-        """Returns what all ranks must know of this state."""
+        """Returns the facts about this state that all ranks must know."""
         if not self.heads:
             return {"is": "torch's" if any(self.state.values()) else "none"}
         complete = sorted(self.heads) == list(range(self.ranks))
@@ -278,17 +282,17 @@ class _Loaded:
         return {"is": "ours", "whole": complete and self.ranks, "apart": apart, "steps": steps}
 
     def head_bytes(self):
-        """Returns the bytes of the head of the first rank whose head is here."""
+        """Returns the bytes of the head of the lowest rank whose head this state has."""
         name = f"{_HEAD}{min(self.heads)}"
         return self.state[self.parameters[0]][name].detach().cpu().numpy().tobytes()
 
     def take_head(self, data):
-        """Uses the head of a rank that was saved, on a rank that was not."""
+        """Uses the head of a rank that saved, on a rank that did not save."""
         head = _decode_head(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.heads = {part.rank_of(head.header): head}
 
     def values(self, name, first, count):
-        """Returns elements from number `first` on."""
+        """Returns `count` elements from number `first` on."""
         made = np.empty(count, "<f4")
         for number, parameter in enumerate(self.parameters):
             begin, end = self.firsts[number : number + 2]
@@ -296,7 +300,7 @@ class _Loaded:
             if low >= high:
                 continue
             value = self.state[parameter].get(name)
-            if name == "":  # the parameters themselves
+            if name == "":  # "" stands for the parameters themselves
                 value = parameter.detach()
             if value is None:
                 raise argument_error(f"parameter {number} has no {name} in the state")
@@ -311,7 +315,8 @@ class _Loaded:
         return any(name in one for one in self.state.values())
 
     def _parameters_at(self, names, first, count, apart):
-        """Returns parameters: for 16 bits the master values, unless another model was loaded; else the model's."""
+        """Returns parameters. For 16 bits these are the master values, unless another model was loaded;
+        otherwise those of the model."""
         name = next(filter(self._has, names), None)
         now = self.values("", first, count)
         if name is None or (not apart and self.parameters[0].dtype == torch.float32):
@@ -323,8 +328,8 @@ class _Loaded:
         return np.where(rounded == now, masters, now)
 
     def part(self, rank, ranks, whole):
-        """Returns the part that rank `rank` of `ranks` would have saved. whole: true if the values
-        of each rank are known; otherwise those of another rank are used, without residuals."""
+        """Returns the part that rank `rank` of `ranks` would have saved. whole: whether the values of each rank
+        are known. If not, the values of another rank are used, without residuals."""
         source = rank if rank in self.heads else min(self.heads)
         head, known = self.heads[source], whole or (rank == source)
         elements = int(self.firsts[-1])
@@ -350,8 +355,8 @@ class _Loaded:
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
     def _moments_of(self, rank):
-        """Returns another rank's moments for all elements. If it had only some, as in a
-        hierarchical schedule, the others are the mean of those in their tensor, or of all."""
+        """Returns another rank's moments for all elements. If it had moments of only some elements, as in a
+        hierarchical schedule, the others become the mean of those in their tensor, or of all."""
         spans = [
             (first, count)
             for what, _, first, count, values in self.heads[rank].sections
@@ -376,14 +381,14 @@ class _Loaded:
             return self._parameters_at(names, first, count, part.apart_of(header))
         return self.values(next(filter(self._has, names), names[0]), first, count)
 
-    # --- Of torch's optimizers
+    # --- State of torch's optimizers
 
     def part_of_torch(self, alone):
-        """Makes a part from the moments and the number of steps of a dense optimizer. If the
-        warm-up would be over, it ends with the next step; without a warm-up, or with one of divided
+        """Returns a part computed from the moments and the number of steps of a dense optimizer. If the warm-up
+        would already be over, it ends with the next step. Without a warm-up, or with a warm-up of divided
         gradients, the momentum is converted.
 
-        alone: as a single rank would have saved it, which is the same on ranks with the same
+        alone: whether the part is as if a single rank had saved it, which is the same on ranks with the same
             moments
         """
         header, sections = bytearray(self.template.header), []
@@ -413,7 +418,7 @@ class _Loaded:
         return part.write_part(header, self.template.tensors, sections, _SECTION)
 
     def _moments(self):
-        """Returns the moments of torch's optimizer; zeros where a parameter has had no gradient."""
+        """Returns the moments of torch's optimizer. A parameter that has had no gradient gets zeros."""
         arrays = {}
         for torchs, what in _OF_TORCH.items():
             if not self._has(torchs):
@@ -428,8 +433,8 @@ class _Loaded:
         return np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
 
     def _divide_momentum(self, arrays, steps, over):
-        """Converts compressed tensors' momentum to that of divided gradients or, if the warm-up is
-        `over`, to the step."""
+        """Converts the momentum of compressed tensors to that of divided gradients or, if the warm-up is
+        `over`, to that of steps."""
         momentum, variance = arrays[part.MOMENTUM], arrays[part.VARIANCE]
         defaults = self.optimizer.defaults
         beta1, beta2 = self.optimizer._beta1, defaults["betas"][1]
@@ -438,13 +443,13 @@ class _Loaded:
         arrays[part.MOMENTUM] = np.where(self._dense_elements(), momentum, divided)
 
     def _own_moments(self, variance, ranks):
-        """Returns the moments of each rank's own gradients, as if the ranks' gradients were independent."""
+        """Returns the moments of each rank's own gradients, which are assumed to be independent."""
         return np.where(self._dense_elements(), variance, variance * ranks)
 
 
 def _share_heads(comm, loaded, steps):
-    """Gives another rank's head to ranks of which a checkpoint loaded in place
-    (torch.distributed.checkpoint) has none, since fewer ranks have saved it."""
+    """Gives another rank's head to ranks without one. With a checkpoint that is loaded in place
+    (torch.distributed.checkpoint) these exist if fewer ranks have saved it."""
     if min(steps) or not max(steps):
         return
     heads = gather(comm, loaded.head_bytes())
@@ -453,9 +458,9 @@ def _share_heads(comm, loaded, steps):
 
 
 def load(optimizer, state, begin):
-    """Loads a state into an optimizer. Returns True if there was one. Collective.
+    """Loads a state into an optimizer. Returns True if the state was not empty. Collective.
 
-    begin: is called with beta1 of the latest step, or None, before anything is loaded
+    begin: a function that is called with beta1 of the latest step, or None, before anything is loaded
     """
     comm = optimizer.comm
     loaded = agreed(comm, lambda: _Loaded(optimizer, state), optimizer._shards)
@@ -480,11 +485,11 @@ def load(optimizer, state, begin):
 
     parts, mine = agreed(comm, make_parts)
     if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
-        parts = [mine]  # no rank needs parts of others
+        parts = [mine]  # no rank needs the parts of other ranks
     elif kinds == ["torch's"]:
         mine = loaded.part_of_torch(alone=False)
-    # Each rank's share of its parameters will be all ranks', so these must be equal. Between two
-    # synchronisations of 0/1 Adam they are not, and are in the state.
+    # All ranks will get each rank's share of its parameters, so the parameters must be equal. Between two
+    # synchronisations of 0/1 Adam they are not equal, and the state contains them.
     if optimizer.onebit.info()["synchronized"] and not any(one.get("apart") for one in everyone):
         optimizer.onebit.compare()
     begin(next(iter(loaded.heads.values())).beta1 if loaded.heads else None)

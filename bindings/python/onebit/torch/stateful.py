@@ -1,4 +1,4 @@
-"""The base of optimizers with torch's interface, whose state is the library's."""
+"""The base of optimizers with torch's interface that keep their state in the library."""
 
 import warnings
 
@@ -11,14 +11,14 @@ from onebit.torch.shards import Whole
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
-    """A derived class has `onebit`, `comm`, `_parameters` in the order of the library's tensors,
-    `_beta1` of the latest step, `_has_state` and `_begin_loading`, and calls `_forget_state` after
+    """The base class. A derived class has `onebit`, `comm`, `_parameters` in the order of the library's
+    tensors, `_beta1` of the latest step, `_has_state` and `_begin_loading`. It calls `_forget_state` after
     each step."""
 
     _state = _remainder = None
     _shards = Whole()
     _consolidated = _has_warned = _closed = False
-    _divides, _no_warmup, _warmup_steps = False, False, 0  # set by the optimizer's options
+    _divides, _no_warmup, _warmup_steps = False, False, 0  # the optimizer's options determine these
 
     def _forget_state(self):
         self._state, self._consolidated = None, False
@@ -28,8 +28,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self):
-        """Returns each parameter's state by name: copies, which are made at the first access after a step. It
-        is empty before the library's optimizer is made and after `close`."""
+        """Returns each parameter's state by name. The values are copies, which are made at the first access
+        after a step. The state is empty before the library's optimizer is created and after `close`."""
         if not self._has_state():
             return self._state or {}
         if self._state is None:
@@ -40,7 +40,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return state.of_parts(self._parameters, parts, self._beta1, self._shards)
 
     def _with_remainder(self, found):
-        """Adds the state of the parameters which torch's own optimizer steps, and the hook's."""
+        """Adds the state of the parameters that torch's own optimizer steps, and the hook's state."""
         if self._remainder is None:
             return found
         first = self._parameters[0]
@@ -50,12 +50,12 @@ class StatefulOptimizer(torch.optim.Optimizer):
     @state.setter
     def state(self, value):
         if self._has_state():
-            raise argument_error("the state is the library's: load_state_dict changes it")
+            raise argument_error("state cannot be assigned, since the library holds it: call load_state_dict")
         self._state = value
 
     def consolidate_state_dict(self, to=0):
-        """Makes the next `state_dict` of rank `to` that of all ranks, as with torch's ZeroRedundancyOptimizer:
-        for a program in which one rank saves. Collective."""
+        """Makes the next `state_dict` of rank `to` contain the state of all ranks, as with torch's
+        ZeroRedundancyOptimizer. It is for a program in which only one rank saves. Collective."""
         before = self._count_sent()
         parts = gather(self.comm, self.onebit.save())
         if self._remainder is not None:
@@ -70,8 +70,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         """Returns the state in torch's form. It has the residuals of this rank, or after
-        `consolidate_state_dict` of all ranks. Local."""
-        self.onebit.handle  # noqa: B018: raises if it is closed
+        `consolidate_state_dict` those of all ranks. Local."""
+        self.onebit.handle  # noqa: B018: raises if the optimizer is closed
         self._warn_of_missing_residuals()
         return super().state_dict()
 
@@ -81,16 +81,16 @@ class StatefulOptimizer(torch.optim.Optimizer):
         if not self.onebit.info()["steps"]:
             return
         self._has_warned = True
-        self._warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint all"))
+        self._warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint saves all"))
 
     def load_state_dict(self, state_dict):
-        """Loads a rank's own state, one that was consolidated, a list of all that were saved, or
-        that of torch's Adam, AdamW or SGD (docs/python-optimizers.md#checkpoints). Load the model's
-        parameters before. Collective."""
+        """Loads a rank's own state, a consolidated state, a list of all saved states, or a state of torch's
+        Adam, AdamW or SGD (docs/python-optimizers.md#checkpoints). Load the model's parameters before this
+        call. Collective."""
         self._load(*agreed(self.comm, lambda: self._merged(state_dict)))
 
     def _merged(self, state_dict):
-        """Returns the state by parameter, of one state_dict or a list of all, and the groups."""
+        """Returns the state by parameter, from one state_dict or a list of all of them, and the groups."""
         dicts, merged = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict], {}
         groups = dicts[0]["param_groups"]
         self._check_groups(groups)
@@ -105,7 +105,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return merged, groups
 
     def _load(self, loaded, groups=None):
-        """groups: as saved; None: these stay."""
+        """Loads a state. groups: the saved groups; None: the groups do not change."""
         mine = [dict(group) for group in self.param_groups]
         for group, saved in zip(self.param_groups, groups or ()):
             group.update({name: saved[name] for name in saved if name != "params"})
@@ -121,4 +121,4 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def _check_groups(self, groups):
         counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]
         if counts[0] != counts[1]:
-            raise argument_error(f"the state's groups have {counts[0]} parameters, these {counts[1]}")
+            raise argument_error(f"the loaded groups have {counts[0]} parameters, the optimizer's {counts[1]}")

@@ -1,6 +1,6 @@
 """Callbacks for trainers: `onebit.torch.TrainerCallback` for Hugging Face's,
-`onebit.torch.LightningCallback` for Lightning's. Each class is made at its first use, since its
-base class is the trainer's."""
+`onebit.torch.LightningCallback` for Lightning's. Each class is created at its first use, since its
+base class belongs to the trainer."""
 
 import warnings
 
@@ -19,7 +19,7 @@ class _Compressing:
         self._kind, self._options, self.optimizer, self._ended = kind, options, None, False
 
     def _begin(self, model, optimizer):
-        """model: a DistributedDataParallel; None: there is none"""
+        """Compresses the optimizer. model: a DistributedDataParallel; None: there is none"""
         if model is None:
             warnings.warn("the trainer has not wrapped its model in a DistributedDataParallel: "
                           "nothing is exchanged, and nothing is compressed", OnebitWarning,
@@ -32,13 +32,14 @@ class _Compressing:
         return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
 
     def _synchronize(self):
-        """Makes the ranks' models equal before a validation: local steps of method "auto" make them differ."""
+        """Makes the ranks' models equal before a validation, since local steps of method "auto"
+        make them differ."""
         for one in self._every():
             if hasattr(one, "automatic"):
                 one.automatic.synchronize()
 
     def _end(self, is_first):
-        """Prints the traffic saved, in the first process."""
+        """Prints the saved traffic, on the first process."""
         self._ended, every = True, self._every()
         for one in every if self.optimizer is not None else ():
             one.close()
@@ -68,7 +69,7 @@ def trainer_callback():
         on_epoch_end = on_step_end
 
         def on_evaluate(self, args, state, control, **_):
-            if args.save_strategy == "best" and not self._ended:  # whether it is, is known next
+            if args.save_strategy == "best" and not self._ended:  # the result is known later
                 self.on_step_end(args, state, transformers.TrainerControl(should_save=True))
 
         def on_train_end(self, args, state, control, **_):

@@ -1,10 +1,10 @@
-"""Communicators of torch.distributed's process groups: over the library's own sockets, over gloo's
-point-to-point calls, or over NCCL, whose unique id the group's store carries.
+"""Creates communicators of torch.distributed's process groups: over the library's own sockets, over gloo's
+point-to-point calls, or over NCCL, whose unique id is sent through the group's store.
 
-torch's work object of a receive can be waited for, but not tested, and messages may arrive in
-another order than they are waited for. So with gloo a thread for each peer receives all the time: a
-header (tag and length), then the message, which it gives to the receive that waits for it, or
-stores until there is one. The slots of gloo's own collectives are others.
+torch's work object of a receive can be waited for, but not tested, and messages may arrive in another order
+than the program waits for them. So with gloo a thread for each peer always receives: a header (tag and
+length), then the message. The thread passes the message to the receive that waits for it, or stores it until
+there is one. gloo's own collectives use other slots.
 """
 
 import atexit
@@ -29,34 +29,35 @@ from onebit.torch.rendezvous import Rendezvous, create_sockets
 from onebit.torch.staged import has_kernels, is_staging_forced
 from onebit.transport import Transport
 
-HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's headers arrive in order, and so do its messages
-GOODBYE, ABORT = -1, -2  # in place of a tag: the last header of a rank that closes, or has failed
+HEADER, MESSAGE = 0, 1  # gloo's tags; the headers of a peer arrive in order, and so do its messages
+GOODBYE, ABORT = -1, -2  # in place of a tag: the last header of a rank that closes, or that has failed
 LARGEST_TAG = 2**30
-# With gloo's own timeout a group that sends nothing for half an hour would break.
+# The timeout of the gloo group. With gloo's own timeout a group that sends nothing for half an hour would
+# fail.
 FOR_EVER = datetime.timedelta(days=3650)
-# The number of messages to a peer that may be in flight. Waiting for the oldest is short, since the
-# peer's thread receives messages whatever the peer does.
+# The largest number of messages to a peer in flight. The wait for the oldest one is short, since the peer's
+# thread receives messages at any time.
 MOST_UNDER_WAY = 64
 
 SECONDS_AT_EXIT = 30  # the time in which all other ranks must say goodbye too
 
 _open = weakref.WeakSet()
-_ending = []  # the threads of transports that were released
+_ending = []  # the threads of released transports
 
 
 class GlooTransport(Transport):
-    """A `Transport` over a process group in which nothing else sends messages."""
+    """A `Transport` over a process group that is used for nothing else."""
 
     def __init__(self, group, timeout):
         self._group = group
         self._timeout = datetime.timedelta(seconds=timeout)
         self._rank, size = group.rank(), group.size()
         self._changed = threading.Condition()
-        # By (peer, tag): messages that no operation waits for yet; operations that wait, in their order.
+        # By (peer, tag): messages for which no operation waits yet; operations that wait, in their order.
         self._arrived = collections.defaultdict(collections.deque)
         self._wanted = collections.defaultdict(collections.deque)
-        self._failed = None  # the message of the failure that ended the transport
-        self._gone = {}  # by peer that sends nothing any more: the reason
+        self._failed = None  # the error message of the failure that ended the transport
+        self._gone = {}  # by peer that sends nothing more: the reason
         peers = [peer for peer in range(size) if peer != self._rank]
         self._sending = {peer: threading.Lock() for peer in peers}
         self._under_way = {peer: collections.deque() for peer in peers}
@@ -105,12 +106,12 @@ class GlooTransport(Transport):
             self._wanted[operation.peer, operation.tag].remove(operation)
 
     def abort(self):
-        self._fail("this rank has given up")
+        self._fail("this rank has aborted the communicator")
         self._tell_all(ABORT)
 
     def release(self):
-        """Sends all peers a goodbye, and waits until it is sent: the threads end when all peers have sent
-        theirs."""
+        """Sends a goodbye to all peers, and waits until it is sent. The threads end when all peers have sent
+        their goodbyes."""
         _open.discard(self)
         _ending[:] = [one for one in _ending if one.is_alive()] + self._threads
         self._tell_all(GOODBYE)
@@ -131,14 +132,15 @@ class GlooTransport(Transport):
             self._changed.notify_all()
 
     def _note_end(self, peer, reason):
-        """Records that a peer sends no more. The messages that it has sent can still be received."""
+        """Records that a peer sends nothing more. The messages that it has already sent can still be
+        received."""
         with self._changed:
             self._gone[peer] = reason
             self._changed.notify_all()
 
     def _tell_all(self, what):
         for peer in self._under_way:
-            with contextlib.suppress(Exception):  # a lost peer need not be told
+            with contextlib.suppress(Exception):  # a lost peer need not get the message
                 self._post(peer, what, b"")
 
     def _post(self, peer, tag, data):
@@ -152,7 +154,8 @@ class GlooTransport(Transport):
             self._wait_for_sends(peer, MOST_UNDER_WAY)
 
     def _wait_for_sends(self, peer, most):
-        """Waits for messages to a peer until `most` are under way: their memory is then free."""
+        """Waits until at most `most` messages to a peer are in flight. The memory of the others is then
+        free."""
         while len(self._under_way[peer]) > most:
             work, *_ = self._under_way[peer].popleft()
             work.wait(self._timeout)
@@ -172,7 +175,7 @@ class GlooTransport(Transport):
                     self._note_end(peer, f"rank {peer} has closed its communicator")
                     return
                 if tag == ABORT:
-                    self._fail(f"rank {peer} has given up")
+                    self._fail(f"rank {peer} has aborted the communicator")
                     continue
                 message = torch.empty(count, dtype=torch.uint8, device="cpu")
                 if count:
@@ -194,8 +197,8 @@ class GlooTransport(Transport):
 
 @atexit.register
 def _leave_all():
-    """Ends all transports at exit: a thread that returns from a receive while the interpreter ends would abort
-    the process."""
+    """Ends all transports at exit. Otherwise a thread that returns from a receive while the interpreter ends
+    would abort the process."""
     for transport in list(_open):
         transport.release()
     until = time.monotonic() + SECONDS_AT_EXIT
@@ -211,7 +214,7 @@ def check_member(group):
 
 
 def timeout_of(group, timeout):
-    """Returns the given seconds, else ONEBIT_TIMEOUT's, else those of the process group."""
+    """Returns the given seconds, or those of ONEBIT_TIMEOUT, or those of the process group."""
     name, asked = "timeout", timeout
     if timeout is None:
         name, asked = "ONEBIT_TIMEOUT", os.environ.get("ONEBIT_TIMEOUT")
@@ -222,12 +225,13 @@ def timeout_of(group, timeout):
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise argument_error(f"{name} is {asked} seconds")
+        raise argument_error(f"{name} is {asked} seconds: it must be a number above 0, or never")
     return min(seconds, FOR_EVER.total_seconds())
 
 
 def _own_timeout(group):
-    """Returns the group's timeout as the program has set it; of a backend without one torch's default."""
+    """Returns the group's timeout that the program has set, or torch's default for a backend that has no
+    timeout."""
     devices = getattr(group, "_device_types", None)  # from torch 2.0 on a group has a backend for each device
     backends = [group] if devices is None else [group._get_backend(one) for one in devices]
     options = [getattr(one, "options", None) for one in backends]
@@ -236,7 +240,7 @@ def _own_timeout(group):
 
 
 def _create_gloo(kind, rendezvous, timeout):
-    """Creates a communicator over gloo connections of its own."""
+    """Creates a communicator over its own gloo connections."""
     group = dist.ProcessGroupGloo(
         rendezvous.store_of("gloo"), rendezvous.rank, rendezvous.size, datetime.timedelta(seconds=timeout)
     )
@@ -289,14 +293,15 @@ class UniqueId(ctypes.Structure):
 
 
 class Nccl:
-    """The NCCL that the library itself calls: torch's, whose libnccl.so.2 is loaded before the library."""
+    """The same NCCL that the library calls, which is torch's: its libnccl.so.2 is loaded before the
+    library."""
 
     def __init__(self):
         library = _native.library()
         if not hasattr(library, "onebit_comm_create_nccl"):
             raise Error(Status.ERROR_UNSUPPORTED, f"{library._name} is built without NCCL")
         try:
-            # The search for names includes the libraries that the library is linked to.
+            # The search for names includes the libraries to which the library is linked.
             found = library if hasattr(library, "ncclGetUniqueId") else ctypes.CDLL("libnccl.so.2")
         except OSError as reason:
             raise Error(Status.ERROR_UNSUPPORTED, f"NCCL is not here: {reason}") from None
@@ -314,14 +319,14 @@ class Nccl:
             raise Error(Status.ERROR_TRANSPORT, f"{what}: {self._text(code).decode()}")
 
     def unique_id(self):
-        """Returns an id as text, for `create`."""
+        """Returns a unique id as text, for `create`."""
         made = UniqueId()
         self._check(self._id(ctypes.byref(made)), "ncclGetUniqueId")
         return bytes(made).hex()
 
     def _within(self, seconds, device, call, *arguments):
-        """Makes a call that has no time limit, in another thread, on a device. Returns its result,
-        or None after `seconds`."""
+        """Makes a call that has no time limit in another thread, on a device. Returns its result, or None
+        after `seconds`."""
         result = []
 
         def run():
@@ -347,7 +352,7 @@ class Nccl:
         try:
             check(self._create(nccl_comm, ctypes.byref(handle)))
         except Error as error:
-            if error.status != Status.ERROR_TRANSPORT:  # the library has aborted it
+            if error.status != Status.ERROR_TRANSPORT:  # otherwise the library has aborted it already
                 self._abort(nccl_comm)
             raise
         made = kind(handle, transport="nccl")
@@ -357,15 +362,15 @@ class Nccl:
 
 
 def _synchronize_and_abort(wait, comm):
-    """Waits for work that graphs have launched, for at most the timeout, and aborts the
-    communicator, which has no effect if it has failed."""
+    """Waits for work that graphs have launched, at most until the timeout. Then aborts the communicator,
+    which has no effect if it has already failed."""
     wait(_native.library().cudaDeviceSynchronize)
     _native.library().onebit_comm_abort(comm.handle)
 
 
 def suits_nccl(group, parameters, stage):
-    """True if an optimizer of these parameters could use NCCL, as the program's own collectives on
-    their devices do. All ranks get the same answer; their libraries may still have no NCCL."""
+    """True if an optimizer of these parameters could use NCCL, as the program's own collectives do on the
+    devices of these parameters. All ranks get the same answer. The ranks' libraries may still lack NCCL."""
     if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_staging_forced():
         return False
     if any(hasattr(one, "to_local") for one in parameters):  # all shards must skip a step together
@@ -393,8 +398,8 @@ def create_nccl(kind, group, timeout):
 
 
 def create_for(kind, parameters, stage, group, timeout):
-    """Creates a communicator for an optimizer of these parameters: over NCCL if it suits them and
-    every rank's library has kernels and NCCL, else over sockets."""
+    """Creates a communicator for an optimizer of these parameters. It is over NCCL if this suits the
+    parameters and if every rank's library has kernels and NCCL; otherwise it is over sockets."""
     check_member(group)
     if suits_nccl(group, parameters, stage):
         try:

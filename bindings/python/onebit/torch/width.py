@@ -1,9 +1,9 @@
-"""Chooses the bits of the gradients for a program's own optimizer, and whether a rank normalises
-them before."""
+"""Chooses the bits of gradients for a program's own optimizer, and whether each rank normalises its
+gradients before the exchange."""
 
 import torch
 
-# The steps of these do not change if all gradients of an element are multiplied by a positive
+# The steps of these optimizers do not change if all gradients of an element are multiplied by a positive
 # number.
 _ADAPTIVE = (
     torch.optim.Adam,
@@ -16,13 +16,14 @@ _ADAPTIVE = (
 
 
 def is_momentum(optimizer):
-    """True for SGD with momentum, which averages over steps as error feedback does: one bit is enough."""
+    """True for SGD with momentum. It averages over steps, as error feedback requires, so that one bit is
+    enough."""
     groups = optimizer.param_groups
     return isinstance(optimizer, torch.optim.SGD) and all(one["momentum"] > 0 for one in groups)
 
 
 def is_adaptive(optimizer):
-    """True for Adam and similar optimizers, if weight decay is not added to the gradient."""
+    """True for Adam and similar optimizers, unless weight decay is added to the gradient."""
     coupled = not isinstance(optimizer, torch.optim.AdamW) and any(
         one.get("weight_decay", 0) and not one.get("decoupled_weight_decay")
         for one in optimizer.param_groups
@@ -31,7 +32,8 @@ def is_adaptive(optimizer):
 
 
 def choose(optimizer, bits, normalise):
-    """Returns the bits, and whether to normalise; an argument that is None is chosen by the optimizer."""
+    """Returns the bits, and whether to normalise. If an argument is None, it is chosen by the kind of the
+    optimizer."""
     if bits is None:
         bits = 1 if optimizer is not None and is_momentum(optimizer) else 8
     if bits not in (1, 2, 4, 8):
@@ -44,14 +46,14 @@ def choose(optimizer, bits, normalise):
 
 
 class Normaliser:
-    """Divides a rank's gradients by the root of their own second moments, which take 4 bytes a
-    parameter. The values of an element then have about one magnitude, so that few bits suffice;
-    Adam divides by that magnitude anyway."""
+    """Divides a rank's gradients by the root of their own second moments, which take 4 bytes a parameter.
+    The values of an element then have about one magnitude, so that few bits are enough. Adam divides by
+    that magnitude anyway."""
 
     _BETA = 0.999
 
     def __init__(self):
-        self._moments = {}  # by the parameter's number: (the mean of squares, the number of steps)
+        self._moments = {}  # by parameter's number: (mean of squares, number of steps)
 
     def state(self):
         return {number: (one.clone(), steps) for number, (one, steps) in self._moments.items()}
@@ -60,7 +62,7 @@ class Normaliser:
         self._moments = {number: (one.clone(), steps) for number, (one, steps) in state.items()}
 
     def divide(self, numbers, gradients):
-        """Divides in place. Values that are not finite change no moment."""
+        """Divides gradients in place. Values that are not finite change no moment."""
         for number, gradient in zip(numbers, gradients):
             moment, steps = self._moments.get(number, (None, 0))
             if moment is None:
