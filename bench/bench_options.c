@@ -128,7 +128,7 @@ static const struct tool_option rows[] = {
      "elements, at least 4, with K, M or G", .read = options_read_sizes},
     {"iterations", 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations a size, at least 1",
      .low = 1, .high = INT_MAX},
-    {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",
+    {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "untimed iterations before the timed ones",
      .high = INT_MAX},
     {"full", 'f', TOOL_FLAG, AT(full), NULL,
      "all columns: the spread too", .low = 0},

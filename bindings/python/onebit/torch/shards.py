@@ -153,7 +153,7 @@ class Sharded(_Shards):
         return self._sum(values)
 
     def describe(self):
-        return f"shard {self.number} of {self.mesh.size(1)} of FSDP's is exchanged between replicas"
+        return f"FSDP shard {self.number} of {self.mesh.size(1)} is exchanged between replicas"
 
 
 class Inside(_Shards):
