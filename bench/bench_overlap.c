@@ -58,7 +58,7 @@ static void finish_call(struct side *side) {
     overlap_keep_error(side, onebit_wait(&side->request));
 }
 
-/* --- The timed functions of a side */
+/* --- The timed functions: a side is one of the two compared exchanges */
 
 static int run_pure(const struct bench_entry *entry) {
   start_call(entry->context);

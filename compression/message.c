@@ -32,7 +32,8 @@ static onebit_status_t check_checksum(const struct ob_header *header,
   if (header->checksum == computed)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
-                  "message: damaged on its way: checksum %08" PRIx32 ", its bytes have %08" PRIx32,
+                  "message: damaged on its way: checksum %08" PRIx32
+                  ", that of its bytes is %08" PRIx32,
                   header->checksum, computed);
 }
 

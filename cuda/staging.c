@@ -178,8 +178,7 @@ static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *th
 static onebit_status_t load_inputs(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   size_t members = plan->geometry.members;
-  OB_TRY(make_copies_wait(
-      &plan->device->staging)); /* the chunk before the last used the same memory */
+  OB_TRY(make_copies_wait(&plan->device->staging)); /* chunk - 2 used the same memory */
   for (size_t rank = 0; rank < plan->host.ranks; rank++)
     if (rank != plan->host.local_rank)
       OB_TRY_CUDA(copy_values(plan,

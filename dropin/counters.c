@@ -189,6 +189,11 @@ void ob_record_count_sent(struct ob_record *record, int bits, uint64_t bytes,
   add_count(&record->bytes_dense, bytes_dense);
 }
 
+void ob_record_count_bytes(struct ob_record *record, uint64_t bytes) {
+  if (record)
+    add_count(&record->bytes_sent, bytes);
+}
+
 void ob_record_count_moves(struct ob_record *record) {
   if (record)
     add_count(&record->moves, 1);

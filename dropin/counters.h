@@ -109,6 +109,8 @@ void ob_record_count_compressed(struct ob_record *record, double seconds);
 void ob_record_count_decision(struct ob_record *record, double seconds);
 /* Counts the bytes of a compressed call with `bits` an element. */
 void ob_record_count_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense);
+/* Counts more bytes that compressed calls have sent: those of a shadow. */
+void ob_record_count_bytes(struct ob_record *record, uint64_t bytes);
 /* Counts a change of a tensor's bits, at the first call with the new number. */
 void ob_record_count_moves(struct ob_record *record);
 

@@ -28,7 +28,8 @@ extern struct ob_preload ob_preload;
 
 #define OB_PRELOAD_VISIBLE __attribute__((visibility("default")))
 
-/* Reads the settings of the environment: required, rules, and bits an element. Local. Errors:
+/* Reads from the environment whether compression is required, the rules, and the bits an element.
+ * Local. Errors:
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_preload_read_settings(void);
 
@@ -61,10 +62,10 @@ static inline bool ob_preload_is_small(onebit_operation_t operation, size_t coun
 /* The sums over all ranks, and rank 0's own records. With NCCL each rank reports only its own. */
 struct ob_report {
   int ranks;
-  bool own_only;         /* the members below are those of this rank only */
+  bool own_only;         /* the values below are of this rank alone */
   const char *calls;     /* names the calls that are timed */
   const char *span;      /* names the beginning and the end of `seconds` */
-  onebit_counters_t own; /* rank 0's counters */
+  onebit_counters_t own; /* counters of the rank that reports */
   uint64_t compressed, bytes_sent, bytes_dense;
   double seconds;            /* seconds of the slowest rank */
   double seconds_saved;      /* the mean of all ranks */

@@ -256,7 +256,7 @@ static void print_sum(FILE *file, const struct ob_report *report) {
   else
     fprintf(file, "on %d ranks", report->ranks);
   if (report->bytes_sent)
-    fprintf(file, "; %.3gx less traffic: %.2f MB instead of %.2f MB",
+    fprintf(file, ", with %.3gx less traffic: %.2f MB instead of %.2f MB",
             (double)report->bytes_dense / (double)report->bytes_sent,
             to_megabytes(report->bytes_sent), to_megabytes(report->bytes_dense));
   if (report->compressed)

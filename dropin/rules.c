@@ -91,8 +91,8 @@ static const struct {
   enum ob_rule_key key;
 } keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
 
-static const char condition_message[] =
-    "expected an operation, a type, bits=, or bytes, count or comm-size with a sign and a number";
+static const char condition_message[] = "expected an operation, a type, bits=, or bytes, count or "
+                                        "comm-size with a comparison, as bytes>=1M";
 static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
 static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
                                      "may end in K, M or G";

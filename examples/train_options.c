@@ -86,7 +86,7 @@ const struct tool_option train_rows[] = {
      "steps over which it rises from zero, to fall to a tenth at the end; default a\n"
      "tenth of the steps", .low = 1, .high = 1e9},
     {"seed", 0, TOOL_COUNT, AT(seed), "N",
-     "of the first parameters, the batches, the sample", .high = 1e15},
+     "seed of the initial parameters, the batches and the sample", .high = 1e15},
     {"zero-steps", 0, TOOL_COUNT, AT(zero_steps), "N",
      "a hard case: the first N steps have gradients of zero; default 0", .high = 1e9},
     {"hard", 0, TOOL_CHOICE, AT(hard), "none|idle|same",
@@ -179,7 +179,7 @@ const struct tool_option train_rows[] = {
      "first factor of the loss; it falls and rises with what the gradients can\n"
      "hold", .low = 1, .high = 0x1p30},
     {"loss-scale-interval", 0, TOOL_COUNT, AT(loss_scale_interval), "N",
-     "good steps before it doubles", .low = 1, .high = 1e9},
+     "steps without overflow before the loss scale doubles", .low = 1, .high = 1e9},
     {.kind = TOOL_HEADING, .help = "Reports and checkpoints:"},
     {"report-every", 0, TOOL_COUNT, AT(report_every), "N",
      "steps from one line to the next", .low = 1, .high = 1e9},

@@ -36,7 +36,7 @@ static const struct tool_option rows[] = {
     {"heads", 0, TOOL_COUNT, AT(heads), "N",
      "attention heads; divides the width", .low = 1, .high = 16384},
     {"init", 0, TOOL_CHOICE, AT(init), "gpt2|unit",
-     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep\n"
+     "initial parameters: as in GPT-2, with deviation 0.02 (default), or such as keep\n"
      "activations of variance 1", .names = init_names},
     {"held-out", 0, TOOL_COUNT, AT(held_out), "N",
      "bytes to look at, evenly spread, of the tenth that is held out; default 0:\n"

@@ -248,7 +248,7 @@ void ob_metrics_add_step(onebit_optimizer_t optimizer, float learning_rate,
   }
   if (!why)
     return;
-  ob_log(OB_LOG_WARN, optimizer->comm->rank, "ONEBIT_METRICS: no rows from step %" PRIu64 " on: %s",
+  ob_log(OB_LOG_WARN, optimizer->comm->rank, "ONEBIT_METRICS: rows end before step %" PRIu64 ": %s",
          optimizer->steps, why);
   ob_metrics_close(optimizer);
 }

@@ -353,8 +353,8 @@ static void compare_ranks(const struct comparison *comparison, int size, int bit
           (double)comparison->all[2 * k + 1]);
 }
 
-/* Checks the number of bits at the end of each third, and the number of bytes that the info of a
- * call reports as sent. */
+/* Checks the number of bits at the end of each part of the calls, and the number of bytes that the
+ * info of a call reports as sent. */
 static void check_climb(onebit_plan_t plan, int call, bool alone) {
   const onebit_plan_info_t info = plan_info(plan);
   if (call + 1 == LADDER_ORDINARY)

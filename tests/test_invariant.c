@@ -27,8 +27,8 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* Returns the rounding error that is lost. It is zero if a result is a message's scale, because the
- * scale is rounded before it is sent. */
+/* Returns the largest rounding error of a result that no residual keeps. It is zero if a result is
+ * plus or minus a message's scale, because the scale is rounded before it is sent. */
 static double result_rounding(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
   if (options->operation != ONEBIT_REDUCE_SCATTER && options->profile == ONEBIT_PROFILE_DEFAULT)

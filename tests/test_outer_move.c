@@ -259,7 +259,7 @@ Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
 
 struct loss {
   onebit_outer_options_t options;
-  int size, step;      /* step: the last rank ends before it */
+  int size, step;      /* step: rank size - 1 leaves before this step */
   atomic_int finished; /* ranks that have made all steps before that step */
   float x[RANKS][OUTER_ELEMENTS];
 };

@@ -8,8 +8,9 @@
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 
 struct story {
-  int save_at, load_at, other; /* steps; `other` is the site that loads the part of another step */
-  struct saved_parts saved[MAX_SITES][2]; /* by the site's ranks */
+  int save_at, load_at;                   /* steps */
+  int other;                              /* the site that loads a part saved at a different step */
+  struct saved_parts saved[MAX_SITES][2]; /* by site and rank of the site */
   float p[MAX_SITES * MAX_RANKS][STEPS + 1][SITES_ALL];
   float consensus[MAX_SITES][SITES_ALL];
   uint64_t exchanges[MAX_SITES];

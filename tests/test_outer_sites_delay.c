@@ -61,7 +61,8 @@ Test(outer_sites_delay, follows_the_formulas) {
 
 /* Trains sites that make the same steps at the same time. With a delay of three steps, a round has
  * arrived before it is applied. Drifts are sent in the first step. In the next step they arrive and
- * the rounds are sent. The step that waits has nothing left to send. */
+ * the rounds are sent. The step that applies the round, which
+ * may wait, has nothing left to send. */
 static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   float p[SITES_ALL] = {0};

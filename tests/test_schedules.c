@@ -1,5 +1,5 @@
-/* Properties of the schedules other than the exchange: many calls in a row through small windows,
- * with bad calls between them, and the info of plans. */
+/* Tests all schedules but ONEBIT_SCHEDULE_EXCHANGE: many calls in a row through small windows of
+ * shared memory, some with wrong arguments, and what onebit_plan_info reports. */
 #include <sched.h>
 
 #include "tests/support_collectives.h"

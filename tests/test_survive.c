@@ -166,7 +166,7 @@ static float target_value(int sample, size_t i) {
   return uniform_value(100000 + i) + 0.6f * uniform_value(200000 + (size_t)sample * 10000 + i);
 }
 
-/* Returns the mean over the samples of half the squared distances, with weights. */
+/* Returns the loss of the model with weights w: half the squared error, averaged over samples. */
 static double mean_loss(const float *w) {
   double loss = 0;
   for (size_t i = 0; i < UNKNOWNS; i++)

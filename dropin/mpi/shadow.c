@@ -132,6 +132,7 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
           MPI_SUCCESS ||
       ob_mpi_call_end(&exact, size) != MPI_SUCCESS)
     return;
+  ob_record_count_bytes(record, ob_dense_bytes(ONEBIT_ALLREDUCE, dtype, part, size));
   struct difference found =
       shadow_compare(dtype, (const char *)call->recvbuf + shadow->first * ob_elements_size(dtype),
                      (const char *)shadow->input, part);

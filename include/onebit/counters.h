@@ -26,7 +26,7 @@ typedef struct onebit_counters {
   uint64_t calls;      /* allreduces, and other collectives that the rules name */
   uint64_t compressed; /* calls that were compressed; all others were passed on */
   uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by reason: onebit_counters_reason */
-  uint64_t bytes_sent;                      /* by the compressed calls of this rank */
+  uint64_t bytes_sent;                      /* by this rank's compressed calls and shadows */
   uint64_t bytes_dense;                     /* bytes of the same calls in full precision */
   /* Seconds in dense and in compressed calls, for tensors that have been compressed. Blocking calls
    * count and, over NCCL, calls that were timed on their stream. */

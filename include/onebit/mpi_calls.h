@@ -84,8 +84,8 @@ MPI_Op ONEBIT_Op_average(void);
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm);
 
-/* MPI_Allgather, compressed: each rank's elements plus its residual of earlier calls travel as one
- * bit an element. Collective.
+/* MPI_Allgather, compressed: each rank's elements plus its residual of earlier calls are sent in
+ * as few bits as those of an allreduce. Collective.
  *   sendbuf    sendcount elements, or MPI_IN_PLACE: the elements are in this rank's place in
  *              recvbuf, and sendcount and sendtype are ignored
  *   recvbuf    out: recvcount elements of each rank, in rank order

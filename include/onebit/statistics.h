@@ -70,9 +70,9 @@ typedef struct onebit_tensor_statistics {
   double residual_norm;  /* of this rank's residual */
   double residual_ratio; /* see above; 0 before the first bits, infinite without a signal */
   double coefficient;    /* 1-bit LAMB: c; else 0 */
-  double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
+  double factor;         /* 1-bit LAMB: f of the latest step (1 in the warm-up); others: 0 */
   int bits;              /* bits an element of its bucket in the next step; 0: uncompressed */
-  uint64_t moves;        /* changes of these bits so far (max_bits) */
+  uint64_t moves;        /* how often `bits` has changed so far */
 } onebit_tensor_statistics_t;
 
 /* Reports the statistics of one tensor. Reads its state once.

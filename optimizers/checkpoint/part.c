@@ -176,7 +176,7 @@ static onebit_status_t part_read_front(struct ob_part *part) {
   struct ob_checksum sum = ob_checksum_begin();
   ob_checksum_add(&sum, part->front, (size_t)header->front);
   if (ob_checksum_end(&sum) != header->checksum)
-    return ob_part_error(part, "header: checksum %016" PRIx64 ", its bytes have %016" PRIx64,
+    return ob_part_error(part, "header: checksum %016" PRIx64 ", that of its bytes is %016" PRIx64,
                          header->checksum, ob_checksum_end(&sum));
   part->tensors = (const void *)(part->front + sizeof *header);
   part->sections = (const void *)(part->tensors + header->tensors);
@@ -281,7 +281,8 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
   struct ob_checksum sum = ob_checksum_begin();
   OB_TRY(checksum_section(part, section, &sum, &infinite));
   if (ob_checksum_end(&sum) != section->checksum)
-    return ob_part_error(part, "section '%s': checksum %016" PRIx64 ", its bytes have %016" PRIx64,
+    return ob_part_error(part,
+                         "section '%s': checksum %016" PRIx64 ", that of its bytes is %016" PRIx64,
                          name, section->checksum, ob_checksum_end(&sum));
   if (infinite < section->count) {
     float value;

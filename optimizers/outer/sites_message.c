@@ -130,7 +130,8 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   const struct ob_site_header *header = (const void *)message;
   const struct ob_fragment *fragment = shard->fragment;
   if (!is_sound_message(message, bytes))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "%zu bytes are no message of the outer step", bytes);
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the %zu bytes received are no message of an outer step",
+                    bytes);
   const bool allowed =
       header->kind == kind || (kind == OB_SITE_PIECE && header->kind == OB_SITE_ROUND);
   if (!allowed || header->shard != fragment->number)

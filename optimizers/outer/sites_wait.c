@@ -100,8 +100,9 @@ static onebit_status_t receive_result(struct ob_shard *shard, double seconds) {
                   onebit_last_error());
 }
 
-/* Moves a group's messages without waiting. With `all`, no message of a site that has ended the
- * synchronisation is tested, since that site may be gone. */
+/* Advances a group's messages without waiting. `all`: the call is for the messages of all groups.
+ * It then leaves out the messages of sites that have ended the synchronisation, since those sites
+ * may be gone. */
 static onebit_status_t move_group_messages(struct ob_site_group *group, bool all) {
   const struct ob_sites *sites = group->sites;
   const bool ended = all && ob_shard_of(group, sites->own)->ended;

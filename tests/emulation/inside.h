@@ -189,8 +189,8 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* only_counts: true if emulation_only_count is on. is_left_out: true if a copy of `bytes` is also
- * left out. */
+/* only_counts: true if emulation_only_count is on: kernels are counted and not run. is_left_out:
+ * true if a copy of `bytes` bytes is not made either. */
 bool only_counts();
 bool is_left_out(size_t bytes);
 

@@ -35,7 +35,7 @@ static struct {
   uint64_t expected[TRANSPORTS][WORKS]; /* the hash of a run without a fault */
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
-    size_t killed;  /* number of ranks killed over TCP during calls */
+    size_t killed;  /* ranks killed during calls, in jobs over TCP */
     double noticed; /* the longest time in seconds from a kill to the last error */
   } counts;
 } faults = {.every = 1, .jobs = 6};

@@ -250,7 +250,8 @@ static const struct training_case refused[] = {
     {.name = "0/1 Adam", .optimizer = {ANY(zero_one_adam, .variance_freeze_step = WARMUP)}},
     {.name = "clipping", .optimizer = {ANY(momentum, .common.clip_norm = 1)}},
 };
-static const char *const words[] = {"zero_one_adam sends depends", "clip_norm is 1"};
+static const char *const words[] = {"steps of zero_one_adam send different messages",
+                                    "clip_norm is 1"};
 
 static void check_refused_steps(const struct gpu_rank *self, void *context) {
   (void)context;
