@@ -31,7 +31,7 @@ class Report(NamedTuple):
         less = "no less traffic yet: " if sent else ""
         if sent and dense > sent:
             less = f"{dense / sent:.1f}x less traffic: "
-        loaded = f" ({self.loaded_steps} of them loaded; since then)" if self.loaded_steps else ""
+        loaded = f" ({self.loaded_steps} of them loaded); since loading" if self.loaded_steps else ""
         text = (
             f"{self.steps} steps{loaded}, {self.skipped} skipped, {self.overlapped} with an exchange in the "
             f"backward pass; {less}{sent / 1e6:.3g} MB sent by this rank instead of {dense / 1e6:.3g} MB"
