@@ -174,7 +174,7 @@ static size_t find_index(const size_t *list, size_t count, size_t value) {
 enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
 enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
 
-static enum form form_of(const onebit_plan_options_t *options) {
+static enum form message_form(const onebit_plan_options_t *options) {
   if (options->wire == ONEBIT_WIRE_DENSE)
     return DENSE;
   if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
@@ -207,7 +207,7 @@ static size_t one_bit_blocks(const struct collective_case *what, enum form form,
 static void case_levels(const void *table, size_t row, size_t *levels) {
   const struct collective_case *what = (const struct collective_case *)table + row;
   const onebit_plan_options_t *options = &what->options;
-  const enum form form = form_of(options);
+  const enum form form = message_form(options);
   const size_t block = find_index(block_sizes, BLOCK_SIZES, options->block_size);
   const size_t all[] = {
       (size_t)options->operation,

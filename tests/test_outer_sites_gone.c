@@ -130,7 +130,7 @@ static void join_net(const onebit_transport_callbacks_t *callbacks, int rank, in
   onebit_comm_destroy(comm);
 }
 
-static void run_net(struct net *net, int sites) {
+static void run_all_sites(struct net *net, int sites) {
   pthread_barrier_init(&net->clock, NULL, (unsigned)sites);
   try_on_custom(sites, sites, (struct custom_fault){0}, join_net, net);
   pthread_barrier_destroy(&net->clock);
@@ -145,11 +145,11 @@ static void check_vanished_site(onebit_outer_rule_t rule, int bits, size_t delay
   net.options.delay = delay;
   net.options.fragments = 1 + delay / 2;
   check_case("delay %zu", delay);
-  run_net(&net, 4);
+  run_all_sites(&net, 4);
   const double undisturbed = net.distance[0];
   net.gone_from = 15;
   net.gone_until = 27;
-  run_net(&net, 4);
+  run_all_sites(&net, 4);
   cr_log_info("rule %d, %d bits, delay %zu: %g from the optimum, undisturbed %g; %ju of 61 rounds "
               "without some site, %ju shards came whole",
               (int)rule, bits, delay, net.distance[0], undisturbed, (uintmax_t)net.left_out[0],

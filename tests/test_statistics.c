@@ -11,8 +11,8 @@
 /* Adds the residual and the result of `count` elements, starting with element `first` of an
  * exchange, as far as this rank has them. `momentum` is the momentum of all elements of the
  * exchange. */
-static void add_kept(const struct oracle *oracle, int rank, const float *momentum, size_t first,
-                     size_t count, double *error, double *signal) {
+static void add_residual_squares(const struct oracle *oracle, int rank, const float *momentum,
+                                 size_t first, size_t count, double *error, double *signal) {
   size_t kept = oracle_worker_first(oracle, rank), end = first + count, from = first;
   size_t kept_end = kept + oracle_worker_count(oracle, rank);
   from = from > kept ? from : kept;
@@ -30,7 +30,7 @@ static void check_tensor(const struct oracle_adam *adam, const struct oracle *or
   double error = 0, signal = 0, momentum = square_sum(adam->momentum + first, count);
   onebit_tensor_statistics_t told = tensor_statistics(optimizer, tensor);
   if (adam->compressed && adam->steps > adam->freeze_step)
-    add_kept(oracle, rank, adam->momentum + first, place, count, &error, &signal);
+    add_residual_squares(oracle, rank, adam->momentum + first, place, count, &error, &signal);
   double ratio = error > 0 ? sqrt(error / signal) : 0;
   CHECK(told.count == count && !told.uncompressed, "tensor %zu has %zu elements", tensor,
         told.count);
