@@ -341,10 +341,13 @@ def check_local_steps(rank, size):
     assert not is_equal_on_ranks(collect_moments(run))
     before, Network.rate, step = run.optimizer.report(), rate_for_seconds(0.01), 150
     assert before.steps == 150 and before.overlapped <= 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
+    local = run.optimizer.automatic.local
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1
-        assert step < 270 and (step != 208 or run.method != "local steps" or count_exchanges(run) == 2)
+        # On a busy machine a change to fewer local steps, with exchanges of their own, may come first.
+        assert step < 270
+        assert step != 208 or run.optimizer.automatic.local is not local or count_exchanges(run) == 2
     assert run.method == "dense" and is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
     found = run.train(step, 300)
     assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
