@@ -262,6 +262,7 @@ static const struct {
     {"gradient_dtype", 2, COUNT, 0, 0, ADAM(.common.gradient_dtype = ONEBIT_BFLOAT16)},
     {"parameter_dtype", 2, COUNT, 0, 0, ADAM(.common.parameter_dtype = ONEBIT_FLOAT16)},
     {"gradient_factor", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)},
+    {"0.5 on rank", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)}, /* not its bits */
     {"clip_norm", 2, COUNT, 0, 0, ADAM(.common.clip_norm = 1)},
     {"initial_loss_scale", 2, COUNT, 0, 0, ADAM(.common.initial_loss_scale = 8)},
     {"loss_scale_interval", 2, COUNT, 0, 0, ADAM(.common.loss_scale_interval = 8)},

@@ -4,7 +4,7 @@
  * so large that squares overflow, every rank skips the call, nothing changes, and the next call
  * succeeds. Large numbers below that limit cause no skip.
  *
- * Of the product of all options, one case in 83 runs (one in 919 on the emulated device).
+ * One of 83 combinations of options runs (one of 919 on the emulated device).
  * ONEBIT_TEST_SHARE=N runs one Nth of these cases. Every pair of options occurs.
  */
 #define _DEFAULT_SOURCE
