@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import json
 import time
 
@@ -29,13 +30,15 @@ BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125, "local steps": 0.125}
 
 
 class Network(automatic.Meter):
-    """A model of a link with a variable rate. The seconds of an exchange depend on its bytes."""
+    """A model of a link with a variable rate. The seconds of an exchange depend on its bytes. The clock advances by a
+    millisecond at each reading, so that no choice depends on how busy this machine is."""
 
     rate = 1e3  # bytes of elements a second
     extra = 0.0  # additional seconds of computation on this rank
     beside = 0.0  # the part of an exchange's seconds by which it slows down the computation beside it
     surprise = {}  # by method: seconds of a step beyond the model
     probes = 0
+    now = itertools.count(0.0, 1e-3).__next__
 
     def exchange(self, method, count):
         Network.probes += (method, count) == ("dense", 1024)  # the smallest exchange, made twice
@@ -341,13 +344,10 @@ def check_local_steps(rank, size):
     assert not is_equal_on_ranks(collect_moments(run))
     before, Network.rate, step = run.optimizer.report(), rate_for_seconds(0.01), 150
     assert before.steps == 150 and before.overlapped <= 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
-    local = run.optimizer.automatic.local
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1
-        # On a busy machine a change to fewer local steps, with exchanges of their own, may come first.
-        assert step < 270
-        assert step != 208 or run.optimizer.automatic.local is not local or count_exchanges(run) == 2
+        assert step < 270 and (step != 208 or count_exchanges(run) == 2)
     assert run.method == "dense" and is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
     found = run.train(step, 300)
     assert is_equal_on_ranks(run.get_parameters()) and is_equal_on_ranks(collect_moments(run))
