@@ -281,7 +281,8 @@ static void print_advice(FILE *file, const struct ob_report *report) {
   if (!watched) {
     fprintf(file,
             "  No sum was seen that could be compressed: an MPI_Allreduce of float or double "
-            "from %zu KiB on (MPI_SUM).\n",
+            "from %zu KiB on (MPI_SUM). Calls of onebit's own functions, such as "
+            "ONEBIT_Allreduce, are not counted here.\n",
             ob_preload.rules.min_bytes >> 10);
     return;
   }

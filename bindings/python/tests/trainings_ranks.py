@@ -5,7 +5,14 @@ import contextlib
 import functools
 import warnings
 
-from torch_common import draw_normal, expect_error, flatten_parameters, is_equal_on_ranks, run_scenarios
+from torch_common import (
+    draw_normal,
+    expect_error,
+    flatten_parameters,
+    is_equal_on_ranks,
+    record_warnings,
+    run_scenarios,
+)
 
 import onebit
 import onebit.torch
@@ -462,15 +469,26 @@ def check_reports(rank, size):
     saving = optimizer.report()
     assert saving.checkpoint_bytes > gradients and saving._replace(checkpoint_bytes=0) == report, saving
     assert "MB sent for checkpoints" in str(saving) and "checkpoints" not in str(report)
+    with record_warnings():
+        own = optimizer.state_dict()
     text, report = optimizer.describe(), saving
     optimizer.close()
+    other_model, other = make_mixed_model()
+    other.load_state_dict(own)
+    loaded = other.report()
+    assert loaded.checkpoint_bytes > 0 and loaded.bytes_sent < 2000 and loaded.loaded_steps == 100, loaded
+    other.close()
     assert optimizer.report() == report and "x less traffic" in str(report), str(report)
     assert optimizer.describe().split("; sent")[0] == text.split("; sent")[0]
     model = make_replica(make_network())
     optimizer = onebit.torch.compress(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
     run_steps(model, [optimizer], rank)
-    optimizer.close()
     report = optimizer.report()
+    optimizer.consolidate_state_dict()
+    saving = optimizer.report()
+    assert saving.checkpoint_bytes > 0 and saving._replace(checkpoint_bytes=0) == report, saving
+    optimizer.close()
+    assert optimizer.report() == saving
     assert 3 < report.dense_bytes / report.bytes_sent < 4 and report.steps == STEPS, str(report)
     assert len(report.averaged) == len(list(model.parameters()))
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onebit._native import Dtype, Status, argument_error
 from onebit.communicator import Communicator
 from onebit.plan import Plan
-from onebit.torch.ranks import FLOATS, agree, run_calls, wait_for
+from onebit.torch.ranks import FLOATS, agree, gather, run_calls, wait_for
 from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_staging_forced
 from onebit.torch.width import Normaliser, choose
@@ -156,6 +156,7 @@ class HookState:
         # time.
         self.waited, self.holds = 0.0, False
         self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
+        self.checkpoint_bytes = self._counted = 0  # those sent for saved states; the part in the communicator's number
         self._numbers = {}  # number of each parameter, by the first step's order; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: (its layout, its plan)
@@ -181,14 +182,23 @@ class HookState:
     @property
     def bytes_sent(self):
         """Returns the bytes of compressed messages that this rank has sent."""
-        return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
+        return self._sent if self.comm is None or self._closed else self.comm.bytes_sent - self._counted
+
+    def gather_state(self, comm, part):
+        """Returns the parts of all ranks, and counts the bytes as those of a checkpoint. Collective."""
+        before = comm.bytes_sent
+        parts = gather(comm, part)
+        sent = comm.bytes_sent - before
+        self.checkpoint_bytes += sent
+        self._counted += sent if comm is self.comm else 0
+        return parts
 
     def report(self):
         ranks = self._group.size() if self._group is not None else 1
         sent = self.bytes_sent + ring(self._sent_dense, ranks)
         dense = ring(self._gradients, ranks)
         own = self.steps - self._loaded_steps
-        return Report(self.steps, 0, own, sent, dense, self.averaged, loaded_steps=self._loaded_steps)
+        return Report(self.steps, 0, own, sent, dense, self.averaged, self.checkpoint_bytes, self._loaded_steps)
 
     def add(self, bucket):
         """Returns the future of the average of a bucket. It completes when the backward pass ends."""

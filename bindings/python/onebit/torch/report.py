@@ -13,7 +13,7 @@ class Report(NamedTuple):
         ring
     dense_bytes: the bytes of a ring that averages the same gradients in their own type
     averaged: by name of a parameter, the reason why it is not exchanged in one bit
-    checkpoint_bytes: the bytes that this rank has sent so that another rank saves its state
+    checkpoint_bytes: the bytes that this rank has sent to save and load states
     loaded_steps: those of the steps that a loaded state has made
     """
 
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
     def __str__(self):
         sent, dense = self.bytes_sent, self.dense_bytes
-        less = "no less traffic yet: " if sent else ""
+        less = "no less traffic yet: " if sent and dense else ""
         if sent and dense > sent:
             less = f"{dense / sent:.1f}x less traffic: "
         loaded = f" ({self.loaded_steps} of them loaded); since loading" if self.loaded_steps else ""

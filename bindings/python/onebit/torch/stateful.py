@@ -1,5 +1,6 @@
 """The base of optimizers with torch's interface that keep their state in the library."""
 
+import contextlib
 import warnings
 
 import torch
@@ -56,8 +57,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
     def consolidate_state_dict(self, to=0):
         """Makes the next `state_dict` of rank `to` contain the state of all ranks, as with torch's
         ZeroRedundancyOptimizer. It is for a program in which only one rank saves. Collective."""
-        before = self._count_sent()
-        parts = gather(self.comm, self.onebit.save())
+        with self._counted_as_checkpoint():
+            parts = gather(self.comm, self.onebit.save())
         if self._remainder is not None:
             self._remainder.saved.consolidate(to)
         mine = self.comm.rank == to
@@ -66,7 +67,13 @@ class StatefulOptimizer(torch.optim.Optimizer):
             self._shards.complete(self._state)
             self._state = self._with_remainder(self._state)
         self._consolidated = True
-        self._checkpoint_bytes += self._count_sent() - before
+
+    @contextlib.contextmanager
+    def _counted_as_checkpoint(self):
+        """The report counts the bytes that are sent inside as those of checkpoints."""
+        before = self.comm.bytes_sent
+        yield
+        self._checkpoint_bytes += self.comm.bytes_sent - before
 
     def state_dict(self):
         """Returns the state in torch's form. It has the residuals of this rank, or after
@@ -87,7 +94,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
         """Loads a rank's own state, a consolidated state, a list of all saved states, or a state of torch's
         Adam, AdamW or SGD (docs/python-optimizers.md#checkpoints). Load the model's parameters before this
         call. Collective."""
-        self._load(*agreed(self.comm, lambda: self._merged(state_dict)))
+        with self._counted_as_checkpoint():
+            self._load(*agreed(self.comm, lambda: self._merged(state_dict)))
 
     def _merged(self, state_dict):
         """Returns the state by parameter, from one state_dict or a list of all of them, and the groups."""
