@@ -2,6 +2,7 @@
 `onebit.torch.LightningCallback` for Lightning's. Each class is created at its first use, since its
 base class belongs to the trainer."""
 
+import sys
 import warnings
 
 from onebit._native import OnebitWarning
@@ -38,17 +39,19 @@ class _Compressing:
             if hasattr(one, "automatic"):
                 one.automatic.synchronize()
 
-    def _end(self, is_first):
-        """Prints the saved traffic, on the first process."""
+    def _end(self, is_first, write=print):
+        """Writes the saved traffic, on the first process."""
         self._ended, every = True, self._every()
         for one in every if self.optimizer is not None else ():
             one.close()
         if is_first and self.optimizer is not None:
-            print(f"onebit: {every[0].report()}", flush=True)
+            write(f"onebit: {every[0].report()}")
+            sys.stdout.flush()
 
 
 def trainer_callback():
     import transformers
+    from tqdm.auto import tqdm
 
     class TrainerCallback(_Compressing, transformers.TrainerCallback):
         __doc__ = f"""For transformers.Trainer: `callbacks=[onebit.torch.TrainerCallback()]`.
@@ -73,7 +76,7 @@ def trainer_callback():
                 self.on_step_end(args, state, transformers.TrainerControl(should_save=True))
 
         def on_train_end(self, args, state, control, **_):
-            self._end(state.is_world_process_zero)
+            self._end(state.is_world_process_zero, tqdm.write)  # not behind the progress bar
 
     return TrainerCallback
 
